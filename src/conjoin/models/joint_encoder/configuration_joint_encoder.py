@@ -1,0 +1,117 @@
+"""Configuration of the joint encoder."""
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+
+class JointEncoderConfig(PreTrainedConfig):
+    """Configuration of `JointEncoderModel`: two towers, two adapters and a vision-language encoder.
+
+    Widths and depth follow SOLAR (Sec. 4 and App. D); heads, feed-forward size, positions and type embeddings of the
+    vision-language encoder are not published and are fields here.
+
+    Args:
+        vision_config: Configuration (or its dict) of any transformers vision tower.
+        text_config: Configuration (or its dict) of any transformers text tower.
+        hidden_size: Width `d` of the shared space and of the embedding (768 in the paper).
+        num_vl_layers: Attention layers of the vision-language encoder (3 in the paper).
+        num_attention_heads: Heads of each of these layers.
+        intermediate_size: Their feed-forward width; `4 * hidden_size` when None.
+        vision_hidden_layer: Which `hidden_states` entry of the vision tower to read (as in LLaVA, e.g. -2); the blocks
+            above it are never built. None reads the tower's final, normalised output.
+        text_attends_padding: The text tower was trained on padded text without a mask (SigLIP).
+        include_global_tokens: Also let the towers' own global tokens enter the vision-language encoder. The paper
+            keeps them out.
+        use_type_embeddings: Add a learned vector per modality to the tokens.
+        use_position_embeddings: Add learned positions to the tokens, beside what the towers already encode.
+        max_position_embeddings: Size of that table, per modality.
+        vl_init: `"mean_pooling"` starts the vision-language encoder as the mean of its (normalised) tokens, which
+            little data can train; `"normal"` starts it at random.
+        token_dropout: Share of local tokens hidden from the vision-language encoder in training.
+        attention_dropout: Dropout on its attention weights.
+        initializer_range: Standard deviation of the normal initialisation.
+        layer_norm_eps: Epsilon of the layer norms.
+
+    Raises:
+        ValueError: A size is not positive, heads do not divide the width, or `vl_init` is unknown.
+    """
+
+    model_type = "joint_encoder"
+    sub_configs = {"vision_config": AutoConfig, "text_config": AutoConfig}  # noqa: RUF012 - the library's convention
+
+    def __init__(
+        self,
+        vision_config: PreTrainedConfig | dict[str, Any] | None = None,
+        text_config: PreTrainedConfig | dict[str, Any] | None = None,
+        hidden_size: int = 768,
+        num_vl_layers: int = 3,
+        num_attention_heads: int = 12,
+        intermediate_size: int | None = None,
+        vision_hidden_layer: int | None = None,
+        text_attends_padding: bool = False,
+        include_global_tokens: bool = False,
+        use_type_embeddings: bool = False,
+        use_position_embeddings: bool = False,
+        max_position_embeddings: int = 1024,
+        vl_init: str = "mean_pooling",
+        token_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        layer_norm_eps: float = 1e-6,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        self.vision_config = _as_config(vision_config, "dinov2")
+        self.text_config = _as_config(text_config, "bert")
+        self.hidden_size = hidden_size
+        self.num_vl_layers = num_vl_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size if intermediate_size is not None else 4 * hidden_size
+        self.vision_hidden_layer = vision_hidden_layer
+        self.text_attends_padding = text_attends_padding
+        self.include_global_tokens = include_global_tokens
+        self.use_type_embeddings = use_type_embeddings
+        self.use_position_embeddings = use_position_embeddings
+        self.max_position_embeddings = max_position_embeddings
+        self.vl_init = vl_init
+        self.token_dropout = token_dropout
+        self.attention_dropout = attention_dropout
+        self.initializer_range = initializer_range
+        self.layer_norm_eps = layer_norm_eps
+        if hidden_size <= 0 or num_attention_heads <= 0 or hidden_size % num_attention_heads:
+            raise ValueError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
+        if num_vl_layers < 1:
+            raise ValueError(f"num_vl_layers={num_vl_layers}: the vision-language encoder needs at least one layer")
+        if vl_init not in ("mean_pooling", "normal"):
+            raise ValueError(f'vl_init={vl_init!r}; expected "mean_pooling" or "normal"')
+        if not 0.0 <= token_dropout < 1.0:
+            raise ValueError(f"token_dropout={token_dropout} must lie in [0, 1)")
+        super().__init__(**kwargs)
+
+    @property
+    def num_vision_layers(self) -> int:
+        """Blocks of the vision tower that are built: those up to `vision_hidden_layer`."""
+        depth = self.vision_config.num_hidden_layers
+        if self.vision_hidden_layer is None:
+            return depth
+        kept = self.vision_hidden_layer if self.vision_hidden_layer >= 0 else depth + 1 + self.vision_hidden_layer
+        if not 1 <= kept <= depth:
+            raise ValueError(
+                f"vision_hidden_layer={self.vision_hidden_layer} is outside a tower of {depth} layers; "
+                f"expected 1..{depth} or -1..-{depth}"
+            )
+        return kept
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:  # noqa: ANN401
+        """The text tower's configuration."""
+        return self.text_config.get_text_config(*args, **kwargs)
+
+
+def _as_config(config: PreTrainedConfig | dict[str, Any] | None, default: str) -> PreTrainedConfig:
+    if isinstance(config, PreTrainedConfig):
+        return config
+    values = dict(config or {})
+    return AutoConfig.for_model(values.pop("model_type", default), **values)
+
+
+__all__ = ["JointEncoderConfig"]

@@ -1,0 +1,367 @@
+"""The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder read at its own CLS."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import ModelOutput
+
+from .configuration_joint_encoder import JointEncoderConfig
+
+
+VIEWS = ("image", "text", "fused")
+
+
+@dataclass
+class JointEncoderOutput(ModelOutput):
+    """Output of `JointEncoderModel`; `N` items (times the views asked for), `P` patches, `T` text tokens.
+
+    Args:
+        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
+        pooler_output: `(N, d)` the state of CLS before normalisation: what losses take.
+        image_features: `(N, 1 + P, h_v)` the vision tower's tokens, its global token first. Zero where there is no image.
+        text_features: `(N, 1 + T, h_t)` the text tower's tokens, its global token first.
+        image_tokens: `(N, 1 + P, d)` the same after the adapter: `[v_cls; V']`.
+        text_tokens: `(N, 1 + T, d)` the same after the adapter: `[l_cls; L']`.
+        image_token_mask: `(N, P)` bool, which of V' exist.
+        text_token_mask: `(N, T)` bool, which of L' exist; special tokens and padding are not local tokens.
+    """
+
+    embeddings: Tensor | None = None
+    pooler_output: Tensor | None = None
+    image_features: Tensor | None = None
+    text_features: Tensor | None = None
+    image_tokens: Tensor | None = None
+    text_tokens: Tensor | None = None
+    image_token_mask: Tensor | None = None
+    text_token_mask: Tensor | None = None
+
+
+class VLAttentionLayer(GradientCheckpointingLayer):
+    """Pre-norm attention block whose queries may be a part of its keys (the last layer computes CLS alone)."""
+
+    def __init__(self, config: JointEncoderConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.num_heads, self.dropout = config.num_attention_heads, config.attention_dropout
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.o_proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.fc1 = nn.Linear(width, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, width)
+
+    def forward(self, hidden: Tensor, key_bias: Tensor, num_queries: int | None = None) -> Tensor:
+        """Attend from the first `num_queries` positions of `hidden` (all by default) to all of them.
+
+        Args:
+            hidden: `(N, S, d)`.
+            key_bias: `(N, 1, 1, S)` added to the attention logits: the log of each key's weight.
+            num_queries: How many leading positions to compute.
+        """
+        queries = hidden[:, :num_queries]
+        normed = self.norm1(hidden)
+        q, k, v = (
+            states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for states in (self.q_proj(normed[:, :num_queries]), self.k_proj(normed), self.v_proj(normed))
+        )
+        attended = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=key_bias.to(q.dtype), dropout_p=self.dropout if self.training else 0.0
+        )
+        queries = queries + self.o_proj(attended.transpose(1, 2).flatten(2))
+        return queries + self.fc2(F.gelu(self.fc1(self.norm2(queries))))
+
+
+class VLEncoder(nn.Module):
+    """E_VL: bidirectional attention over [CLS, tokens]; returns the state of the learned CLS."""
+
+    def __init__(self, config: JointEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.cls_token = nn.Parameter(torch.zeros(config.hidden_size))
+        self.layers = nn.ModuleList(VLAttentionLayer(config) for _ in range(config.num_vl_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Summarise `tokens` `(N, S, d)`, each key weighted by `weights` `(N, S)` in [0, 1], as `(N, d)`.
+
+        A weight w enters every layer as an additive bias log w on that key for all queries, so a token of weight 0
+        reaches nothing (Eq. 2's mask). CLS is never masked: an item without tokens is CLS attending to itself.
+        """
+        if self.training and self.config.token_dropout:
+            weights = weights * (torch.rand_like(weights) >= self.config.token_dropout)
+        weights = F.pad(weights, (1, 0), value=1.0)
+        hidden = torch.cat([self.cls_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
+        key_bias = weights.log()[:, None, None]
+        for layer in self.layers[:-1]:
+            hidden = layer(hidden, key_bias)
+        return self.norm(self.layers[-1](hidden, key_bias, 1)[:, 0])
+
+
+class Adapter(nn.Sequential):
+    """Two-layer MLP from a tower's width into the shared width."""
+
+    def __init__(self, input_size: int, config: JointEncoderConfig) -> None:
+        super().__init__(
+            nn.Linear(input_size, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, config.hidden_size)
+        )
+
+
+class JointEncoderModel(PreTrainedModel):
+    """Embeds text, image, or image + text items as comparable vectors (SOLAR / SUMMR).
+
+    `f = E_VL([V', L', CLS])` with `V' = A_V(E_V(I))`, `L' = A_L(E_L(T))`; a missing modality is absent from the
+    sequence. Towers are any vision and text model that transformers loads by configuration.
+    """
+
+    config_class = JointEncoderConfig
+    config: JointEncoderConfig
+    main_input_name = "pixel_values"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+    _no_split_modules = ("VLAttentionLayer",)
+
+    def __init__(self, config: JointEncoderConfig) -> None:
+        super().__init__(config)
+        vision_config = copy.deepcopy(config.vision_config)
+        vision_config.num_hidden_layers = config.num_vision_layers
+        self.vision_model = _without_unused(_tower_class(vision_config)(vision_config))
+        self.text_model = _without_unused(_tower_class(config.text_config)(config.text_config))
+        self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
+        self.text_adapter = Adapter(config.text_config.hidden_size, config)
+        self.vl_encoder = VLEncoder(config)
+        if config.use_type_embeddings:
+            self.type_embeddings = nn.Embedding(2, config.hidden_size)
+        if config.use_position_embeddings:
+            self.position_embeddings = nn.Embedding(2 * config.max_position_embeddings, config.hidden_size)
+        self.post_init()
+
+    @classmethod
+    def from_backbones(
+        cls, vision: str | PreTrainedModel, text: str | PreTrainedModel, **config_kwargs: Any  # noqa: ANN401
+    ) -> "JointEncoderModel":
+        """Build a joint encoder on two pretrained towers; adapters and vision-language encoder start untrained.
+
+        Args:
+            vision: A model id, a folder, or a loaded vision model. Of a two-tower checkpoint (CLIP, SigLIP), its
+                vision tower is taken.
+            text: The same for text; may be the same checkpoint.
+            config_kwargs: Fields of `JointEncoderConfig`.
+
+        Raises:
+            ValueError: The checkpoint has no such tower.
+        """
+        config = JointEncoderConfig(_tower_config(vision, "vision"), _tower_config(text, "text"), **config_kwargs)
+        config.text_attends_padding = config.text_config.model_type.startswith("siglip")
+        model = cls(config)
+        for tower, source in ((model.vision_model, vision), (model.text_model, text)):
+            _load_tower(tower, source)
+        return model
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        special_tokens_mask: Tensor | None = None,
+        image_mask: Tensor | None = None,
+        text_mask: Tensor | None = None,
+        image_features: Tensor | None = None,
+        text_features: Tensor | None = None,
+        image_weights: Tensor | None = None,
+        text_weights: Tensor | None = None,
+        views: Sequence[str] | None = None,
+        output_tokens: bool = False,
+        return_dict: bool = True,
+    ) -> JointEncoderOutput:
+        """Embed N items, each with an image, a text or both.
+
+        Args:
+            pixel_values: `(N, 3, H, W)`; rows without an image are ignored. Absent when no item has an image.
+            input_ids: `(N, T)` token ids.
+            attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
+            special_tokens_mask: `(N, T)` 1 for BOS/CLS/EOS/SEP/padding, which are not local tokens. Required with text.
+            image_mask: `(N,)` bool, which items have an image; all when absent.
+            text_mask: `(N,)` bool, which items have a text; all when absent.
+            image_features: `(N, 1 + P, h_v)` cached tower output in place of `pixel_values`.
+            text_features: `(N, 1 + T, h_t)` cached tower output; the text masks are still needed.
+            image_weights: `(N, P)` in [0, 1], the evolutionary mask M_V of SOLAR's Eq. 2; ones when absent.
+            text_weights: `(N, T)` the same for text, M_L.
+            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the towers; the
+                outputs are stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, with
+                all it has.
+            output_tokens: Also return tower features and adapter tokens.
+            return_dict: Accepted for interface compatibility; the output is always a `JointEncoderOutput`.
+
+        Raises:
+            ValueError: Neither images nor texts are given, or a mask or view is unusable.
+        """
+        image_features, image_token_mask = self._image_features(pixel_values, image_features, image_mask)
+        text_features, text_token_mask = self._text_features(
+            input_ids, attention_mask, special_tokens_mask, text_features, text_mask
+        )
+        if image_features is None and text_features is None:
+            raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
+        image_tokens = None if image_features is None else self.vision_adapter(image_features)
+        text_tokens = None if text_features is None else self.text_adapter(text_features)
+        parts = {
+            "image": self._keys(image_tokens, image_token_mask, image_weights, 0),
+            "text": self._keys(text_tokens, text_token_mask, text_weights, 1),
+        }
+        pooled = torch.cat([self._embed_view(parts, view) for view in (views or ("fused",))])
+        output = JointEncoderOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+        if output_tokens:
+            output.image_features, output.text_features = image_features, text_features
+            output.image_tokens, output.text_tokens = image_tokens, text_tokens
+            output.image_token_mask, output.text_token_mask = image_token_mask, text_token_mask
+        return output
+
+    def _image_features(
+        self, pixel_values: Tensor | None, features: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Tower output `(N, 1 + P, h_v)`, global token first, and which patches exist `(N, P)`."""
+        if features is None:
+            if pixel_values is None:
+                return None, None
+            features = _on_rows(self._vision_tower, mask, pixel_values.to(self.dtype))
+        exists = torch.ones(features.shape[0], features.shape[1] - 1, dtype=torch.bool, device=features.device)
+        return features, exists if mask is None else exists & mask.bool()[:, None]
+
+    def _vision_tower(self, pixel_values: Tensor) -> Tensor:
+        from_layer = self.config.vision_hidden_layer is not None
+        output = self.vision_model(pixel_values=pixel_values, output_hidden_states=from_layer)
+        states = output.hidden_states[-1] if from_layer else output.last_hidden_state
+        patch = self.config.vision_config.patch_size
+        num_patches = (pixel_values.shape[-2] // patch) * (pixel_values.shape[-1] // patch)
+        num_prefix = states.shape[1] - num_patches  # CLS and register tokens
+        pooled = output.pooler_output
+        if pooled is None or (from_layer and num_prefix):
+            pooled = states[:, 0]
+        return torch.cat([pooled[:, None], states[:, num_prefix:]], dim=1)
+
+    def _text_features(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        special_tokens_mask: Tensor | None,
+        features: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Tower output `(N, 1 + T, h_t)`, global token first, and which local tokens exist `(N, T)`."""
+        if input_ids is None and features is None:
+            return None, None
+        if special_tokens_mask is None:
+            raise ValueError("special_tokens_mask is missing: special tokens must not count as local text tokens")
+        if attention_mask is None:
+            attention_mask = torch.ones_like(special_tokens_mask)
+        if features is None:
+            features = _on_rows(self._text_tower, mask, input_ids, attention_mask)
+        exists = attention_mask.bool() & ~special_tokens_mask.bool()
+        return features, exists if mask is None else exists & mask.bool()[:, None]
+
+    def _text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        output = self.text_model(
+            input_ids=input_ids, attention_mask=None if self.config.text_attends_padding else attention_mask
+        )
+        states, pooled = output.last_hidden_state, output.pooler_output
+        return torch.cat([states[:, :1] if pooled is None else pooled[:, None], states], dim=1)
+
+    def _keys(
+        self, tokens: Tensor | None, exists: Tensor | None, weights: Tensor | None, modality: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """The tokens that enter E_VL and their weights: `(N, S, d)` and `(N, S)`."""
+        if tokens is None or exists is None:
+            return None
+        keys = tokens[:, 1:]
+        if self.config.use_position_embeddings:
+            if keys.shape[1] > self.config.max_position_embeddings:
+                raise ValueError(
+                    f"{keys.shape[1]} tokens, but max_position_embeddings={self.config.max_position_embeddings}"
+                )
+            start = modality * self.config.max_position_embeddings
+            keys = keys + self.position_embeddings.weight[start : start + keys.shape[1]]
+        key_weights = exists.float() if weights is None else exists * weights.float()
+        if self.config.include_global_tokens:
+            keys = torch.cat([tokens[:, :1], keys], dim=1)
+            key_weights = torch.cat([exists.any(1, keepdim=True).float(), key_weights], dim=1)
+        if self.config.use_type_embeddings:
+            keys = keys + self.type_embeddings.weight[modality]
+        return keys, key_weights
+
+    def _embed_view(self, parts: dict[str, tuple[Tensor, Tensor] | None], view: str) -> Tensor:
+        if view not in VIEWS:
+            raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
+        chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
+        if not chosen:
+            raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+        return self.vl_encoder(torch.cat([keys for keys, _ in chosen], 1), torch.cat([w for _, w in chosen], 1))
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, VLEncoder):
+            init.normal_(module.cls_token, std=self.config.initializer_range)
+        elif isinstance(module, VLAttentionLayer) and self.config.vl_init == "mean_pooling":
+            for projection in (module.v_proj, module.o_proj):
+                init.eye_(projection.weight)
+            init.zeros_(module.fc2.weight)
+
+
+def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401
+    """Run `tower` on the rows where `mask` holds only; the other rows of the result are zero."""
+    if mask is None:
+        return tower(*inputs)
+    rows = mask.bool().nonzero().squeeze(1)
+    features = tower(*(tensor[rows] for tensor in inputs))
+    return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
+
+
+def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
+    """Drop the pooling head of BERT-like towers and freeze mask tokens: nothing here ever reads them."""
+    if "pooler" in dict(tower.named_children()):
+        tower.pooler = None
+    for name, parameter in tower.named_parameters():
+        if name.endswith("mask_token"):
+            parameter.requires_grad_(False)
+    return tower
+
+
+def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
+    """The configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
+    config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
+    if f"{kind}_config" in config.sub_configs:
+        config = getattr(config, f"{kind}_config")
+    needed = "patch_size" if kind == "vision" else "vocab_size"
+    if needed not in config.to_dict():
+        raise ValueError(f"{source if isinstance(source, str) else type(source).__name__!r} has no {kind} tower: "
+                         f"its {type(config).__name__} has no {needed!r}")
+    return config
+
+
+def _tower_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The model class of a tower's configuration (the auto classes do not list SigLIP's text tower)."""
+    if type(config) in AutoModel._model_mapping:
+        return AutoModel._model_mapping[type(config)]
+    return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
+
+
+def _load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
+    """Copy pretrained weights into `tower`; blocks that were not built and pooling heads are left out."""
+    loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
+    missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
+    if missing:
+        raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
+
+
+__all__ = ["JointEncoderModel", "JointEncoderOutput"]

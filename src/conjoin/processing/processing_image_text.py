@@ -1,0 +1,176 @@
+"""The processor of every model here that has one image tower and one text tower."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
+from transformers.utils import logging
+
+from .item_inputs import Item, parse_items
+
+
+logger = logging.get_logger(__name__)
+
+
+class ImageTextProcessor(ProcessorMixin):
+    """Turns items (text, image, image + text, in any mix) into one batch of model inputs.
+
+    A missing modality is absent: its row is zero and `image_mask` / `text_mask` says so, and the tower never sees it.
+
+    Args:
+        image_processor: Any transformers image processor that brings all pictures to one size.
+        tokenizer: Any fast transformers tokenizer.
+        max_text_length: Longest text in tokens, special tokens included; the tokenizer's own limit when None.
+        text_padding: `"longest"`, or `"max_length"` for towers trained that way (SigLIP).
+        chat_template: Unused (a chat message is read part by part); kept for the library's interface.
+    """
+
+    def __init__(
+        self,
+        image_processor: Any = None,  # noqa: ANN401
+        tokenizer: Any = None,  # noqa: ANN401
+        max_text_length: int | None = None,
+        text_padding: str = "longest",
+        chat_template: str | None = None,
+    ) -> None:
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        if text_padding not in ("longest", "max_length"):
+            raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
+        self.max_text_length = max_text_length
+        self.text_padding = text_padding
+
+    @classmethod
+    def from_backbones(cls, vision: str, text: str, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
+        """Combine the image processor and tokenizer of two checkpoints (ids or folders); they may be the same one."""
+        tokenizer = AutoTokenizer.from_pretrained(text)
+        if "siglip" in type(tokenizer).__name__.lower():
+            kwargs.setdefault("text_padding", "max_length")
+        return cls(AutoImageProcessor.from_pretrained(vision), tokenizer, **kwargs)
+
+    @property
+    def model_input_names(self) -> list[str]:
+        """Names of the tensors that a batch may hold."""
+        return ["pixel_values", "image_mask", "input_ids", "attention_mask", "special_tokens_mask", "text_mask"]
+
+    def __call__(  # type: ignore[override]
+        self,
+        items: Sequence[Any] | None = None,
+        *,
+        images: Sequence[Any] | None = None,
+        text: Sequence[str] | None = None,
+        ids: Sequence[str] | None = None,
+        max_length: int | None = None,
+    ) -> BatchFeature:
+        """Prepare `N` items.
+
+        Args:
+            items: Strings, PIL images, paths, `{"text", "image"}` dicts or chat messages, in any mix.
+            images: In place of `items`: a list of images, alone or beside `text` of equal length.
+            text: In place of `items`: a list of texts.
+            ids: Names to report in error messages.
+            max_length: Overrides `max_text_length`.
+
+        Returns:
+            `pixel_values` `(N, 3, H, W)` when any item has an image, `input_ids`, `attention_mask` and
+            `special_tokens_mask` `(N, T)` when any has a text, and `image_mask` / `text_mask` `(N,)` when some lack it.
+
+        Raises:
+            ValueError: An item cannot be used; the message names it.
+        """
+        if items is None:
+            items = self._zip_items(images, text)
+        parsed = parse_items(items, ids)
+        if not parsed:
+            raise ValueError("got an empty list of items")
+        names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
+        batch = self._image_batch([_one_image(item, name) for item, name in zip(parsed, names, strict=True)])
+        texts = [" ".join(part.strip() for part in item.texts) for item in parsed]
+        return BatchFeature(batch | self._text_batch(texts, names, max_length or self.max_text_length))
+
+    def apply_chat_template(  # type: ignore[override]
+        self,
+        conversation: Sequence[Any],
+        chat_template: str | None = None,
+        processor_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> BatchFeature:
+        """Read conversations (one, or a batch) as items: the way sentence-transformers passes its inputs.
+
+        The parts of all messages count in order, a system prompt first. There is no template text around them.
+        """
+        if conversation and isinstance(conversation[0], dict):
+            conversation = [conversation]
+        max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
+        return self(list(conversation), max_length=max_length)
+
+    @staticmethod
+    def _zip_items(images: Sequence[Any] | None, text: Sequence[str] | None) -> list[Any]:
+        if images is None and text is None:
+            raise ValueError("pass items, or images and/or text")
+        images = [images] if isinstance(images, Image.Image | str) else images
+        text = [text] if isinstance(text, str) else text
+        if images is None or text is None:
+            return [{"text": t} for t in text] if text is not None else [{"image": i} for i in images or ()]
+        if len(images) != len(text):
+            raise ValueError(f"{len(images)} images but {len(text)} texts; pass as many of each, or use items")
+        return [{"image": image, "text": t} for image, t in zip(images, text, strict=True)]
+
+    def _image_batch(self, images: list[Image.Image | None]) -> dict[str, Tensor]:
+        present = [image for image in images if image is not None]
+        if not present:
+            return {}
+        pixels = self.image_processor(images=present, return_tensors="pt")["pixel_values"]
+        return _spread({"pixel_values": pixels}, [image is not None for image in images], "image_mask")
+
+    def _text_batch(self, texts: list[str], names: list[str], max_length: int | None) -> dict[str, Tensor]:
+        present = [text for text in texts if text]
+        if not present:
+            return {}
+        limit = min(max_length or self.tokenizer.model_max_length, self.tokenizer.model_max_length)
+        encoded = self.tokenizer(
+            present,
+            padding=self.text_padding,
+            truncation=True,
+            max_length=limit,
+            return_special_tokens_mask=True,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        rows = [name for name, text in zip(names, texts, strict=True) if text]
+        self._check_tokens(encoded, present, rows, limit)
+        tensors = {key: encoded[key] for key in ("input_ids", "attention_mask", "special_tokens_mask")}
+        return _spread(tensors, [bool(text) for text in texts], "text_mask")
+
+    def _check_tokens(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
+        cut = [name for name, encoding in zip(names, encoded.encodings, strict=True) if encoding.overflowing]
+        if cut:
+            more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+            logger.warning("text cut to %d tokens: %s%s", limit, ", ".join(cut[:3]), more)
+        for row in (encoded["special_tokens_mask"].all(dim=1)).nonzero().flatten().tolist():
+            raise ValueError(f"{names[row]}: text {texts[row][:40]!r} has no tokens for this tokenizer")
+
+
+def _one_image(item: Item, name: str) -> Image.Image | None:
+    if len(item.images) > 1:
+        raise ValueError(
+            f"{name}: {len(item.images)} images, but this model takes one image per item; "
+            "use an MLLM retriever for items with several"
+        )
+    return item.images[0] if item.images else None
+
+
+def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> dict[str, Tensor]:
+    """Put the rows of `tensors` where `present`, zeros elsewhere, and add the mask; nothing to do if all are."""
+    if all(present):
+        return tensors
+    mask = torch.tensor(present)
+    spread = {key: value.new_zeros(len(present), *value.shape[1:]) for key, value in tensors.items()}
+    for key, value in tensors.items():
+        spread[key][mask] = value
+    return spread | {mask_name: mask}
+
+
+__all__ = ["ImageTextProcessor"]
