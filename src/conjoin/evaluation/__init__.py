@@ -1,0 +1,59 @@
+"""Evaluation: pure metrics, the modality combinations, the symmetric protocol, run files, results and their report."""
+
+from .combinations import MODALITIES, Embedded, evaluate_combinations
+from .hf_metrics import load_metric
+from .metrics import (
+    bootstrap_ci,
+    chance_hit_rate,
+    chance_mrr,
+    check_relevant_in_corpus,
+    hit_rate_at_k,
+    mrr_at_k,
+    recall_at_k,
+    score_rankings,
+    triplet_precision,
+    triplet_wins,
+)
+from .ranking import best_ranks, rank_of_relevant
+from .report import render_report
+from .results import Cell, Curve, Example, Headline, Hit, Metric, Results, Shown, Symmetric, Table, picture
+from .run_file import read_qrels, read_run, write_qrels, write_run
+from .symmetric import evaluate_symmetric
+from .table import format_combinations
+
+__all__ = [
+    "MODALITIES",
+    "Cell",
+    "Curve",
+    "Embedded",
+    "Example",
+    "Headline",
+    "Hit",
+    "Metric",
+    "Results",
+    "Shown",
+    "Symmetric",
+    "Table",
+    "best_ranks",
+    "bootstrap_ci",
+    "chance_hit_rate",
+    "chance_mrr",
+    "check_relevant_in_corpus",
+    "evaluate_combinations",
+    "evaluate_symmetric",
+    "format_combinations",
+    "hit_rate_at_k",
+    "load_metric",
+    "mrr_at_k",
+    "picture",
+    "rank_of_relevant",
+    "read_qrels",
+    "read_run",
+    "recall_at_k",
+    "render_report",
+    "score_rankings",
+    "triplet_precision",
+    "triplet_wins",
+    "write_qrels",
+    "write_run",
+]

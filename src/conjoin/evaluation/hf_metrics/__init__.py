@@ -1,0 +1,22 @@
+"""The ranking metrics as `evaluate.Metric` classes, for code that already uses `evaluate`."""
+
+from pathlib import Path
+from typing import Any
+
+NAMES = ("hit_rate_at_k", "recall_at_k", "mrr_at_k")
+
+
+def load_metric(name: str) -> Any:  # noqa: ANN401 - the library is untyped
+    """`evaluate.load` on one of `NAMES`, without a network.
+
+    Raises:
+        ImportError: `evaluate` is not installed.
+        ValueError: No metric of this name.
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown metric {name!r}; expected one of {list(NAMES)}")
+    try:
+        import evaluate
+    except ImportError as error:
+        raise ImportError('evaluate is not installed; run: pip install "conjoin[evaluate]"') from error
+    return evaluate.load(str(Path(__file__).parent / name))

@@ -1,0 +1,200 @@
+"""Retrieval metrics as pure functions: rankings or embeddings in, a number out.
+
+Every metric is a mean over queries, and each has a per-query form (`score_rankings`, `triplet_wins`) that
+`bootstrap_ci` takes. What the multimodal literature prints as "Recall@k" is a hit rate (any relevant item among the
+first k); it is called `hit_rate_at_k` here and `recall_at_k` is the fraction of the relevant items that were found.
+"""
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from .ranking import Array, tie_tolerance, unit_rows
+
+Ids = Sequence[Hashable]
+Floats = NDArray[np.float64]
+
+_RESAMPLE_BLOCK = 2**22
+
+
+class RankingScores(NamedTuple):
+    """Per-query values `(N,)` of one cut-off k."""
+
+    hit: Floats
+    """1 if any relevant id is among the first k."""
+    recall: Floats
+    """Fraction of the relevant ids among the first k."""
+    reciprocal_rank: Floats
+    """1 / rank of the first relevant id, 0 if it is not among the first k."""
+
+
+def hit_rate_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
+    """Fraction of queries with at least one relevant id among the first `k` (M-BEIR's "Recall@k").
+
+    Args:
+        ranked_ids: For each query the ids found, best first; may be shorter than `k`.
+        relevant_ids: For each query the ids that are right, at least one.
+        k: Cut-off, from 1.
+
+    Raises:
+        ValueError: See `score_rankings`.
+    """
+    return float(score_rankings(ranked_ids, relevant_ids, k).hit.mean())
+
+
+def recall_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
+    """Mean fraction of a query's relevant ids that are among the first `k`; arguments as in `hit_rate_at_k`."""
+    return float(score_rankings(ranked_ids, relevant_ids, k).recall.mean())
+
+
+def mrr_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
+    """Mean of 1 / rank of the first relevant id, 0 beyond `k`; arguments as in `hit_rate_at_k`."""
+    return float(score_rankings(ranked_ids, relevant_ids, k).reciprocal_rank.mean())
+
+
+def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> RankingScores:
+    """Per-query hit, recall and reciprocal rank at `k`.
+
+    Raises:
+        ValueError: `k` < 1, no queries, lengths differ, a query has no relevant id, a ranking repeats an id, or
+            one side has string ids and the other does not (they could never match).
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if not len(ranked_ids) or len(ranked_ids) != len(relevant_ids):
+        raise ValueError(f"expected one relevant set per ranking, got {len(ranked_ids)} and {len(relevant_ids)}")
+    values = np.zeros((3, len(ranked_ids)))
+    for query, (ranked, relevant) in enumerate(zip(ranked_ids, relevant_ids, strict=True)):
+        _check_query(query, ranked, relevant)
+        wanted = set(relevant)
+        places = [place for place, found in enumerate(ranked[:k], start=1) if found in wanted]
+        if places:
+            values[:, query] = 1.0, len(places) / len(wanted), 1 / places[0]
+    return RankingScores(*values)
+
+
+def check_relevant_in_corpus(relevant_ids: Iterable[Collection[Hashable]], corpus_ids: Iterable[Hashable]) -> None:
+    """Refuse judgements about documents that cannot be found.
+
+    Raises:
+        ValueError: Naming how many relevant ids are not in the corpus, and the first few of them.
+    """
+    corpus = set(corpus_ids)
+    absent = list(dict.fromkeys(key for relevant in relevant_ids for key in relevant if key not in corpus))
+    if absent:
+        shown = ", ".join(repr(key) for key in absent[:5])
+        raise ValueError(f"{len(absent)} relevant documents are not in the corpus of {len(corpus)}: {shown}")
+
+
+def triplet_precision(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> float:
+    """Symmetric triplet precision: mean of [cos(f, f⁺) > cos(f, f⁻)] (sym-MM2MM); ties are failures.
+
+    Args:
+        anchor: f `(N, D)`; all inputs are normalised here.
+        positive: f⁺ `(N, D)`.
+        negative: f⁻ `(N, D)`.
+        variant: f′ `(N, D)`, compared with the negative in the anchor's place: cos(f, f⁺) > cos(f′, f⁻). A triplet
+            that has no variant repeats its anchor's row, which gives the plain comparison.
+
+    Raises:
+        ValueError: Shapes differ, no rows, or a row is NaN, infinite or zero.
+    """
+    return float(triplet_wins(anchor, positive, negative, variant).double().mean())
+
+
+def triplet_wins(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> Tensor:
+    """Which triplets `triplet_precision` counts as right, `(N,)` bool; the same arguments and errors."""
+    named = {"anchor": anchor, "positive": positive, "negative": negative}
+    if variant is not None:
+        named["variant"] = variant
+    rows = {name: unit_rows(value, name) for name, value in named.items()}
+    shapes = {name: tuple(value.shape) for name, value in rows.items()}
+    if len(set(shapes.values())) > 1 or not len(rows["anchor"]):
+        raise ValueError(f"anchor, positive, negative and variant must share one shape (N > 0, D), got {shapes}")
+    right = (rows["anchor"] * rows["positive"]).sum(dim=1)
+    wrong = (rows.get("variant", rows["anchor"]) * rows["negative"]).sum(dim=1)
+    tolerance = max(tie_tolerance(value.dtype) for value in rows.values())
+    return right > wrong + tolerance
+
+
+def bootstrap_ci(
+    values: ArrayLike | Tensor, level: float = 0.95, resamples: int = 10000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of `values`.
+
+    A resample of n values is fully described by how often each distinct value was drawn, so the counts are drawn at
+    once from a multinomial: the same distribution as drawing n indices, at the cost of the distinct values only.
+
+    Args:
+        values: `(N,)` per-query values.
+        level: Coverage, between 0 and 1.
+        resamples: Number of bootstrap samples (SOLAR App. L: 10,000).
+        seed: Of the generator; equal seeds give equal intervals.
+
+    Returns:
+        The lower and upper bound.
+
+    Raises:
+        ValueError: No values, a value is not finite, or `level` or `resamples` is out of range.
+    """
+    sample = np.asarray(values.cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+    if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
+        raise ValueError(f"expected a non-empty vector of finite values, got shape {sample.shape}")
+    if not 0 < level < 1 or resamples < 1:
+        raise ValueError(f"expected 0 < level < 1 and resamples >= 1, got {level} and {resamples}")
+    distinct, counts = np.unique(sample, return_counts=True)
+    generator = np.random.default_rng(seed)
+    rows = max(1, _RESAMPLE_BLOCK // len(distinct))
+    means = [
+        generator.multinomial(sample.size, counts / sample.size, size=min(rows, resamples - start)) @ distinct
+        for start in range(0, resamples, rows)
+    ]
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.concatenate(means) / sample.size, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def chance_hit_rate(relevant_counts: ArrayLike, gallery_size: int, k: int) -> float:
+    """Expected hit rate at `k` of a random order: mean of 1 − C(M−R, k) / C(M, k), exactly.
+
+    Args:
+        relevant_counts: R of each query `(N,)`, or one number.
+        gallery_size: M, the candidates ranked for each query.
+        k: Cut-off.
+
+    Raises:
+        ValueError: A count is not in 1..M.
+    """
+    return float(1 - _chance_of_missing(relevant_counts, gallery_size, k)[:, -1].mean())
+
+
+def chance_mrr(relevant_counts: ArrayLike, gallery_size: int, k: int) -> float:
+    """Expected MRR at `k` of a random order: mean of Σ_r P(first relevant at rank r) / r; as `chance_hit_rate`."""
+    missing = _chance_of_missing(relevant_counts, gallery_size, k)
+    return float(((missing[:, :-1] - missing[:, 1:]) / np.arange(1, k + 1)).sum(axis=1).mean())
+
+
+def _chance_of_missing(relevant_counts: ArrayLike, gallery_size: int, k: int) -> Floats:
+    """P(no relevant candidate among the first r) for r = 0..k, `(N, k + 1)`."""
+    relevant = np.atleast_1d(np.asarray(relevant_counts))[:, None]
+    if not relevant.size or relevant.min() < 1 or relevant.max() > gallery_size:
+        raise ValueError(f"relevant counts must lie in 1..{gallery_size} (the gallery), got {relevant.ravel()[:5]}")
+    drawn = np.minimum(np.arange(k), gallery_size - 1)
+    factors = np.clip((gallery_size - relevant - drawn) / (gallery_size - drawn), 0, 1)
+    return np.cumprod(np.concatenate((np.ones_like(relevant, dtype=np.float64), factors), axis=1), axis=1)
+
+
+def _check_query(query: int, ranked: Ids, relevant: Collection[Hashable]) -> None:
+    if isinstance(ranked, str) or isinstance(relevant, str):
+        raise ValueError(f"query {query}: expected a list of ids, got the string {ranked!r} or {relevant!r}")
+    if not len(relevant):
+        raise ValueError(f"query {query} has no relevant id; leave it out or give it one")
+    if len(set(ranked)) != len(ranked):
+        repeated = next(key for place, key in enumerate(ranked) if key in ranked[:place])
+        raise ValueError(f"query {query}: the ranking repeats the id {repeated!r}")
+    right = next(iter(relevant))
+    if len(ranked) and isinstance(ranked[0], str) != isinstance(right, str):
+        raise ValueError(f"query {query}: ids of two kinds never match: ranked {ranked[0]!r}, relevant {right!r}")

@@ -1,0 +1,281 @@
+"""What an evaluation found, as one JSON file that the report is drawn from.
+
+Plain dataclasses in, JSON out, the same dataclasses back. Numbers are fractions (0.45, not 45 %); pictures are
+`data:` URIs, so the file is complete in itself.
+"""
+
+import base64
+import dataclasses
+import difflib
+import io
+import json
+import math
+import os
+import platform
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from numpy.typing import ArrayLike
+from PIL import Image
+from torch import Tensor
+
+from conjoin import __version__
+from conjoin.processing.item_inputs import to_rgb
+
+from .metrics import bootstrap_ci
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A fraction with its 95 % bootstrap interval and what a random order would score."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in dataclasses.asdict(self).items():
+            required = name == "value"
+            if not (isinstance(number, int | float) and math.isfinite(number)) and (required or number is not None):
+                raise ValueError(f"metric {name} must be a finite number, got {number!r}")
+
+    @classmethod
+    def from_values(
+        cls, values: ArrayLike | Tensor, chance: float | None = None, resamples: int = 10000, seed: int = 0
+    ) -> Self:
+        """The mean of per-query values `(N,)` and its bootstrap interval."""
+        low, high = bootstrap_ci(values, resamples=resamples, seed=seed)
+        numbers = values.tolist() if isinstance(values, Tensor) else list(values)  # type: ignore[arg-type]
+        return cls(math.fsum(numbers) / len(numbers), low, high, chance)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One of the modality combinations: queries of one modality against candidates of one modality."""
+
+    setting: str
+    """`"local"` (a gallery of that modality only), `"global"` (one gallery of all modalities) or `"any"`."""
+    query: str
+    candidates: str
+    queries: int
+    gallery: int
+    metrics: dict[str, Metric]
+    """`"hit_rate@1"`, ..., `"mrr@10"`; empty if the query mask left no query."""
+
+
+@dataclass(frozen=True)
+class Symmetric:
+    """One run of the symmetric triplet protocol."""
+
+    name: str
+    triplets: int
+    pool: int
+    """Candidates ranked for each query, distractors included."""
+    metrics: dict[str, Metric]
+    """`"precision"`, `"recall@1"`, ..., `"mean_recall"`, `"average"`."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One figure at the top of the report."""
+
+    label: str
+    metric: Metric
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a reader sees of an item."""
+
+    text: str | None = None
+    image: str | None = None
+    """A `data:image/...;base64,` URI, see `picture`."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One search result."""
+
+    item: Shown
+    score: float
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """One search: the query, its first results, and where the first correct one stood."""
+
+    query: Shown
+    results: list[Hit]
+    rank: int
+    """Rank of the first correct candidate in the whole gallery, from 1."""
+    gallery: int
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One chart: named series of `[x, y]` points."""
+
+    title: str
+    series: dict[str, list[list[float]]]
+    x_label: str = "step"
+
+    def __post_init__(self) -> None:
+        for name, points in self.series.items():
+            bad = [point for point in points if len(point) != 2 or not all(math.isfinite(number) for number in point)]
+            if bad:
+                raise ValueError(f"curve {self.title!r}, series {name!r}: expected finite [x, y] points, got {bad[0]}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Any further table of the report, for example baselines or scores per group."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | int | float | Metric | None]]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        uneven = [row for row in self.rows if len(row) != len(self.columns)]
+        if uneven:
+            raise ValueError(f"table {self.title!r} has {len(self.columns)} columns, but a row of {len(uneven[0])}")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that decide what the numbers are."""
+    packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")}
+    return {"conjoin": __version__, **packages, "python": platform.python_version()}
+
+
+@dataclass
+class Results:
+    """Everything that one evaluation reports."""
+
+    title: str
+    summary: str
+    """One paragraph: what was trained, on what, and what the numbers mean."""
+    seed: int
+    model: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    headline: list[Headline] = field(default_factory=list)
+    combinations: list[Cell] = field(default_factory=list)
+    symmetric: list[Symmetric] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
+    examples_note: str = ""
+    """How the examples were chosen."""
+    usage: str = ""
+    """The lines of code that load and use the model."""
+    created: str | None = None
+    versions: dict[str, str] = field(default_factory=package_versions)
+    schema_version: int = SCHEMA_VERSION
+
+    def cell(self, query: str, candidates: str, setting: str = "local") -> Cell:
+        """The cell of one modality combination.
+
+        Raises:
+            ValueError: There is none; the message lists what there is.
+        """
+        cells = {(cell.setting, cell.query, cell.candidates): cell for cell in self.combinations}
+        if (setting, query, candidates) not in cells:
+            raise ValueError(f"no cell {(setting, query, candidates)}; there are {sorted(cells)}")
+        return cells[setting, query, candidates]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON; an older file at `path` stays whole if this fails.
+
+        Raises:
+            ValueError: A value is NaN, infinite, or nothing that JSON can hold.
+        """
+        target = Path(path)
+        try:
+            text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"cannot write the results as JSON: {error}") from error
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Results":
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: Not JSON, another schema version, or unknown or missing keys.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not a JSON file of results ({error})") from error
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Results":
+        """Build from plain dicts and lists; errors as in `load`."""
+        found = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, Mapping) else None
+        if isinstance(data, Mapping) and found != SCHEMA_VERSION:
+            raise ValueError(f"results have schema version {found!r}, this version of conjoin reads {SCHEMA_VERSION}")
+        return _build(cls, data, "results")
+
+
+def picture(image: Image.Image, size: int = 96) -> str:
+    """A thumbnail of at most `size` x `size` pixels as a PNG or JPEG (whichever is smaller) `data:` URI."""
+    thumbnail = to_rgb(image).copy()
+    thumbnail.thumbnail((size, size), Image.Resampling.LANCZOS)
+    encoded = []
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 85})):
+        buffer = io.BytesIO()
+        thumbnail.save(buffer, kind, **options)
+        encoded.append((len(buffer.getvalue()), kind, buffer.getvalue()))
+    _, kind, data = min(encoded)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:  # noqa: ANN401 - any annotation, any JSON value
+    """Turn JSON `data` into what the annotation `kind` says; `where` stands in front of errors."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        kind = next((option for option in arguments if dataclasses.is_dataclass(option)), None)
+        return _build(kind, data, where) if kind and isinstance(data, Mapping) else data
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, data, where)
+    if origin is list:
+        if not isinstance(data, list | tuple):
+            raise ValueError(f"{where}: expected a list, got {type(data).__name__}")
+        return [_build(arguments[0], value, f"{where}[{index}]") for index, value in enumerate(data)]
+    if origin is dict:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: expected an object, got {type(data).__name__}")
+        return {key: _build(arguments[1], value, f"{where}.{key}") for key, value in data.items()}
+    return data
+
+
+def _build_dataclass(kind: Any, data: Any, where: str) -> Any:  # noqa: ANN401
+    if isinstance(data, kind):
+        return data
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where}: expected an object, got {type(data).__name__}")
+    fields = {each.name: each for each in dataclasses.fields(kind)}
+    for key in data:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0)
+            raise ValueError(f"{where}: unknown key {key!r}, did you mean {near[0]!r}?")
+    missing = dataclasses.MISSING
+    absent = [n for n, f in fields.items() if n not in data and f.default is missing and f.default_factory is missing]
+    if absent:
+        raise ValueError(f"{where}: missing {absent}")
+    hints = typing.get_type_hints(kind)
+    return kind(**{key: _build(hints[key], value, f"{where}.{key}") for key, value in data.items()})

@@ -1,0 +1,135 @@
+"""TREC run files (`qid Q0 docid rank score tag`) and qrels (`qid 0 docid rel`, in M-BEIR with a fifth column)."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+Run = dict[str, list[tuple[str, float]]]
+Qrels = dict[str, dict[str, int]]
+
+
+def write_run(path: str | os.PathLike[str], rankings: Mapping[str, Sequence[tuple[str, float]]], tag: str) -> None:
+    """Write rankings, best first, with ranks from 1.
+
+    Args:
+        path: The file to write.
+        rankings: For each query id the (document id, score) pairs, scores not rising.
+        tag: Name of the run, one word.
+
+    Raises:
+        ValueError: An id or the tag is empty or holds white space, a score is not finite, scores rise along a
+            ranking, or a document is ranked twice for one query.
+    """
+    _check_word(tag, "tag")
+    lines = []
+    for query, ranking in rankings.items():
+        _check_word(query, "query id")
+        for document, _ in ranking:
+            _check_word(document, "document id")
+        _check_ranking(ranking, f"query {query!r}")
+        lines += [f"{query} Q0 {doc} {rank} {score!r} {tag}\n" for rank, (doc, score) in enumerate(ranking, start=1)]
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """Read a run file; for each query the (document id, score) pairs, best first.
+
+    Raises:
+        ValueError: Naming the file and line of a row that is not six columns, a rank or score that is not a number, a
+            repeated rank or document, or a score that rises with the rank.
+    """
+    rows: dict[str, dict[int, tuple[str, float]]] = {}
+    for where, columns in _rows(path, (6,), "qid Q0 docid rank score tag"):
+        query, _, document, rank, score, _ = columns
+        ranking = rows.setdefault(query, {})
+        place = _integer(rank, f"{where}: rank")
+        if place in ranking:
+            raise ValueError(f"{where}: query {query!r} already has a document at rank {place}")
+        ranking[place] = document, _finite(score, f"{where}: score")
+    run = {query: [ranking[place] for place in sorted(ranking)] for query, ranking in rows.items()}
+    for query, pairs in run.items():
+        _check_ranking(pairs, f"{path}, query {query!r}")
+    return run
+
+
+def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, int]], task: int | None = None) -> None:
+    """Write judgements; `task` adds M-BEIR's fifth column.
+
+    Raises:
+        ValueError: An id is empty or holds white space.
+    """
+    last = "" if task is None else f" {task}"
+    lines = []
+    for query, judged in qrels.items():
+        _check_word(query, "query id")
+        for document, grade in judged.items():
+            _check_word(document, "document id")
+            lines.append(f"{query} 0 {document} {grade}{last}\n")
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def read_qrels(path: str | os.PathLike[str], minimum: int = 1) -> Qrels:
+    """Read judgements of four or five columns; only grades of at least `minimum` are kept.
+
+    Raises:
+        ValueError: Naming the file and line of a row with another number of columns, a grade that is not an integer,
+            or a document judged twice for one query.
+    """
+    qrels: Qrels = {}
+    for where, columns in _rows(path, (4, 5), "qid 0 docid rel [task]"):
+        query, _, document, grade = columns[:4]
+        judged = qrels.setdefault(query, {})
+        if document in judged:
+            raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
+        judged[document] = _integer(grade, f"{where}: relevance")
+    kept = {
+        query: {doc: grade for doc, grade in judged.items() if grade >= minimum} for query, judged in qrels.items()
+    }
+    return {query: judged for query, judged in kept.items() if judged}
+
+
+def _rows(path: str | os.PathLike[str], widths: tuple[int, ...], layout: str) -> Iterator[tuple[str, list[str]]]:
+    """The columns of each line that is not blank, with the place to name in errors."""
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            columns = line.split()
+            where = f"{path}, line {number}"
+            if columns and len(columns) not in widths:
+                raise ValueError(f"{where}: expected {layout!r}, got {len(columns)} columns: {line.strip()[:80]!r}")
+            if columns:
+                yield where, columns
+
+
+def _check_word(text: str, name: str) -> None:
+    if not isinstance(text, str) or len(text.split()) != 1 or text != text.strip():
+        raise ValueError(f"{name} must be one word without white space, got {text!r}")
+
+
+def _check_ranking(ranking: Sequence[tuple[str, float]], name: str) -> None:
+    seen: set[str] = set()
+    previous = math.inf
+    for document, score in ranking:
+        if document in seen:
+            raise ValueError(f"{name}: document {document!r} is ranked twice")
+        if not math.isfinite(score) or score > previous:
+            raise ValueError(f"{name}: scores must be finite and not rise, got {score} after {previous}")
+        seen.add(document)
+        previous = score
+
+
+def _integer(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be an integer, got {text!r}") from error
+
+
+def _finite(text: str, name: str) -> float:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a number, got {text!r}") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {text!r}")
+    return number

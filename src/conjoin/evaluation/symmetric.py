@@ -1,0 +1,94 @@
+"""The symmetric multimodal-to-multimodal protocol (sym-MM2MM; SOLAR section 4, METHODS "sym-MM2MM evaluation").
+
+Each triplet (X, X⁺, X⁻) says that X⁺ means the same as X and X⁻ does not, though it looks alike.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from .metrics import triplet_wins
+from .ranking import Array, best_ranks, count_at_least, integer_labels, unit_rows
+from .results import Metric, Symmetric
+
+
+def evaluate_symmetric(
+    anchor: Array,
+    positive: Array,
+    negative: Array,
+    variant: Array | None = None,
+    distractors: Iterable[Array] = (),
+    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None = None,
+    ks: Sequence[int] = (1, 5, 10),
+    resamples: int = 10000,
+    seed: int = 0,
+    name: str = "symmetric",
+) -> Symmetric:
+    """Precision, Recall@k, their mean mR, and Avg = (mR + Precision) / 2, with bootstrap intervals over triplets.
+
+    Recall@k asks for X⁺ in the pool distractors ∪ {X, X⁺, X⁻ of all triplets} without X itself; the variant X′ serves
+    the precision only. Ties count as failures.
+
+    Args:
+        anchor: f `(N, D)`; all inputs are normalised here.
+        positive: f⁺ `(N, D)`.
+        negative: f⁻ `(N, D)`.
+        variant: f′ `(N, D)`, see `triplet_precision`: a triplet without a variant repeats its anchor's row.
+        distractors: Blocks `(B, D)`, read once and one at a time, so that a million rows need not fit in memory.
+        ids: For each triplet the ids of (X, X⁺, X⁻). The pool is a set: an item that occurs in several triplets
+            enters it once. Without ids all 3 N items are taken to be different.
+        ks: Cut-offs.
+        resamples: Bootstrap samples per interval.
+        seed: Of the bootstrap.
+        name: Carried into the result.
+
+    Raises:
+        ValueError: Shapes differ, embeddings are not finite, or two items of one triplet share an id.
+    """
+    wins = triplet_wins(anchor, positive, negative, variant).double().cpu()
+    ranks, pool = _ranks(anchor, positive, negative, distractors, ids)
+    hits = torch.stack([(ranks <= k).double() for k in ks])
+    mean_recall = hits.mean(dim=0)
+    recall_chance = [min(k / pool, 1.0) for k in ks]
+    mean_chance = sum(recall_chance) / len(ks)
+
+    def metric(values: Tensor, chance: float) -> Metric:
+        return Metric.from_values(values, chance, resamples, seed)
+
+    metrics = {"precision": metric(wins, 0.5)}
+    metrics |= {f"recall@{k}": metric(hits[row], recall_chance[row]) for row, k in enumerate(ks)}
+    metrics["mean_recall"] = metric(mean_recall, mean_chance)
+    metrics["average"] = metric((mean_recall + wins) / 2, (mean_chance + 0.5) / 2)
+    return Symmetric(name, len(wins), pool, metrics)
+
+
+def _ranks(
+    anchor: Array,
+    positive: Array,
+    negative: Array,
+    distractors: Iterable[Array],
+    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None,
+) -> tuple[Tensor, int]:
+    """Rank of each X⁺ `(N,)`, from 1, and the size of the pool."""
+    anchors, positives = unit_rows(anchor, "anchor"), unit_rows(positive, "positive")
+    rows = torch.cat((anchors, positives, unit_rows(negative, "negative")))
+    named = [(f"{n}X", f"{n}+", f"{n}-") for n in range(len(anchors))] if ids is None else ids
+    _check_ids(named, len(anchors))
+    (labels,) = integer_labels([triple[part] for part in range(3) for triple in named])
+    first: dict[int, int] = {}
+    for row, label in enumerate(labels.tolist()):
+        first.setdefault(label, row)
+    pool, pool_labels = rows[list(first.values())], torch.tensor(list(first))
+    own, wanted, _ = labels.chunk(3)
+    ranks = best_ranks(anchors, pool, wanted, pool_labels, ignored_labels=own)
+    ahead, total = count_at_least(anchors, (anchors * positives).sum(dim=1), distractors)
+    return ranks + ahead.cpu(), len(pool) - 1 + total
+
+
+def _check_ids(ids: Sequence[tuple[Hashable, Hashable, Hashable]], triplets: int) -> None:
+    if len(ids) != triplets:
+        raise ValueError(f"{triplets} triplets but {len(ids)} id triples")
+    for number, triple in enumerate(ids):
+        if len(set(triple)) != 3 or len(triple) != 3:
+            raise ValueError(f"triplet {number}: expected the ids of three different items, got {tuple(triple)}")

@@ -1,0 +1,49 @@
+"""The modality combinations as a plain-text table for the terminal."""
+
+from collections.abc import Sequence
+
+from .combinations import SETTINGS
+from .results import Cell, Metric
+
+SETTING_TITLES = {
+    "local": "Local: the gallery holds one modality",
+    "global": "Global: one gallery of all modalities, the asked one is right",
+    "any": "Any: one gallery of all modalities, each of them is right",
+}
+
+
+def combination_name(cell: Cell) -> str:
+    """`"image+text → text"`."""
+    return f"{cell.query} → {cell.candidates}".replace(",", "+")
+
+
+def format_combinations(cells: Sequence[Cell], ks: Sequence[int] = (1, 5, 10)) -> str:
+    """Lay out `cells` in at most 100 columns (three cut-offs): hit rates in %, their 95 % interval, and chance.
+
+    Args:
+        cells: As `evaluate_combinations` returns them.
+        ks: Cut-offs to show; those that a cell lacks stay empty.
+    """
+    columns = "".join(f"{f'R@{k}':>7}{'95 % CI':>9}{'chance':>7}" for k in ks)
+    lines = []
+    for setting in SETTINGS:
+        shown = [cell for cell in cells if cell.setting == setting]
+        if shown:
+            gallery = " / ".join(f"{size:,}" for size in dict.fromkeys(cell.gallery for cell in shown))
+            lines += [f"{SETTING_TITLES[setting]} ({gallery} candidates)"]
+            lines += [f"{'query → candidates':<24}{'n':>6}{columns}"]
+            lines += [*(_line(cell, ks) for cell in shown), ""]
+    return "\n".join([*lines, "R@k: % of queries with a right candidate among the first k; ties count as failures."])
+
+
+def _line(cell: Cell, ks: Sequence[int]) -> str:
+    values = "".join(_columns(cell.metrics.get(f"hit_rate@{k}")) for k in ks)
+    return f"{combination_name(cell):<24}{cell.queries:>6}{values}"
+
+
+def _columns(metric: Metric | None) -> str:
+    if metric is None:
+        return f"{'–':>7}{'':>16}"
+    interval = "" if metric.low is None or metric.high is None else f"{100 * metric.low:.0f}–{100 * metric.high:.0f}"
+    chance = "" if metric.chance is None else f"{100 * metric.chance:.1f}"
+    return f"{100 * metric.value:>7.1f}{interval:>9}{chance:>7}"
