@@ -1,0 +1,104 @@
+"""Random changes to small drawings, so that a model learns what is drawn rather than how one artist draws it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
+
+Change = Callable[[Image.Image, np.random.Generator], Image.Image]
+
+
+class ImageAugmentation:
+    """Mild random changes of place, colour and line to a drawing on white.
+
+    Pictures are moved, scaled and turned a little; their colours jittered; and now and then they turn grey, blurred,
+    posterised, get dark outlines or become a bare line drawing. They are never mirrored: names say left and right.
+
+    With a `seed` the same calls give the same pictures. Without one, randomness comes from torch's global generator,
+    so that data-loader workers differ and a resumed training run continues as the uninterrupted one would have.
+
+    Args:
+        seed: Seed of an own random generator, or None.
+        strength: Scales the ranges and the probabilities; 0 changes nothing.
+
+    Raises:
+        ValueError: `strength` is not between 0 and 2.
+    """
+
+    def __init__(self, seed: int | None = None, strength: float = 1.0) -> None:
+        if not 0 <= strength <= 2:
+            raise ValueError(f"strength is {strength}; expected a number from 0 to 2")
+        self.strength = strength
+        self._random = np.random.default_rng(seed) if seed is not None else None
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Change an RGB image; the size stays."""
+        random = self._random or np.random.default_rng(int(torch.randint(2**62, ())))
+        image = _jitter_colour(_move(image.convert("RGB"), random, self.strength), random, self.strength)
+        for probability, change in _OCCASIONAL:
+            if random.random() < probability * self.strength:
+                image = change(image, random)
+        return image
+
+
+def _move(image: Image.Image, random: np.random.Generator, strength: float) -> Image.Image:
+    """Scale by 0.7 to 1.1, shift by up to 8 % of the side and turn by up to 12 degrees, on white."""
+    scale = 1 + strength * random.uniform(-0.3, 0.1)
+    angle = np.deg2rad(strength * random.uniform(-12, 12))
+    shift = strength * random.uniform(-0.08, 0.08, size=2) * image.size
+    turn = (
+        np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) / scale
+    )  # output to input pixels
+    centre = np.array(image.size) / 2
+    offset = centre - turn @ (centre + shift)
+    matrix = (*turn[0], offset[0], *turn[1], offset[1])
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC, fillcolor="white")
+
+
+def _jitter_colour(image: Image.Image, random: np.random.Generator, strength: float) -> Image.Image:
+    """Change gamma, saturation and hue: white and black stay, and so do the colours that names speak of."""
+    gamma = np.exp(strength * random.uniform(-0.4, 0.4))
+    image = image.point([round(255 * (level / 255) ** gamma) for level in range(256)] * 3)
+    image = ImageEnhance.Color(image).enhance(1 + strength * random.uniform(-0.4, 0.3))
+    turn = round(strength * random.uniform(-10, 10))  # of 256
+    hue, saturation, value = image.convert("HSV").split()
+    hue = hue.point([(level + turn) % 256 for level in range(256)])
+    return Image.merge("HSV", (hue, saturation, value)).convert("RGB")
+
+
+def _grey(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    return image.convert("L").convert("RGB")
+
+
+def _blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    return image.filter(ImageFilter.GaussianBlur(random.uniform(0.003, 0.012) * max(image.size)))
+
+
+def _posterise(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    return ImageOps.posterize(image, int(random.integers(2, 5)))
+
+
+def _outline(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    return ImageChops.multiply(image, _lines(image))
+
+
+def _line_drawing(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    return _lines(image)
+
+
+def _lines(image: Image.Image) -> Image.Image:
+    """Dark lines on white where the picture changes."""
+    edges = ImageOps.grayscale(image.filter(ImageFilter.SMOOTH)).filter(ImageFilter.FIND_EDGES)
+    edges = ImageOps.expand(ImageOps.crop(edges, 1), 1, fill=0)  # the filter marks the rim of the picture too
+    thick = edges.filter(ImageFilter.MaxFilter(3))
+    return ImageOps.invert(thick.point(lambda level: min(255, 6 * max(0, level - 12)))).convert("RGB")
+
+
+_OCCASIONAL: tuple[tuple[float, Change], ...] = (
+    (0.10, _outline),
+    (0.05, _line_drawing),
+    (0.10, _posterise),
+    (0.10, _grey),
+    (0.15, _blur),
+)

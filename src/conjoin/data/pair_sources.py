@@ -1,0 +1,124 @@
+"""Open any source of image-text pairs as a `datasets` dataset, with the columns it has; `pairs` unifies them."""
+
+import csv
+import glob
+import logging
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import datasets
+
+from conjoin.data.emoji_sample import load_emoji
+from conjoin.processing.item_inputs import IMAGE_SUFFIXES
+
+logger = logging.getLogger(__name__)
+
+AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
+PairSource: TypeAlias = str | PathLike[str] | Sequence[str] | AnyDataset
+
+METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_TABLE_LOADERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+}
+_SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+
+
+def open_source(source: PairSource, split: str, streaming: bool) -> tuple[AnyDataset, Path | None]:
+    """Open `source` and say against which folder its image paths are relative, if it has any.
+
+    Raises:
+        FileNotFoundError: The path or a shard does not exist.
+        TypeError: `source` is of no known kind.
+        ValueError: Unknown split, or the folder or file holds no pairs.
+    """
+    if isinstance(source, datasets.DatasetDict | datasets.IterableDatasetDict):
+        raise TypeError(f"source has several splits ({', '.join(map(str, source))}); pass one of them")
+    if isinstance(source, datasets.Dataset | datasets.IterableDataset):
+        return source, None
+    if source == "emoji":
+        sample = load_emoji(split)
+        return (sample.to_iterable_dataset() if streaming else sample), None
+    if isinstance(source, list | tuple):
+        return _open_shards([str(shard) for shard in source], split, streaming), None
+    if not isinstance(source, str | PathLike):
+        raise TypeError(f"source is a {type(source).__name__}; expected a path, a list of tar shards or a dataset")
+    if str(source).endswith(_SHARD_SUFFIXES):
+        return _open_shards([str(source)], split, streaming), None
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _open_folder(path, split, streaming), path
+    if path.suffix.lower() in _TABLE_LOADERS:
+        return open_table(path, split, streaming), path.parent
+    if isinstance(source, PathLike) or path.exists() or source.startswith((".", "/", "~")):
+        kinds = ", ".join([*_TABLE_LOADERS, *_SHARD_SUFFIXES])
+        problem = ValueError if path.exists() else FileNotFoundError
+        raise problem(f"source {str(source)!r} is neither a folder nor one of the file kinds {kinds}")
+    return datasets.load_dataset(source, split=split, streaming=streaming), None
+
+
+def open_table(path: Path, split: str = "train", streaming: bool = False) -> AnyDataset:
+    """Open a CSV, TSV, JSON, JSON-lines or Parquet file. Every column of a CSV is text: an id `007` stays so.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The file is empty.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {str(path)!r}")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{str(path)!r} has zero bytes")
+    loader = _TABLE_LOADERS[path.suffix.lower()]
+    options: dict[str, Any] = {}
+    if loader == "csv":
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = next(csv.reader(file, delimiter=separator))
+        strings = datasets.Features({name: datasets.Value("string") for name in header})
+        options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
+    return datasets.load_dataset(
+        loader, data_files=glob.escape(str(path)), split=split, streaming=streaming, **options
+    )
+
+
+def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:
+    wrong = [shard for shard in shards if not shard.endswith(_SHARD_SUFFIXES)]
+    if wrong or not shards:
+        raise ValueError(f"expected webdataset shards ending in {', '.join(_SHARD_SUFFIXES)}, got {wrong[:3]}")
+    return datasets.load_dataset("webdataset", data_files=shards, split=split, streaming=streaming)
+
+
+def _open_folder(folder: Path, split: str, streaming: bool) -> AnyDataset:
+    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    for name in METADATA_FILES:
+        if (folder / name).is_file():
+            table = open_table(folder / name, split, streaming)
+            _warn_of_unlisted(folder / name, table, images)
+            return table
+    if not images:
+        raise ValueError(f"the folder {str(folder)!r} holds no images ({', '.join(IMAGE_SUFFIXES)})")
+    uncaptioned = [image for image in images if not image.with_suffix(".txt").is_file()]
+    if uncaptioned:
+        raise ValueError(
+            f"{len(uncaptioned)} of {len(images)} images in {str(folder)!r} have no caption, such as "
+            f"{uncaptioned[0].name!r}; expected a .txt of the same name beside each, or one of "
+            f"{', '.join(METADATA_FILES)} with the columns file_name and text"
+        )
+    if split != "train":
+        raise ValueError(f"split is {split!r}; a folder of images and captions is all one split, 'train'")
+    names = [image.relative_to(folder).as_posix() for image in images]
+    texts = [image.with_suffix(".txt").read_text(encoding="utf-8").strip() for image in images]
+    pairs = datasets.Dataset.from_dict({"id": names, "file_name": names, "text": texts})
+    return pairs.to_iterable_dataset() if streaming else pairs
+
+
+def _warn_of_unlisted(metadata: Path, table: AnyDataset, images: list[Path]) -> None:
+    """Say how many images of the folder the metadata leaves out (they are no error: a file may list a subset)."""
+    if isinstance(table, datasets.Dataset) and 0 < len(table) < len(images):
+        logger.warning("%s lists %d of the %d images in its folder", metadata, len(table), len(images))

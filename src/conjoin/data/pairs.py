@@ -1,0 +1,206 @@
+"""Image-text pairs out of any source, brought to the fixed columns `id`, `image` and `text` and checked."""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import pyarrow.compute
+
+from conjoin.data.pair_sources import AnyDataset, PairSource, open_source
+from conjoin.processing.item_inputs import check_text
+
+PAIR_FEATURES = datasets.Features(
+    {"id": datasets.Value("string"), "image": datasets.Image(decode=False), "text": datasets.Value("string")}
+)
+
+COMMON_COLUMNS = {
+    "image": ("image", "img", "jpg", "jpeg", "png", "webp", "image_path", "img_path", "file_name", "filename",
+              "file_path", "filepath", "path", "image_url", "img_url", "url"),
+    "text": ("text", "caption", "captions", "title", "txt", "description", "alt_text", "sentence"),
+    "id": ("id", "key", "__key__", "item_id", "uid"),
+}  # fmt: skip
+"""The column names, in order of preference and in any case, that are taken when none is given."""
+
+
+class _Columns(NamedTuple):
+    image: str
+    text: str
+    id: str | None
+
+
+def load_pairs(
+    source: PairSource,
+    *,
+    image_column: str | None = None,
+    text_column: str | None = None,
+    id_column: str | None = None,
+    split: str = "train",
+    streaming: bool = False,
+) -> AnyDataset:
+    """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
+
+    Without streaming every id and text is checked and every image file looked up before this returns, while the
+    images themselves are read when used. With streaming each row is checked as it passes, and duplicate ids are not
+    noticed. A row that cannot be used is an error that names it, never left out.
+
+    Args:
+        source: One of
+
+            * a folder with `metadata.csv`, `.jsonl` or `.parquet` (columns `file_name` and `text`), or with a `.txt`
+              caption beside each image;
+            * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or URLs, or embedded);
+            * webdataset tar shards: a path, a glob or a list;
+            * `"emoji"`, the embedded sample;
+            * a `datasets` dataset, already loaded, or the id of one on the hub.
+        image_column: Taken from `COMMON_COLUMNS` when None, as the next two.
+        text_column: The captions.
+        id_column: Unique names of the rows; the row numbers when there is no such column.
+        split: For sources that have several.
+        streaming: Return an `IterableDataset` that reads as it goes.
+
+    Raises:
+        FileNotFoundError: The source, or an image that it lists, does not exist.
+        ValueError: A column is missing, the source is empty, an id occurs twice, or a text or image is missing.
+    """
+    dataset, folder = open_source(source, split, streaming)
+    dataset = _undecoded(dataset.with_format(None))
+    available = _column_names(dataset)
+    columns = _choose_columns(available, {"image": image_column, "text": text_column, "id": id_column})
+    if isinstance(dataset, datasets.IterableDataset):
+        return _stream_pairs(dataset, available, columns, folder)
+    pairs = _collect_pairs(dataset, columns, folder)
+    return pairs.to_iterable_dataset() if streaming else pairs
+
+
+def check_ids(ids: Sequence[str]) -> None:
+    """Refuse duplicate ids.
+
+    Raises:
+        ValueError: Naming the first few duplicates.
+    """
+    duplicates = [f"{name!r} ({count} times)" for name, count in Counter(ids).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"{len(duplicates)} ids occur more than once: {', '.join(duplicates[:3])}")
+
+
+def row_name(index: int, row_id: str) -> str:
+    """How error messages name a row."""
+    return f"row {index} (id {row_id!r})"
+
+
+def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
+    """Resolve a path against `folder` and look the file up; URLs and data URIs pass.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The path is missing.
+    """
+    if not path:
+        raise ValueError(f"{name}: the image is missing")
+    if "://" in path or path.startswith("data:"):
+        return path
+    file = ((folder or Path()) / path).absolute()
+    if not file.is_file():
+        raise FileNotFoundError(f"{name}, image {str(file)!r}: no such file")
+    return str(file)
+
+
+def unknown_column(column: str, available: Iterable[str]) -> ValueError:
+    """The error for a column that is not there: it lists the columns and suggests the nearest."""
+    available = list(available)
+    nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
+
+
+def _undecoded(dataset: AnyDataset) -> AnyDataset:
+    for name, feature in (dataset.features or {}).items():
+        if isinstance(feature, datasets.Image):
+            dataset = dataset.cast_column(name, datasets.Image(decode=False))
+    return dataset
+
+
+def _column_names(dataset: AnyDataset) -> list[str]:
+    first = next(iter(dataset), None)
+    if first is None:
+        raise ValueError("the dataset is empty: it has no rows")
+    return list(first)
+
+
+def _choose_columns(available: Sequence[str], given: Mapping[str, str | None]) -> _Columns:
+    chosen: dict[str, str | None] = {}
+    by_lower_name = {name.lower(): name for name in reversed(available)}
+    for role, column in given.items():
+        if column is not None and column not in available:
+            raise unknown_column(column, available)
+        known = (by_lower_name[name] for name in COMMON_COLUMNS[role] if name in by_lower_name)
+        chosen[role] = column if column is not None else next(known, None)
+    image, text = chosen["image"], chosen["text"]
+    if image is None or text is None:
+        role = "image" if image is None else "text"
+        raise ValueError(
+            f"found no {role} column among {', '.join(map(repr, available))}; "
+            f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}"
+        )
+    return _Columns(image, text, chosen["id"])
+
+
+def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | None) -> datasets.Dataset:
+    """Check the cheap columns and set them beside the image column, which stays on disk as it is."""
+    given_ids = dataset[columns.id][:] if columns.id else range(len(dataset))
+    ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
+    check_ids(ids)
+    names = [row_name(index, row_id) for index, row_id in enumerate(ids)]
+    texts = [check_text(text, name) for text, name in zip(dataset[columns.text][:], names, strict=True)]
+    rows = datasets.Dataset.from_dict({"id": ids, "text": texts})
+    feature = dataset.features[columns.image]
+    if feature in (datasets.Value("string"), datasets.Value("large_string")):
+        paths = [
+            resolve_image_path(path, folder, name) for path, name in zip(dataset[columns.image][:], names, strict=True)
+        ]
+        images = datasets.Dataset.from_dict({"image": paths})
+    elif isinstance(feature, datasets.Image | dict) or feature == datasets.Value("binary"):
+        images = dataset.select_columns(columns.image).rename_columns({columns.image: "image"})
+    else:
+        raise ValueError(f"column {columns.image!r} holds {feature}; expected images, image bytes, paths or URLs")
+    images = images.cast_column("image", PAIR_FEATURES["image"])
+    for index in _missing_images(images):
+        raise ValueError(f"{names[index]}: the image is missing")
+    return datasets.concatenate_datasets([rows, images], axis=1).select_columns(list(PAIR_FEATURES))
+
+
+def _missing_images(images: datasets.Dataset) -> Iterator[int]:
+    """The rows whose image is null; the bytes of the others are not touched."""
+    start = 0
+    for batch in images.with_format("arrow").iter(batch_size=1000):
+        data, path = (pyarrow.compute.struct_field(batch["image"], field) for field in ("bytes", "path"))
+        missing = pyarrow.compute.and_(data.is_null(), path.is_null())
+        yield from (start + offset for offset, value in enumerate(missing.to_pylist()) if value)
+        start += len(batch)
+
+
+def _stream_pairs(
+    dataset: datasets.IterableDataset, available: list[str], columns: _Columns, folder: Path | None
+) -> datasets.IterableDataset:
+    def pair(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+        row_id = _check_id(index, row[columns.id] if columns.id else index)
+        name = row_name(index, row_id)
+        image = row[columns.image]
+        if image is None or isinstance(image, str):
+            image = resolve_image_path(image, folder, name)
+        return {
+            "id": row_id,
+            "image": PAIR_FEATURES["image"].encode_example(image),
+            "text": check_text(row[columns.text], name),
+        }
+
+    return dataset.map(pair, with_indices=True, remove_columns=_column_names(dataset), features=PAIR_FEATURES)
+
+
+def _check_id(index: int, value: Any) -> str:  # noqa: ANN401
+    if value is None or value == "":
+        raise ValueError(f"row {index}: the id is missing")
+    return str(value)
