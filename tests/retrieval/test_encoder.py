@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_encoder import TinyModel, tiny_encoder, tiny_processor, tiny_rows
+
+from conjoin.retrieval import ItemEncoder
+
+
+def items(count=23):
+    return [{key: row[key] for key in ("image", "text") if row[key] is not None} for row in tiny_rows(count)]
+
+
+def test_order_is_kept_whatever_the_batches():
+    alone = np.concatenate([tiny_encoder().encode([item]) for item in items()])
+    for batch_size in (1, 4, 100):
+        encoder = tiny_encoder(batch_size=batch_size)
+        embeddings = encoder.encode(items())
+        assert embeddings.shape == (23, 8) and embeddings.dtype == np.float32
+        np.testing.assert_allclose(embeddings, alone, atol=1e-6)
+        assert max(encoder.model.batches) <= batch_size
+    np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1, atol=1e-6)
+    assert not np.allclose(alone[0], alone[1])
+
+
+def test_like_items_share_a_batch():
+    seen = []
+
+    def processor(batch):
+        seen.append(batch)
+        return tiny_processor(batch)
+
+    mixed = ["a" * 50, Image.new("RGB", (4, 4)), "b", {"image": Image.new("RGB", (4, 4)), "text": "c"}, "d" * 40, "e"]
+    ItemEncoder(TinyModel(), processor, batch_size=2).encode(mixed)
+    assert [[mixed.index(item) for item in batch] for batch in seen] == [[3, 1], [0, 4], [2, 5]]
+
+
+def test_worker_processes_give_the_same_and_leave_the_random_state_alone():
+    state = torch.get_rng_state()
+    with_workers = tiny_encoder(num_workers=2).encode(items())
+    assert torch.equal(state, torch.get_rng_state())
+    np.testing.assert_array_equal(with_workers, tiny_encoder().encode(items()))
+    with pytest.raises(ValueError, match=r"^item 'bad': text is empty"):
+        tiny_encoder(num_workers=1).encode(["good", {"text": " "}], ids=["good", "bad"])
+
+
+def test_evaluation_mode_is_undone_exactly():
+    encoder = tiny_encoder()
+    encoder.model.train()
+    encoder.model.dropout.eval()
+    frozen = encoder.encode(["some text"])
+    assert encoder.model.training and not encoder.model.dropout.training
+    encoder.model.train()
+    np.testing.assert_array_equal(encoder.encode(["some text"]), frozen)
+    assert encoder.model.dropout.training
+
+
+def test_autocast_computes_in_bfloat16_and_returns_float32():
+    exact, rough = tiny_encoder().encode(items()), tiny_encoder(dtype=torch.bfloat16).encode(items())
+    assert rough.dtype == np.float32
+    assert 1e-5 < np.abs(exact - rough).max() < 0.05
+
+
+def test_progress_is_reported():
+    done = []
+    tiny_encoder(batch_size=10).encode(items(), on_batch=done.append)
+    assert done == [10, 10, 3]
+
+
+def test_dimension():
+    assert tiny_encoder(config={"width": 5}).dimension == 5
+
+
+class TestFingerprint:
+    def test_is_the_same_for_the_same_model_elsewhere(self):
+        moved = {"_name_or_path": "elsewhere", "transformers_version": "2", "dtype": "float32", "auto_map": {"a": "b"}}
+        moved["towers"] = {"depth": 2, "_name_or_path": "x"}
+        assert tiny_encoder(config=moved).fingerprint == tiny_encoder(batch_size=7, name="other").fingerprint
+
+    def test_changes_with_any_weight_type_or_setting(self):
+        base = tiny_encoder()
+        nudged = tiny_encoder()
+        with torch.no_grad():
+            nudged.model.weight[17, 3] = torch.nextafter(nudged.model.weight[17, 3], torch.tensor(9.0))
+        half = ItemEncoder(TinyModel().bfloat16(), tiny_processor)
+        reconfigured = tiny_encoder(config={"towers": {"depth": 3}})
+        prints = {encoder.fingerprint for encoder in (base, nudged, half, reconfigured, tiny_encoder(seed=1))}
+        assert len(prints) == 5
+
+    def test_identity_reads_well(self):
+        encoder = tiny_encoder(name="clip")
+        assert str(encoder.identity) == f"'clip' (fingerprint {encoder.fingerprint[:12]})"
+
+
+class TestErrors:
+    def test_a_single_item_is_not_a_list(self):
+        with pytest.raises(TypeError, match="expected a list of items, got one str; wrap it in a list"):
+            tiny_encoder().encode("text")
+
+    def test_no_items(self):
+        with pytest.raises(ValueError, match="there are no items to encode"):
+            tiny_encoder().encode([])
+
+    def test_ids_of_another_number(self):
+        with pytest.raises(ValueError, match="got 1 ids for 2 items"):
+            tiny_encoder().encode(["a", "b"], ids=["a"])
+
+    def test_bad_item_is_named_by_its_own_position(self):
+        with pytest.raises(ValueError, match=r"^item 1: text is empty or only white space"):
+            tiny_encoder().encode(["a long text", " ", "a longer text than that", "b"])
+
+    def test_bad_item_is_named_by_its_id(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"^item 'x', image '.*missing.png': no such file"):
+            tiny_encoder().encode(["a", {"image": str(tmp_path / "missing.png")}], ids=["w", "x"])
+
+    def test_what_only_the_processor_refuses_is_named_too(self):
+        two = {"image": [Image.new("RGB", (2, 2))] * 2}
+        with pytest.raises(ValueError, match=r"^item 2: holds 2 images, one is the most$"):
+            tiny_encoder().encode(["a", "b", two])
+
+    def test_not_finite(self):
+        encoder = tiny_encoder()
+        with torch.no_grad():
+            encoder.model.weight[ord("z")] = 3e38  # twice that is infinite
+        with pytest.raises(ValueError, match=r"^item 1: 'TinyModel' gave an embedding that is not finite"):
+            encoder.encode(["a", "zz", "b"])
+
+    def test_wrong_number_of_rows(self):
+        encoder = ItemEncoder(TinyModel(), lambda batch: tiny_processor([*batch, "extra"]))
+        with pytest.raises(ValueError, match=r"'TinyModel' gave embeddings of shape \(3, 8\) for 2 items"):
+            encoder.encode(["a", "b"])
+
+    def test_batch_size(self):
+        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+            tiny_encoder(batch_size=0)
