@@ -28,7 +28,9 @@ def write_run(path: str | os.PathLike[str], rankings: Mapping[str, Sequence[tupl
         for document, _ in ranking:
             _check_word(document, "document id")
         _check_ranking(ranking, f"query {query!r}")
-        lines += [f"{query} Q0 {doc} {rank} {score!r} {tag}\n" for rank, (doc, score) in enumerate(ranking, start=1)]
+        lines += [
+            f"{query} Q0 {doc} {rank} {float(score)!r} {tag}\n" for rank, (doc, score) in enumerate(ranking, start=1)
+        ]
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 

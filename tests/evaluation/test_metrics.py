@@ -1,0 +1,196 @@
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.evaluation import (
+    bootstrap_ci,
+    chance_hit_rate,
+    chance_mrr,
+    check_relevant_in_corpus,
+    hit_rate_at_k,
+    mrr_at_k,
+    recall_at_k,
+    score_rankings,
+    triplet_precision,
+    triplet_wins,
+)
+
+RANKED = [["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]]
+RELEVANT = [{"b", "c", "z"}, ["d"], {"x"}]
+
+
+def test_hand_computed():
+    assert hit_rate_at_k(RANKED, RELEVANT, 1) == pytest.approx(1 / 3)
+    assert hit_rate_at_k(RANKED, RELEVANT, 2) == pytest.approx(2 / 3)
+    assert recall_at_k(RANKED, RELEVANT, 2) == pytest.approx((1 / 3 + 1 + 0) / 3)
+    assert recall_at_k(RANKED, RELEVANT, 3) == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert mrr_at_k(RANKED, RELEVANT, 1) == pytest.approx(1 / 3)
+    assert mrr_at_k(RANKED, RELEVANT, 3) == pytest.approx((1 / 2 + 1 + 0) / 3)
+
+
+def test_k_beyond_the_ranking_counts_what_was_not_returned_as_missed():
+    assert recall_at_k([["a"]], [{"a", "b"}], 100) == 0.5
+    assert hit_rate_at_k([[]], [{"a"}], 5) == 0.0
+
+
+def test_per_query_values_average_to_the_metrics():
+    scores = score_rankings(RANKED, RELEVANT, 3)
+    assert scores.hit.tolist() == [1, 1, 0]
+    assert scores.recall.mean() == recall_at_k(RANKED, RELEVANT, 3)
+    assert scores.reciprocal_rank.tolist() == [0.5, 1, 0]
+
+
+def test_rankings_equal_a_naive_loop():
+    rng = np.random.default_rng(0)
+    ranked = [rng.permutation(30).tolist() for _ in range(50)]
+    relevant = [set(rng.choice(30, size=rng.integers(1, 5), replace=False).tolist()) for _ in range(50)]
+    for k in (1, 5, 10):
+        hits = [any(found in wanted for found in order[:k]) for order, wanted in zip(ranked, relevant, strict=True)]
+        recalls = [len(set(order[:k]) & wanted) / len(wanted) for order, wanted in zip(ranked, relevant, strict=True)]
+        ranks = [1 + min(order.index(w) for w in wanted) for order, wanted in zip(ranked, relevant, strict=True)]
+        assert hit_rate_at_k(ranked, relevant, k) == pytest.approx(np.mean(hits))
+        assert recall_at_k(ranked, relevant, k) == pytest.approx(np.mean(recalls))
+        assert mrr_at_k(ranked, relevant, k) == pytest.approx(np.mean([1 / r if r <= k else 0 for r in ranks]))
+
+
+@pytest.mark.parametrize(
+    ("ranked", "relevant", "k", "message"),
+    [
+        ([["a"]], [{"a"}], 0, "k must be at least 1, got 0"),
+        ([], [], 1, "one relevant set per ranking, got 0 and 0"),
+        ([["a"]], [{"a"}, {"b"}], 1, "got 1 and 2"),
+        ([["a"], ["b"]], [{"a"}, set()], 1, "query 1 has no relevant id"),
+        ([["a", "b", "a"]], [{"a"}], 1, "query 0: the ranking repeats the id 'a'"),
+        ([["12"]], [{12}], 1, "ids of two kinds never match: ranked '12', relevant 12"),
+        (["abc"], [{"a"}], 1, "expected a list of ids, got the string 'abc'"),
+    ],
+)
+def test_bad_rankings(ranked, relevant, k, message):
+    with pytest.raises(ValueError, match=message):
+        hit_rate_at_k(ranked, relevant, k)
+
+
+def test_relevant_documents_must_exist():
+    check_relevant_in_corpus([{"a"}, ["b"]], ["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"2 relevant documents are not in the corpus of 1: 'b', 'c'"):
+        check_relevant_in_corpus([["a", "b"], ["c", "b"]], ["a"])
+
+
+def test_triplet_precision_by_hand():
+    anchor = torch.tensor([[1.0, 0], [1, 0], [1, 0], [1, 0]])
+    positive = torch.tensor([[2.0, 0], [1, 1], [0, 1], [3, 3]])
+    negative = torch.tensor([[0.0, 5], [3, 1], [1, 0], [1, 1]])  # right, wrong, wrong, tie
+    assert triplet_wins(anchor, positive, negative).tolist() == [True, False, False, False]
+    assert triplet_precision(anchor, positive, negative) == 0.25
+    assert triplet_precision(anchor.numpy(), positive.numpy(), negative.numpy()) == 0.25
+    variant = anchor.clone()
+    variant[1] = torch.tensor([0.0, 1])  # cos(f', f-) falls from 0.95 to 0.32; the other rows have no variant
+    assert triplet_precision(anchor, positive, negative, variant) == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_triplet_ties_fail_whatever_the_length_of_the_vectors(dtype):
+    generator = torch.Generator().manual_seed(0)
+    anchor, positive = torch.randn(2, 500, 64, generator=generator).to(dtype)
+    scale = 2.0 ** torch.randint(-3, 4, (500, 1), generator=generator).to(dtype)
+    assert triplet_precision(anchor, positive, positive * scale) == 0.0
+    third = positive.float() * 3 if dtype == torch.float32 else positive * 2
+    assert triplet_precision(anchor, positive, third) == 0.0
+    assert triplet_precision(anchor, anchor * 2, positive) == 1.0
+
+
+def test_triplet_precision_equals_a_naive_loop():
+    rng = np.random.default_rng(1)
+    f, p, n, v = rng.normal(size=(4, 200, 8))
+
+    def cos(a, b):
+        return a @ b / math.sqrt((a @ a) * (b @ b))
+
+    naive = np.mean([cos(f[i], p[i]) > cos(v[i], n[i]) for i in range(200)])
+    assert 0.2 < naive < 0.8
+    assert triplet_precision(f, p, n, v) == pytest.approx(naive)
+
+
+def test_bad_triplets():
+    rows = torch.ones(3, 2)
+    broken = rows.clone()
+    broken[1, 0] = math.nan
+    with pytest.raises(ValueError, match=r"negative: 1 rows are NaN, infinite or zero, the first at index \[1\]"):
+        triplet_precision(rows, rows, broken)
+    with pytest.raises(ValueError, match="variant: 3 rows are NaN, infinite or zero"):
+        triplet_precision(rows, rows, rows, torch.full((3, 2), math.nan))
+    with pytest.raises(ValueError, match="positive: 1 rows"):
+        triplet_precision(rows, rows * torch.tensor([[1.0], [0], [1]]), rows)
+    with pytest.raises(ValueError, match="must share one shape"):
+        triplet_precision(rows, rows[:2], rows)
+    with pytest.raises(ValueError, match=r"must be a matrix \(N, D\), got shape \(2,\)"):
+        triplet_precision(rows[0], rows[0], rows[0])
+
+
+def test_bootstrap_is_seeded_and_contains_the_mean():
+    values = np.random.default_rng(0).random(300)
+    low, high = bootstrap_ci(values)
+    assert low < values.mean() < high
+    assert bootstrap_ci(values) == (low, high) == bootstrap_ci(torch.tensor(values))
+    assert bootstrap_ci(values, seed=1) != (low, high)
+    narrow = bootstrap_ci(values, level=0.5)
+    assert low < narrow[0] < narrow[1] < high
+    assert bootstrap_ci([0.25] * 7) == (0.25, 0.25)
+
+
+def test_bootstrap_equals_drawing_indices():
+    values = np.random.default_rng(2).exponential(size=120)
+    draws = np.random.default_rng(3).integers(120, size=(20000, 120))
+    naive = np.quantile(values[draws].mean(axis=1), (0.025, 0.975))
+    assert bootstrap_ci(values, resamples=20000) == pytest.approx(naive, abs=0.01)
+
+
+def test_bootstrap_of_a_share_is_the_binomial_interval():
+    hits = np.arange(214) < 185
+    scipy_stats = pytest.importorskip("scipy.stats")
+    expected = scipy_stats.binom(214, 185 / 214).ppf((0.025, 0.975)) / 214
+    assert bootstrap_ci(hits) == pytest.approx(expected, abs=1 / 214 + 1e-9)
+
+
+def test_bootstrap_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(4)
+    covered = []
+    for _ in range(300):
+        low, high = bootstrap_ci(rng.random(200) < 0.4, level=0.9, resamples=1000)
+        covered.append(low <= 0.4 <= high)
+    assert 0.84 < np.mean(covered) < 0.95
+
+
+@pytest.mark.parametrize("values", [[], [0.5, math.nan], [[1.0], [0.0]], [math.inf]])
+def test_bootstrap_refuses(values):
+    with pytest.raises(ValueError, match="non-empty vector of finite values"):
+        bootstrap_ci(values)
+
+
+@pytest.mark.parametrize(("level", "resamples"), [(95, 10), (0.0, 10), (0.95, 0)])
+def test_bootstrap_refuses_options(level, resamples):
+    with pytest.raises(ValueError, match="0 < level < 1 and resamples >= 1"):
+        bootstrap_ci([1.0, 0.0], level=level, resamples=resamples)
+
+
+def test_chance_equals_counting_every_order():
+    size = 7
+    for relevant in (1, 2, 3):
+        placements = [min(places) for places in combinations(range(1, size + 1), relevant)]
+        for k in (1, 3, 7, 10):
+            hits = np.mean([best <= k for best in placements])
+            mrr = np.mean([1 / best if best <= k else 0 for best in placements])
+            assert chance_hit_rate(relevant, size, k) == pytest.approx(hits)
+            assert chance_mrr(relevant, size, k) == pytest.approx(mrr)
+    assert chance_hit_rate([1, 3], size, 2) == pytest.approx(
+        (chance_hit_rate(1, size, 2) + chance_hit_rate(3, size, 2)) / 2
+    )
+    assert chance_hit_rate(1, 370, 10) == pytest.approx(10 / 370)
+
+
+def test_chance_refuses_impossible_counts():
+    with pytest.raises(ValueError, match=r"must lie in 1\.\.5"):
+        chance_hit_rate([1, 6], 5, 1)

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from conjoin.evaluation import read_qrels, read_run, write_qrels, write_run
+
+
+def test_run_round_trip(tmp_path):
+    rankings = {"1:7": [("d1", 0.1 + 0.2), ("d2", 0.25), ("d3", 0.25)], "q2": [("d9", -1e-9)]}
+    write_run(tmp_path / "run.txt", rankings, "joint")
+    assert (tmp_path / "run.txt").read_text().splitlines()[1] == "1:7 Q0 d2 2 0.25 joint"
+    assert read_run(tmp_path / "run.txt") == rankings
+
+
+def test_numpy_scores_are_written_as_numbers(tmp_path):
+    write_run(tmp_path / "run.txt", {"q": [("d", np.float32(0.5))]}, "t")
+    assert read_run(tmp_path / "run.txt") == {"q": [("d", 0.5)]}
+
+
+def test_rows_of_a_run_may_come_in_any_order(tmp_path):
+    path = tmp_path / "run.txt"
+    path.write_text("q Q0 b 2 0.5 t\n\nr\tQ0\tx\t0\t1\tt\nq Q0 a 1 0.75 t\n")
+    assert read_run(path) == {"q": [("a", 0.75), ("b", 0.5)], "r": [("x", 1.0)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", "line 2: expected 'qid Q0 docid rank score tag', got 5 columns"),
+        ("q Q0 a one 0.5 t\n", "line 1: rank must be an integer, got 'one'"),
+        ("q Q0 a 1 high t\n", "line 1: score must be a number, got 'high'"),
+        ("q Q0 a 1 nan t\n", "line 1: score must be finite, got 'nan'"),
+        ("q Q0 a 1 0.5 t\nq Q0 b 1 0.4 t\n", "line 2: query 'q' already has a document at rank 1"),
+        ("q Q0 a 1 0.5 t\nq Q0 a 2 0.4 t\n", "query 'q': document 'a' is ranked twice"),
+        ("q Q0 a 1 0.5 t\nq Q0 b 2 0.6 t\n", "query 'q': scores must be finite and not rise, got 0.6 after 0.5"),
+    ],
+)
+def test_bad_runs(tmp_path, text, message):
+    (tmp_path / "run.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_run(tmp_path / "run.txt")
+
+
+@pytest.mark.parametrize(
+    ("rankings", "tag", "message"),
+    [
+        ({"q 1": []}, "t", "query id must be one word without white space, got 'q 1'"),
+        ({"q": [("", 1.0)]}, "t", "document id must be one word"),
+        ({"q": [("a", 1.0)]}, "two words", "tag must be one word"),
+        ({"q": [("a", float("nan"))]}, "t", "scores must be finite"),
+        ({"q": [("a", 1.0), ("b", 2.0)]}, "t", "not rise, got 2.0 after 1.0"),
+    ],
+)
+def test_bad_rankings_are_not_written(tmp_path, rankings, tag, message):
+    with pytest.raises(ValueError, match=message):
+        write_run(tmp_path / "run.txt", rankings, tag)
+    assert not (tmp_path / "run.txt").exists()
+
+
+@pytest.mark.parametrize("task", [None, 8])
+def test_qrels_round_trip(tmp_path, task):
+    qrels = {"9:1": {"9:10": 1, "9:11": 2}, "9:2": {"9:12": 1}}
+    write_qrels(tmp_path / "qrels.txt", qrels, task)
+    assert len((tmp_path / "qrels.txt").read_text().splitlines()[0].split()) == (4 if task is None else 5)
+    assert read_qrels(tmp_path / "qrels.txt") == qrels
+
+
+def test_grades_below_the_minimum_are_dropped(tmp_path):
+    (tmp_path / "qrels.txt").write_text("q 0 a 0\nq 0 b 1\nr 0 c 0 3\n")
+    assert read_qrels(tmp_path / "qrels.txt") == {"q": {"b": 1}}
+    assert read_qrels(tmp_path / "qrels.txt", minimum=0) == {"q": {"a": 0, "b": 1}, "r": {"c": 0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("q 0 a\n", r"qrels.txt, line 1: expected 'qid 0 docid rel \[task\]', got 3 columns: 'q 0 a'"),
+        ("q 0 a 1\nq 0 b yes\n", "line 2: relevance must be an integer, got 'yes'"),
+        ("q 0 a 1\nq 0 a 1\n", "line 2: document 'a' is judged twice for query 'q'"),
+    ],
+)
+def test_bad_qrels(tmp_path, text, message):
+    (tmp_path / "qrels.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_qrels(tmp_path / "qrels.txt")
