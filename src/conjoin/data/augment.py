@@ -76,7 +76,8 @@ def _blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
 
 
 def _posterise(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    return ImageOps.posterize(image, int(random.integers(2, 5)))
+    steps = int(random.integers(2, 6))
+    return image.point([round(round(level / 255 * steps) / steps * 255) for level in range(256)] * 3)
 
 
 def _outline(image: Image.Image, random: np.random.Generator) -> Image.Image:

@@ -21,8 +21,11 @@ EMOJI_LANGUAGES = ("en", "ar", "de", "es", "fa", "fr", "id", "it", "ja", "ko", "
 
 SKIN_TONES = {"1f3fb": "light", "1f3fc": "medium-light", "1f3fd": "medium", "1f3fe": "medium-dark", "1f3ff": "dark"}
 
+GENDER_WORDS = {"woman", "women", "girl", "man", "men", "boy", "person", "people"}
+"""Words of English names that tell the gender of people, or leave it open."""
+
 _FULLY_QUALIFIED = 2
-_GENDER_WORDS = {"female": {"woman", "women", "girl", "♀"}, "male": {"man", "men", "boy", "♂"}}
+_GENDER_MARKS = {"female": {"woman", "women", "girl", "♀"}, "male": {"man", "men", "boy", "♂"}}
 _GENDER_SIGNS = {"2640": "♀", "2642": "♂"}
 _PEOPLE_WORDS = {"person", "people", "family"}
 _FLAGS = {"1f38c", "1f3c1", "1f3f3", "1f3f4", "1f6a9"}
@@ -169,7 +172,7 @@ def _people(entries: Iterable[str]) -> set[tuple[str, ...]]:
 
 
 def _gender(words: set[str]) -> str | None:
-    found = [gender for gender, marks in _GENDER_WORDS.items() if words & marks]
+    found = [gender for gender, marks in _GENDER_MARKS.items() if words & marks]
     return "mixed" if len(found) == 2 else found[0] if found else None
 
 
