@@ -1,6 +1,7 @@
 """The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder read at its own CLS."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,8 +99,6 @@ class VLEncoder(nn.Module):
         A weight w enters every layer as an additive bias log w on that key for all queries, so a token of weight 0
         reaches nothing (Eq. 2's mask). CLS is never masked: an item without tokens is CLS attending to itself.
         """
-        if self.training and self.config.token_dropout:
-            weights = weights * (torch.rand_like(weights) >= self.config.token_dropout)
         weights = F.pad(weights, (1, 0), value=1.0)
         hidden = torch.cat([self.cls_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
         key_bias = weights.log()[:, None, None]
@@ -305,6 +304,8 @@ class JointEncoderModel(PreTrainedModel):
         chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
         if not chosen:
             raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+        if self.training and self.config.token_dropout:
+            chosen = [drop_tokens(*part, self.config.token_dropout) for part in chosen]
         return self.vl_encoder(torch.cat([keys for keys, _ in chosen], 1), torch.cat([w for _, w in chosen], 1))
 
     @torch.no_grad()
@@ -316,6 +317,28 @@ class JointEncoderModel(PreTrainedModel):
             for projection in (module.v_proj, module.o_proj):
                 init.eye_(projection.weight)
             init.zeros_(module.fc2.weight)
+
+
+def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Keep a random `1 - rate` of each item's tokens (at least one), packed: the rest costs nothing.
+
+    Args:
+        tokens: `(N, S, d)`.
+        weights: `(N, S)`, zero where there is no token.
+        rate: Share to drop, in [0, 1).
+
+    Returns:
+        Tokens `(N, S', d)` and weights `(N, S')`, `S'` the largest number kept.
+    """
+    exists = weights > 0
+    num_kept = ((1 - rate) * exists.sum(1)).ceil().long()
+    width = math.ceil((1 - rate) * tokens.shape[1])
+    order = (torch.rand_like(weights) + exists).topk(width, dim=1).indices  # existing tokens first, in random order
+    kept = torch.arange(width, device=tokens.device) < num_kept[:, None]
+    return (
+        tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1])),
+        weights.gather(1, order) * kept,
+    )
 
 
 def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401
