@@ -12,14 +12,13 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-import torch
 import tiny_encoder as tiny
+import torch
 from PIL import Image
 from tiny_encoder import slow_rows, tiny_encoder, tiny_rows
 
 from conjoin.retrieval import EmbeddingStore, ItemEncoder, encode_corpus
 from conjoin.retrieval.embedding_store import Manifest
-
 
 SHARD = 5
 ROWS = 23
@@ -233,7 +232,9 @@ class TestRefusals:
     def test_other_ids(self, begun):
         rows = tiny_rows()
         rows[7]["id"] = "stranger"
-        with pytest.raises(ValueError, match="row 7 had the id 'row/7' and now it is 'stranger'; the data has changed"):
+        with pytest.raises(
+            ValueError, match="row 7 had the id 'row/7' and now it is 'stranger'; the data has changed"
+        ):
             encode_corpus(rows, tiny_encoder(), begun, shard_size=SHARD)
 
     def test_fewer_rows(self, begun):
@@ -356,7 +357,9 @@ class TestDisk:
         path = tmp_path / "shard-00003.safetensors"
         path.write_bytes(path.read_bytes()[:-9])
         for read in (store.load, store.verify):
-            with pytest.raises(ValueError, match=r"shard '.*shard-00003.safetensors' is missing, truncated or damaged"):
+            with pytest.raises(
+                ValueError, match=r"shard '.*shard-00003.safetensors' is missing, truncated or damaged"
+            ):
                 read()
         path.unlink()
         with pytest.raises(ValueError, match="shard-00003.safetensors' is missing"):
@@ -365,7 +368,9 @@ class TestDisk:
     def test_shard_of_another_shape(self, tmp_path):
         store = encode_corpus(tiny_rows(), tiny_encoder(), tmp_path, shard_size=SHARD)
         (tmp_path / "shard-00003.safetensors").write_bytes((tmp_path / "shard-00004.safetensors").read_bytes())
-        with pytest.raises(ValueError, match=r"it holds 3 ids and vectors of shape \(3, 8\), the manifest says \(5, 8\)"):
+        with pytest.raises(
+            ValueError, match=r"it holds 3 ids and vectors of shape \(3, 8\), the manifest says \(5, 8\)"
+        ):
             store.load()
 
 

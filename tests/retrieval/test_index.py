@@ -320,7 +320,9 @@ class TestWithModel:
     def test_another_model_is_refused(self, store):
         index = build_index(store)
         other = tiny_encoder(seed=1, name="second")
-        message = r"the index was built with model 'first' \(fingerprint \w+\), these queries come from 'second' \(fing"
+        message = (
+            r"the index was built with model 'first' \(fingerprint \w+\), these queries come from 'second' \(fing"
+        )
         with pytest.raises(ValueError, match=message):
             search_items(index, other, ["query"])
         check_model(index, tiny_encoder(name="first, moved"))
@@ -331,7 +333,9 @@ class TestWithModel:
         assert len(search_items(index, tiny_encoder(), ["query"], k=3).ids[0]) == 3
 
     def test_unknown_kind(self, store):
-        with pytest.raises(ValueError, match=r"unknown kind 'tree' of index; expected one of \['exact', 'flat', 'hnsw"):
+        with pytest.raises(
+            ValueError, match=r"unknown kind 'tree' of index; expected one of \['exact', 'flat', 'hnsw"
+        ):
             build_index(store, "tree")
 
     def test_training_sample_spans_the_store(self, store, monkeypatch):

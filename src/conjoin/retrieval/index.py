@@ -16,6 +16,7 @@ INDEX_FILE = "index.json"
 FORMAT = "conjoin-index-1"
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
 _SCORES_AT_ONCE = 2**24
+_NUMBERS_AT_ONCE = 2**19  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
 
 
@@ -298,7 +299,7 @@ def _rounding_margin(dimension: int) -> float:
 
 def _exact_scores(queries: torch.Tensor, block: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> np.ndarray:
     """Inner products of the given pairs `(P,)`, accumulated in float64, as float32."""
-    pairs_at_once = max(1, _SCORES_AT_ONCE // queries.shape[1])
+    pairs_at_once = max(1, _NUMBERS_AT_ONCE // queries.shape[1])
     parts = [
         (queries[some_rows].double() * block[some_columns]).sum(dim=1).float()
         for some_rows, some_columns in zip(rows.split(pairs_at_once), columns.split(pairs_at_once), strict=True)

@@ -1,0 +1,60 @@
+"""`conjoin search`: one query against an index."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conjoin.retrieval import Index
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to the `conjoin` program."""
+    parser = subparsers.add_parser(
+        "search",
+        help="search an index for a text, an image, or both",
+        description="Find what is most similar in INDEX to a text, an image, or an image with a text.",
+        epilog='example: conjoin search runs/photos-index --image chair.jpg --text "the same in red" -k 5',
+    )
+    parser.add_argument("index", metavar="INDEX", help="folder that `conjoin index` wrote")
+    parser.add_argument("--text", help="the text of the query")
+    parser.add_argument("--image", metavar="PATH", help="the image of the query")
+    parser.add_argument("-k", type=int, default=10, help="number of results (default: %(default)s)")
+    parser.add_argument(
+        "--model", help="folder or Hub name of the model that made the index (default: where it was then)"
+    )
+    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU when there is one)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    query = {key: value for key, value in (("image", args.image), ("text", args.text)) if value is not None}
+    if not query:
+        raise ValueError("nothing to search for: pass --text, --image or both")
+
+    from conjoin.retrieval import ItemEncoder, load_index, search_items
+
+    index = load_index(args.index)
+    encoder = ItemEncoder.from_pretrained(args.model or _recorded_model(index), device=args.device)
+    found = search_items(index, encoder, [query], args.k)
+    hits = list(zip(found.ids[0], found.scores[0].tolist(), strict=False))
+    if args.json:
+        import json
+
+        results = [{"rank": rank, "score": score, "id": id_} for rank, (id_, score) in enumerate(hits, start=1)]
+        print(json.dumps({"query": query, "results": results}, ensure_ascii=False, indent=2))
+        return
+    print("rank   score  id")
+    for rank, (id_, score) in enumerate(hits, start=1):
+        print(f"{rank:4d}  {score:6.4f}  {id_}")
+
+
+def _recorded_model(index: "Index") -> str:
+    if index.model is None:
+        raise ValueError("the index does not say which model made it: pass --model")
+    name = index.model.name
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise FileNotFoundError(f"the model that made the index is no longer at {name!r}: pass --model")
+    return name

@@ -1,0 +1,186 @@
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from transformers import BertConfig, BertTokenizer, ViTConfig, ViTImageProcessor
+
+from conjoin.cli import encode, index, search
+from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+from conjoin.retrieval import EmbeddingStore, ItemEncoder, load_index
+
+COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange")
+TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def conjoin(*arguments) -> None:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers(required=True)
+    for command in (encode, index, search):
+        command.add_parser(subparsers)
+    args = parser.parse_args([str(argument) for argument in arguments])
+    args.func(args)
+
+
+def save_model(directory, seed):
+    torch.manual_seed(seed)
+    config = JointEncoderConfig(
+        vision_config=ViTConfig(**TOWER, image_size=16, patch_size=8),
+        text_config=BertConfig(**TOWER, vocab_size=200, max_position_embeddings=32),
+        hidden_size=16,
+        num_attention_heads=2,
+        num_vl_layers=2,
+    )
+    model = JointEncoderModel(config)
+    model.save_pretrained(directory)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", *COLOURS, "square"]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(vocabulary)}, model_max_length=32)
+    image_processor = ViTImageProcessor(size={"height": 16, "width": 16})
+    ImageTextProcessor(image_processor, tokenizer).save_pretrained(directory)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    save_model(directory, 0)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of seven squares with captions."""
+    directory = tmp_path_factory.mktemp("data")
+    lines = ["file_name,text,id"]
+    for colour in COLOURS:
+        Image.new("RGB", (20, 20), colour).save(directory / f"{colour}.png")
+        lines.append(f"{colour}.png,a {colour} square,{colour}")
+    (directory / "metadata.csv").write_text("\n".join(lines))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def built(model, data, tmp_path_factory):
+    """A store and an index of the images."""
+    directory = tmp_path_factory.mktemp("built")
+    conjoin("encode", model, data, "--only", "image", "--out", directory / "store", "--shard-size", 3, "--quiet")
+    conjoin("index", directory / "store", "--out", directory / "index")
+    return directory
+
+
+def test_an_image_finds_itself(built, data, capsys):
+    conjoin("search", built / "index", "--image", data / "blue.png", "-k", 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rank", "score", "id"]
+    assert lines[1].split() == ["1", "1.0000", "blue"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
+
+
+def test_text_and_composed_queries_as_json(built, data, model, capsys):
+    conjoin("search", built / "index", "--text", "a red square", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["query"] == {"text": "a red square"}
+    assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
+    assert [hit["rank"] for hit in found["results"]] == list(range(1, 8))
+    composed = ["--image", data / "red.png", "--text", "a blue square"]
+    conjoin("search", built / "index", *composed, "--model", model, "--json", "-k", 2)
+    query = {"image": str(data / "red.png"), "text": "a blue square"}
+    expected = load_index(built / "index").search(ItemEncoder.from_pretrained(model).encode([query]), 2)
+    found = json.loads(capsys.readouterr().out)
+    assert [hit["id"] for hit in found["results"]] == expected.ids[0]
+
+
+def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):
+    arguments = ["encode", model, data, "--dtype", "float16", "--batch-size", 2, "--shard-size", 4, "--quiet"]
+    conjoin(*arguments, "--out", tmp_path / "a")
+    assert f"7 vectors of 16 dimensions in {tmp_path / 'a'}; next: conjoin index" in capsys.readouterr().out
+    store = EmbeddingStore.open(tmp_path / "a")
+    assert store.ids == list(COLOURS) and store.manifest.dtype == "float16" and len(store.manifest.shards) == 2
+    assert store.model.name == str(model.resolve())
+    conjoin(*arguments, "--out", tmp_path / "b", "--streaming")
+    for file in (tmp_path / "a").iterdir():
+        assert (tmp_path / "b" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_encode_shows_progress(model, data, tmp_path, capsys):
+    conjoin("encode", model, data, "--out", tmp_path)
+    progress = capsys.readouterr().err
+    assert "encoding" in progress and "7/7" in progress and "row/s" in progress
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_faiss_kinds(kind, built, data, tmp_path, capsys):
+    conjoin("index", built / "store", "--out", tmp_path, "--kind", kind)
+    assert f"{kind} index of 7 vectors in {tmp_path}; next: conjoin search" in capsys.readouterr().out
+    conjoin("search", tmp_path, "--image", data / "green.png", "-k", 1)
+    assert capsys.readouterr().out.splitlines()[1].endswith("  green")
+
+
+def test_fingerprint_survives_saving_and_moving(model, tmp_path):
+    in_memory = save_model(tmp_path / "saved", 0)
+    shutil.copytree(tmp_path / "saved", tmp_path / "moved")
+    reference = ItemEncoder.from_pretrained(model)
+    moved = ItemEncoder.from_pretrained(tmp_path / "moved")
+    assert moved.fingerprint == reference.fingerprint == ItemEncoder(in_memory, reference.processor).fingerprint
+    moved.model.save_pretrained(tmp_path / "again")
+    again = type(moved.model).from_pretrained(tmp_path / "again")
+    assert ItemEncoder(again, moved.processor).fingerprint == reference.fingerprint
+
+
+class TestErrors:
+    def test_nothing_to_search_for(self, built):
+        with pytest.raises(ValueError, match="nothing to search for: pass --text, --image or both"):
+            conjoin("search", built / "index")
+
+    def test_another_model(self, built, tmp_path):
+        save_model(tmp_path, 1)
+        with pytest.raises(ValueError, match="the index was built with model .*, these queries come from"):
+            conjoin("search", built / "index", "--text", "a", "--model", tmp_path)
+
+    def test_model_has_moved(self, built, tmp_path):
+        shutil.copytree(built / "index", tmp_path / "index")
+        path = tmp_path / "index" / "index.json"
+        content = json.loads(path.read_text())
+        content["model"]["name"] = str(tmp_path / "gone")
+        path.write_text(json.dumps(content))
+        with pytest.raises(
+            FileNotFoundError, match="the model that made the index is no longer at .*gone': pass --mo"
+        ):
+            conjoin("search", tmp_path / "index", "--text", "a")
+
+    def test_index_without_a_model(self, built, tmp_path):
+        whole = load_index(built / "index")
+        whole.model = None
+        whole.save(tmp_path)
+        with pytest.raises(ValueError, match="the index does not say which model made it: pass --model"):
+            conjoin("search", tmp_path, "--text", "a")
+
+    def test_missing_query_image(self, built):
+        with pytest.raises(FileNotFoundError, match=r"image 'nowhere\.png': no such file"):
+            conjoin("search", built / "index", "--image", "nowhere.png")
+
+    def test_kind_is_checked_by_the_parser(self, built, capsys):
+        with pytest.raises(SystemExit):
+            conjoin("index", built / "store", "--out", "x", "--kind", "tree")
+        assert "invalid choice: 'tree'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["encode", "index", "search"])
+def test_help_is_worth_reading(command, capsys):
+    with pytest.raises(SystemExit):
+        conjoin(command, "--help")
+    text = capsys.readouterr().out
+    assert f"example: conjoin {command} " in text and "(default:" in text
+
+
+def test_commands_start_without_heavy_imports():
+    code = (
+        "import sys; import conjoin.cli.encode, conjoin.cli.index, conjoin.cli.search; "
+        "print([name for name in ('torch', 'numpy', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
