@@ -9,19 +9,25 @@ This file travels with every saved checkpoint, so it imports nothing of this pac
 
 import base64
 import binascii
+import http.client
 import io
-import math
 import os
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
-
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
 MAX_IMAGE_PIXELS = 89_478_485
 """Images with more pixels than this are refused before they are decoded (Pillow's own decompression-bomb limit)."""
+
+_ORIENTATION = 0x0112
+"""The EXIF tag that tells how to turn the picture; 1 is upright."""
+
+_FETCH_SECONDS = 30
 
 _EXPECTED = (
     'a string, a PIL image, an image path, {"text": ..., "image": ...}, a chat message {"role": ..., "content": ...} '
@@ -60,7 +66,8 @@ def parse_items(values: Sequence[Any], ids: Sequence[str] | None = None) -> list
     Raises:
         TypeError: `values` is a single item rather than a list.
         ValueError: An item is empty, ambiguous, of an unknown kind, or holds an unreadable image.
-        FileNotFoundError: An image path does not exist.
+        FileNotFoundError: An image path does not exist. A bare string without white space that ends like an image
+            file counts as a path; `{"text": ...}` says otherwise.
     """
     if isinstance(values, str | bytes | Mapping | Image.Image):
         raise TypeError(f"expected a list of items, got one {type(values).__name__}; wrap it in a list")
@@ -82,7 +89,7 @@ def parse_item(value: Any, name: str = "item") -> Item:  # noqa: ANN401 - anythi
     elif isinstance(value, list | tuple):
         parts = _messages_parts(value, name)
     elif isinstance(value, str):
-        parts = [load_image(value, name) if _names_an_image(value) else check_text(value, name)]
+        parts = [load_image(value, name) if _names_an_image(value, name) else check_text(value, name)]
     elif isinstance(value, Image.Image | os.PathLike):
         parts = [load_image(value, name)]
     else:
@@ -123,24 +130,23 @@ def load_image(source: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
         FileNotFoundError: The path does not exist.
         ValueError: Unreadable, truncated, or larger than `MAX_IMAGE_PIXELS`.
     """
-    label = name
+    data, label = _find_image(source, name)
     try:
-        image, label = _open_image(source, name)
+        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         width, height = image.size
-        if width * height > MAX_IMAGE_PIXELS:
-            raise ValueError(
-                f"{label}: image of {width} x {height} pixels is over the limit of {MAX_IMAGE_PIXELS} pixels "
-                "(decompression bomb?); resize it first"
-            )
-        return to_rgb(image)
+        rgb = to_rgb(image) if 0 < width * height <= MAX_IMAGE_PIXELS else None
     except UnidentifiedImageError as error:
         raise ValueError(f"{label}: cannot read the image, its content is of no known image format") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{label}: image is over the limit of {MAX_IMAGE_PIXELS} pixels: {error}") from error
-    except (OSError, SyntaxError, EOFError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except Exception as error:  # on damaged files the decoders raise nearly every kind
         raise ValueError(f"{label}: cannot read the image, it is truncated or damaged ({error})") from error
+    if rgb is None:
+        raise ValueError(
+            f"{label}: image of {width} x {height} pixels is empty, or over the limit of {MAX_IMAGE_PIXELS} pixels "
+            "(a decompression bomb?)"
+        )
+    return rgb
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -149,72 +155,107 @@ def to_rgb(image: Image.Image) -> Image.Image:
     The first frame of an animation, turned upright by its EXIF orientation; transparent pixels become white;
     16-bit and float greyscale is scaled to 8 bits rather than clipped.
     """
-    if image.mode == "RGB" and "transparency" not in image.info and not image.getexif():
+    image.seek(0)
+    if image.mode == "RGB" and not image.has_transparency_data and image.getexif().get(_ORIENTATION, 1) == 1:
         image.load()
         return image
-    if getattr(image, "is_animated", False):
-        image.seek(0)
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _to_8_bit(image)
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        image = Image.new("RGBA", rgba.size, "white")
-        image.alpha_composite(rgba)
-    return image.convert("RGB")
+    if image.mode.startswith(("I", "F")):
+        return _to_8_bit(image).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    rgba = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    white = Image.new("RGBA", rgba.size, "white")
+    white.alpha_composite(rgba)
+    return white.convert("RGB")
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        image = image.convert("I")
-    low, high = image.getextrema()
-    peak = float(high)  # type: ignore[arg-type]
-    # An "I" image is 16-bit data in 32-bit cells; floats are taken as 0..1 unless they go above it.
-    full = (65535.0 if peak > 255 else 255.0) if image.mode == "I" else (1.0 if peak <= 1 else 255.0)
-    if not math.isfinite(peak) or not math.isfinite(float(low)):  # type: ignore[arg-type]
-        raise OSError("pixel values are not finite")
-    return image.point(lambda value: value * (255.0 / full)).convert("L")
+    """Scale greyscale of more than 8 bits to 0..255, transparent pixels to 255.
+
+    The full range of integers is 16 bits, or 8 or 32 in 32-bit cells that hold no more or do; that of floats is 0..1,
+    or 0..255 where they exceed 1.
+    """
+    values = np.asarray(image).astype(np.float64)
+    peak = values.max()
+    if not np.isfinite(values).all():
+        raise ValueError("pixel values are not finite")
+    limits = (65535,) if image.mode.startswith("I;16") else (255, 65535) if image.mode == "I" else (1, 255)
+    full = next((limit for limit in limits if peak <= limit), peak)
+    levels = np.clip(np.rint(values * (255 / full)), 0, 255)
+    levels[values == image.info.get("transparency", np.nan)] = 255
+    return Image.fromarray(levels.astype(np.uint8))
 
 
-def _open_image(source: Any, name: str) -> tuple[Image.Image, str]:  # noqa: ANN401
-    """Open without decoding; returns the image and the name to report."""
+def _find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
+    """Get the image or its encoded bytes, and the name to report."""
     if isinstance(source, Mapping):
         data, path = source.get("bytes"), source.get("path")
-        source = data if data is not None else path
-        name = f"{name}, image {path!r}" if path and data is not None else name
+        if data is None:
+            return _find_image(path, name)
+        source, name = data, f"{name}, image {path!r}" if path else name
     if isinstance(source, Image.Image):
         return source, name
     if isinstance(source, bytes):
-        if not source:
-            raise ValueError(f"{name}: the image has zero bytes")
-        return Image.open(io.BytesIO(source)), name
-    if isinstance(source, str) and source.startswith("data:image/"):
-        try:
-            return Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2], validate=True))), name
-        except binascii.Error as error:
-            raise ValueError(f"{name}: the data URI is not valid base64") from error
-    if isinstance(source, str) and source.startswith(("http://", "https://")):
-        from transformers.image_utils import load_image as fetch_image
-
-        return fetch_image(source), f"{name}, image {source!r}"
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        label = f"{name}, image {str(path)!r}"
-        if not path.exists():
-            raise FileNotFoundError(f"{label}: no such file")
-        if path.is_file() and path.stat().st_size == 0:
-            raise ValueError(f"{label}: the file has zero bytes")
-        return Image.open(path), label
-    raise ValueError(f"{name}: {_describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
+        data = source
+    elif isinstance(source, str) and source.startswith("data:image/"):
+        data = _decode_base64(source.partition(",")[2], name)
+    elif isinstance(source, str | os.PathLike):
+        name = f"{name}, image {os.fspath(source)!r}"
+        data = _fetch(str(source), name) if _is_url(source) else _read_file(source, name)
+    else:
+        raise ValueError(f"{name}: {_describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
+    if not data:
+        raise ValueError(f"{name}: the image has zero bytes")
+    return data, name
 
 
-def _names_an_image(text: str) -> bool:
-    """Whether a bare string is an image, by the rule of sentence-transformers: a URL or existing file with a suffix."""
+def _decode_base64(text: str, name: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{name}: the image is not valid base64 ({error})") from error
+
+
+def _read_file(path: str | os.PathLike[str], name: str) -> bytes:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{name}: no such file")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read the file ({error})") from error
+
+
+def _is_url(source: str | os.PathLike[str]) -> bool:
+    return isinstance(source, str) and source.startswith(("http://", "https://"))
+
+
+def _fetch(url: str, name: str) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "Mozilla/5.0 (compatible; conjoin)"})
+    try:
+        with urllib.request.urlopen(request, timeout=_FETCH_SECONDS) as response:
+            return response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(f"{name}: cannot fetch the image ({error})") from error
+
+
+def _names_an_image(text: str, name: str) -> bool:
+    """Whether a bare string is an image: a data URI, or a URL or existing file that ends like an image file.
+
+    Raises:
+        FileNotFoundError: It reads like a file name, but there is no such file.
+    """
     if text.startswith("data:image/"):
         return True
-    if len(text) > 4096 or not text.lower().endswith(IMAGE_SUFFIXES):
+    if not text.lower().endswith(IMAGE_SUFFIXES):
         return False
-    return text.startswith(("http://", "https://")) or os.path.isfile(text)
+    if _is_url(text) or os.path.isfile(text):
+        return True
+    if len(text.split()) == 1:
+        raise FileNotFoundError(
+            f'{name}: no such file: {_describe(text)}; if this is a text and no path, pass {{"text": ...}}'
+        )
+    return False
 
 
 def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | Image.Image]:
@@ -233,7 +274,8 @@ def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | Image.Image]:
 def _messages_parts(value: Sequence[Any], name: str) -> list[str | Image.Image]:
     if not value or not all(isinstance(message, Mapping) and "role" in message for message in value):
         raise ValueError(
-            f"{name}: a bare list is ambiguous (a pair? an interleaved item?): {_describe(value)}; expected {_EXPECTED}"
+            f"{name}: a bare list is ambiguous (a pair? an interleaved item?): {_describe(value)}; "
+            f"expected {_EXPECTED}"
         )
     return [part for message in value for part in _message_parts(message, name)]
 
@@ -254,14 +296,20 @@ def _content_parts(entry: Any, name: str) -> list[str | Image.Image]:  # noqa: A
     if kind == "text":
         return [check_text(entry["text"], name)] if entry.get("text") else []
     if kind == "image":
-        for key in ("image", "url", "path", "base64"):
-            if entry.get(key) is not None:
-                return [load_image(entry[key], name)]
-        raise ValueError(f'{name}: a message part of type "image" has no "image", "url" or "path"')
+        return [_content_image(entry, name)]
     if kind == "image_url":
-        url = entry["image_url"]
-        return [load_image(url["url"] if isinstance(url, Mapping) else url, name)]
+        url = entry.get("image_url")
+        return [load_image(url.get("url") if isinstance(url, Mapping) else url, name)]
     raise ValueError(f'{name}: unknown message part {_describe(entry)}; expected type "text" or "image"')
+
+
+def _content_image(entry: Mapping[Any, Any], name: str) -> Image.Image:
+    for key in ("image", "url", "path"):
+        if entry.get(key) is not None:
+            return load_image(entry[key], name)
+    if entry.get("base64") is not None:
+        return load_image(_decode_base64(entry["base64"].rpartition(",")[2], name), name)
+    raise ValueError(f'{name}: a message part of type "image" has no "image", "url", "path" or "base64"')
 
 
 def _describe(value: Any) -> str:  # noqa: ANN401
