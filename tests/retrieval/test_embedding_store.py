@@ -35,7 +35,7 @@ def reference(tmp_path_factory) -> dict[str, bytes]:
     return contents(directory)
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818
     pass
 
 
@@ -314,7 +314,7 @@ class TestBadRows:
     def test_unreadable_item_is_named(self, tmp_path):
         rows = tiny_rows()
         rows[6] = {"id": "broken", "image": {"bytes": png()[:40], "path": None}}
-        with pytest.raises(ValueError, match="^item 'broken': cannot read the image"):
+        with pytest.raises(ValueError, match=r"^item 'broken': cannot read the image"):
             self.encode(rows, tmp_path)
         rows[6] = tiny_rows()[6]
         self.encode(rows, tmp_path)  # what was done before it is kept
@@ -348,7 +348,7 @@ class TestDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "write_bytes", write_bytes)
-        with pytest.raises(OSError, match="No space left on device while writing .*: 0 rows in 0 shards are safe"):
+        with pytest.raises(OSError, match=r"No space left on device while writing .*: 0 rows in 0 shards are safe"):
             encode_corpus(tiny_rows(), tiny_encoder(), tmp_path, shard_size=SHARD)
         assert contents(tmp_path) == {}
 
@@ -362,7 +362,7 @@ class TestDisk:
             ):
                 read()
         path.unlink()
-        with pytest.raises(ValueError, match="shard-00003.safetensors' is missing"):
+        with pytest.raises(ValueError, match=r"shard-00003\.safetensors' is missing"):
             store.load()
 
     def test_shard_of_another_shape(self, tmp_path):
@@ -376,7 +376,7 @@ class TestDisk:
 
 class TestManifest:
     def test_not_a_store(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="is not an embedding store: it has no manifest.json"):
+        with pytest.raises(FileNotFoundError, match=r"is not an embedding store: it has no manifest\.json"):
             EmbeddingStore.open(tmp_path)
 
     @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format": "conjoin-embeddings-1", "count": 1}'])

@@ -285,7 +285,7 @@ class TestSaving:
                 load_index(tmp_path / kind)
 
     def test_not_an_index(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="is not an index: it has no index.json"):
+        with pytest.raises(FileNotFoundError, match=r"is not an index: it has no index\.json"):
             load_index(tmp_path)
         for content in ("{", "{}", "[]"):
             (tmp_path / "index.json").write_text(content)

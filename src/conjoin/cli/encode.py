@@ -18,8 +18,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="a folder of images with captions, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset on "
-        'the Hub, or "emoji", the embedded sample',
+        help="a folder of images with captions, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, "
+        'a dataset on the Hub, or "emoji", the embedded sample',
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the store to write or to go on with")
     columns = parser.add_argument_group("what to read")
@@ -85,6 +85,5 @@ def run(args: argparse.Namespace) -> None:
     store = encode_corpus(
         rows, encoder, args.out, shard_size=args.shard_size, dtype=args.dtype, show_progress=not args.quiet
     )
-    print(
-        f"{len(store)} vectors of {store.dimension} dimensions in {args.out}; next: conjoin index {args.out} --out ..."
-    )
+    print(f"{len(store)} vectors of {store.dimension} dimensions in {args.out}")
+    print(f"next: conjoin index {args.out} --out ...")

@@ -31,4 +31,5 @@ def run(args: argparse.Namespace) -> None:
 
     index = build_index(args.store, args.kind)
     index.save(args.out)
-    print(f"{args.kind} index of {len(index.ids)} vectors in {args.out}; next: conjoin search {args.out} --text ...")
+    print(f"{args.kind} index of {len(index.ids)} vectors in {args.out}")
+    print(f"next: conjoin search {args.out} --text ...")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
 
+_Batch = dict[str, torch.Tensor] | ValueError | FileNotFoundError
+
 
 class ModelIdentity(NamedTuple):
     """Which model made some vectors: a name for people, a fingerprint for comparison."""
@@ -164,7 +166,7 @@ class ItemEncoder:
         embeddings[order] = np.concatenate(rows)
         return embeddings
 
-    def _prepared(self, batches: list[list[Any]]) -> Iterator[dict[str, torch.Tensor]]:
+    def _prepared(self, batches: list[list[Any]]) -> Iterator[_Batch]:
         """The processed batches, in order; made by worker processes when there are any."""
         prepare = partial(_process, self.processor)
         if self.num_workers == 0:
@@ -180,14 +182,13 @@ class ItemEncoder:
             )
         )
 
-    def _forward(self, batches: Iterator[dict[str, torch.Tensor]], named: list[tuple[str, Any]]) -> np.ndarray:
+    def _forward(self, batches: Iterator[_Batch], named: list[tuple[str, Any]]) -> np.ndarray:
         """Run the next batch, which holds the items `named`; returns `(n, D)` float32."""
-        try:
-            batch = next(batches)
-        except (ValueError, FileNotFoundError):
+        batch = next(batches)
+        if isinstance(batch, Exception):
             for name, item in named:
                 self._check_alone(name, item)
-            raise
+            raise batch
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
             output = self.model(**{key: value.to(self.device) for key, value in batch.items()})
@@ -208,10 +209,12 @@ class ItemEncoder:
             raise ValueError(f"{name}: {str(error).removeprefix('item 0: ')}") from error
 
 
-def _process(
-    processor: Callable[[list[Any]], Mapping[str, torch.Tensor]], items: list[Any]
-) -> dict[str, torch.Tensor]:
-    return dict(processor(items))
+def _process(processor: Callable[[list[Any]], Mapping[str, torch.Tensor]], items: list[Any]) -> _Batch:
+    """The batch, or what is wrong with it: raised in a worker process, an error would lose its type and its words."""
+    try:
+        return dict(processor(items))
+    except (ValueError, FileNotFoundError) as error:
+        return error
 
 
 def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value
