@@ -43,12 +43,16 @@ class ImageTextProcessor(ProcessorMixin):
         self.text_padding = text_padding
 
     @classmethod
-    def from_backbones(cls, vision: str, text: str, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
-        """Combine the image processor and tokenizer of two checkpoints (ids or folders); they may be the same one."""
-        tokenizer = AutoTokenizer.from_pretrained(text)
+    def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
+        """Combine the image processor and tokenizer of two checkpoints (ids or folders); they may be the same one.
+
+        A loaded image processor or tokenizer may stand in place of its checkpoint.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(text) if isinstance(text, str) else text
+        image_processor = AutoImageProcessor.from_pretrained(vision) if isinstance(vision, str) else vision
         if "siglip" in type(tokenizer).__name__.lower():
             kwargs.setdefault("text_padding", "max_length")
-        return cls(AutoImageProcessor.from_pretrained(vision), tokenizer, **kwargs)
+        return cls(image_processor, tokenizer, **kwargs)
 
     @property
     def model_input_names(self) -> list[str]:

@@ -233,12 +233,15 @@ class JointEncoderModel(PreTrainedModel):
         if features is None:
             if pixel_values is None:
                 return None, None
-            features = _on_rows(self._vision_tower, mask, pixel_values.to(self.dtype))
+            features = _on_rows(self.run_vision_tower, mask, pixel_values)
+        features = features.to(self.vision_adapter[0].weight.dtype)
         exists = torch.ones(features.shape[0], features.shape[1] - 1, dtype=torch.bool, device=features.device)
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
-    def _vision_tower(self, pixel_values: Tensor) -> Tensor:
+    def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
+        """The vision tower's tokens `(N, 1 + P, h_v)`, its global token first, for `pixel_values` `(N, 3, H, W)`."""
         from_layer = self.config.vision_hidden_layer is not None
+        pixel_values = pixel_values.to(self.vision_model.dtype)
         output = self.vision_model(pixel_values=pixel_values, output_hidden_states=from_layer)
         states = output.hidden_states[-1] if from_layer else output.last_hidden_state
         patch = self.config.vision_config.patch_size
@@ -265,11 +268,13 @@ class JointEncoderModel(PreTrainedModel):
         if attention_mask is None:
             attention_mask = torch.ones_like(special_tokens_mask)
         if features is None:
-            features = _on_rows(self._text_tower, mask, input_ids, attention_mask)
+            features = _on_rows(self.run_text_tower, mask, input_ids, attention_mask)
+        features = features.to(self.text_adapter[0].weight.dtype)
         exists = attention_mask.bool() & ~special_tokens_mask.bool()
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
-    def _text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The text tower's tokens `(N, 1 + T, h_t)`, its global token first, for `input_ids` `(N, T)`."""
         output = self.text_model(
             input_ids=input_ids, attention_mask=None if self.config.text_attends_padding else attention_mask
         )

@@ -1,0 +1,36 @@
+"""The `conjoin` program: one thin module per command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from conjoin import __version__
+
+from . import demo, encode, index, search, train
+
+
+COMMANDS = (demo, train, encode, index, search)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake in its input is one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="conjoin", description="Universal multimodal retrieval: text, images and both in one vector space."
+    )
+    parser.add_argument("--version", action="version", version=f"conjoin {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        if "overrides" not in arguments:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.overrides = rest
+    try:
+        arguments.func(arguments)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"conjoin: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

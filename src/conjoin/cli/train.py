@@ -1,0 +1,62 @@
+"""`conjoin train`: run a recipe."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to the `conjoin` program."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model by a recipe",
+        description="Train by RECIPE, a YAML file. Any of its keys can be changed on the command line with "
+        "--section.key value. Runs on one device as it is, on several under accelerate launch -m conjoin train ...",
+        epilog="example: conjoin train training_args/gcl/sample.yaml --training.learning_rate 1e-3 "
+        "--model.config.hidden_size 384",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="YAML file, see training_args/")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    parser.set_defaults(func=run, overrides=[])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, save and print where."""
+    overrides = parse_overrides(args.overrides)
+    from conjoin.hub import add_sentence_transformers_files
+    from conjoin.training import load_recipe, train
+
+    trainer = train(load_recipe(args.recipe, overrides), resume=args.resume)
+    if trainer.args.should_save:
+        folder = trainer.args.output_dir
+        add_sentence_transformers_files(folder)
+        print(f"\nSaved to {folder}. Load it anywhere:\n\n{usage(folder)}")
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, str]:
+    """Turn `["--a.b", "1", "--c=2"]` into `{"a.b": "1", "c": "2"}`.
+
+    Raises:
+        ValueError: A word is not an option, or an option has no value.
+    """
+    overrides: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        name, has_value, value = rest.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise ValueError(f"expected --section.key value, got {name!r}")
+        if not has_value:
+            if not rest:
+                raise ValueError(f"{name} needs a value")
+            value = rest.pop(0)
+        overrides[name.removeprefix("--")] = value
+    return overrides
+
+
+def usage(folder: str) -> str:
+    """The three lines that load a saved model and embed with it."""
+    return (
+        "from sentence_transformers import SentenceTransformer\n"
+        f'model = SentenceTransformer("{folder}", trust_remote_code=True)\n'
+        'vectors = model.encode(["a red apple", "photo.jpg", {"image": "photo.jpg", "text": "but green"}])\n'
+    )

@@ -1,0 +1,44 @@
+"""Generalized contrastive learning: image, text and fused embeddings of every pair in one loss (GCL, METHODS 4)."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from transformers import PreTrainedModel
+
+from conjoin.losses import GclLoss
+
+from .contrastive import ContrastiveConfig
+from .trainer import RetrievalTrainer
+
+
+@dataclass
+class GclConfig(ContrastiveConfig):
+    """Arguments of `GclTrainer`; the defaults of the flags are the paper's.
+
+    Args:
+        exclude_self: The anchor is not in its own denominator.
+        exclude_same_modality: Nothing of the anchor's modality is.
+        exclude_other_positive: The pair's third embedding is not.
+        pairs: Ordered modality pairs to sum over, e.g. `["image-text", "text-image"]`; all six when empty.
+    """
+
+    exclude_self: bool = field(default=True)
+    exclude_same_modality: bool = field(default=False)
+    exclude_other_positive: bool = field(default=False)
+    pairs: tuple[str, ...] = field(default=())
+
+
+class GclTrainer(RetrievalTrainer):
+    """Trains with the generalized contrastive loss over (image, text, fused)."""
+
+    views: ClassVar[tuple[str, ...]] = ("image", "text", "fused")
+
+    def __init__(self, model: PreTrainedModel, args: GclConfig, **kwargs: Any) -> None:  # noqa: ANN401
+        loss = GclLoss(
+            temperature=args.temperature,
+            learn_temperature=args.learn_temperature,
+            exclude_self=args.exclude_self,
+            exclude_same_modality=args.exclude_same_modality,
+            exclude_other_positive=args.exclude_other_positive,
+        )
+        super().__init__(model, args, loss, **kwargs)

@@ -1,0 +1,95 @@
+"""Contrastive batches beyond memory: embed in chunks without a graph, then replay each chunk with its gradient.
+
+Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (arXiv 2101.06983). The result is
+the plain step's: the same loss on the same batch, the same random draws in both passes.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .objective import Objective, total_loss
+
+
+class RandomState:
+    """The random state of the CPU and of a GPU at one moment, to replay dropout exactly."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        """Set the generators back to the recorded state."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+def cached_backward(
+    objective: Objective, batch: dict[str, Any], chunk_size: int, backward: Callable[[Tensor], None]
+) -> dict[str, Tensor]:
+    """Run one forward and backward over `batch` holding the graph of `chunk_size` rows at a time.
+
+    Args:
+        objective: Its `embed` is called twice per chunk, its `loss` once on all rows.
+        batch: Model inputs and optionally `ids`; every tensor has the N rows as dimension 0.
+        chunk_size: Rows whose activations are held at once.
+        backward: Called with the total loss; scales it as the trainer does and runs backward.
+
+    Returns:
+        The loss terms, detached.
+    """
+    ids = batch.pop("ids", None)
+    chunks = list(split_rows(batch, chunk_size))
+    device = next(objective.parameters()).device
+    states, parts = [], []
+    with torch.no_grad():
+        for chunk in chunks:
+            states.append(RandomState(device))
+            parts.append(objective.embed(**chunk))
+    end_state = RandomState(device)
+    leaves = {view: torch.cat([part[view] for part in parts]).requires_grad_() for view in objective.views}
+    terms = objective.loss(**leaves, ids=ids)
+    backward(total_loss(terms))
+    row = 0
+    for chunk, state in zip(chunks, states, strict=True):
+        state.restore()
+        embeddings = objective.embed(**chunk)
+        rows = slice(row, row + len(embeddings[objective.views[0]]))
+        row = rows.stop
+        kept = [view for view in objective.views if leaves[view].grad is not None]
+        torch.autograd.backward(
+            [embeddings[view] for view in kept],
+            [leaves[view].grad[rows].to(embeddings[view].dtype) for view in kept],  # type: ignore[index]
+        )
+    end_state.restore()
+    return {name: term.detach() for name, term in terms.items()}
+
+
+def split_rows(batch: dict[str, Any], chunk_size: int) -> Iterator[dict[str, Any]]:
+    """Cut every tensor of `batch` along its rows; what is not a tensor goes to every chunk.
+
+    Raises:
+        ValueError: The tensors disagree on the number of rows, or `chunk_size` is not positive.
+    """
+    sizes = {name: len(value) for name, value in batch.items() if isinstance(value, Tensor)}
+    if chunk_size < 1 or len(set(sizes.values())) != 1:
+        raise ValueError(f"cannot cut a batch with rows {sizes} into chunks of {chunk_size}")
+    for start in range(0, next(iter(sizes.values())), chunk_size):
+        yield {
+            name: value[start : start + chunk_size] if name in sizes else value for name, value in batch.items()
+        }
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Average the gradients over all ranks: what DDP does, for steps that went round its forward."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()

@@ -1,0 +1,175 @@
+"""A recipe: one YAML file that says everything about a training run, read into dataclasses."""
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .arguments import RetrievalConfig
+from .contrastive import ContrastiveConfig, ContrastiveTrainer
+from .gcl import GclConfig, GclTrainer
+from .lora import LoraArguments
+from .trainer import RetrievalTrainer
+
+
+METHODS: dict[str, tuple[type[RetrievalConfig], type[RetrievalTrainer]]] = {
+    "contrastive": (ContrastiveConfig, ContrastiveTrainer),
+    "gcl": (GclConfig, GclTrainer),
+}
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+@dataclass
+class ModelArguments:
+    """Which model to train.
+
+    Args:
+        checkpoint: A saved model of this package to go on from; the fields on towers are then unused.
+        architecture: `joint_encoder`, `score_fusion` or `token_fusion`.
+        vision: Vision tower: a model id or folder, or `sample` for the embedded weights.
+        text: Text tower, likewise; the same checkpoint as `vision` for a two-tower one such as CLIP.
+        config: Fields of the model's configuration class.
+        image_size: Side of the picture in pixels, for the `sample` tower only.
+        max_text_length: Longest text in tokens; the tokenizer's own limit when None.
+        freeze_towers: Train only what stands on the towers.
+        lora: Low-rank adapters on the towers in place of training them whole.
+    """
+
+    checkpoint: str | None = None
+    architecture: str = "joint_encoder"
+    vision: str | None = None
+    text: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    image_size: int = 98
+    max_text_length: int | None = None
+    freeze_towers: bool = False
+    lora: LoraArguments | None = None
+
+
+@dataclass
+class DataArguments:
+    """Which image-text pairs to train and evaluate on; see `conjoin.data.load_pairs` for the sources.
+
+    Args:
+        source: A folder, a CSV, JSONL or Parquet file, webdataset shards, a dataset id, or `emoji`.
+        split: Split to train on.
+        eval_source: Pairs for R@k during training; the same source when None and `eval_split` is set.
+        eval_split: Split to evaluate on; no evaluation when both are None.
+        image_column: Guessed from common names when None, as the next two.
+        text_column: The captions.
+        id_column: Unique names.
+        streaming: Read while training; needs `training.max_steps`.
+    """
+
+    source: str = "emoji"
+    split: str = "train"
+    eval_source: str | None = None
+    eval_split: str | None = None
+    image_column: str | None = None
+    text_column: str | None = None
+    id_column: str | None = None
+    streaming: bool = False
+
+
+@dataclass
+class FeatureArguments:
+    """Run the frozen towers once, before training (small data only).
+
+    Args:
+        folder: Where the cache lies; a later run with the same model and data reads it.
+        copies: Versions stored of each training image, the first as it is.
+        augment: Vary the other copies with `conjoin.data.ImageAugmentation`.
+        batch_size: Images per forward.
+        bf16: Compute in bfloat16; by default where that is measured to be faster.
+    """
+
+    folder: str = "runs/features"
+    copies: int = 3
+    augment: bool = True
+    batch_size: int = 64
+    bf16: bool | None = None
+
+
+@dataclass
+class Recipe:
+    """A training run: `method` names the objective, `training` its configuration class's fields."""
+
+    method: str
+    model: ModelArguments
+    training: RetrievalConfig
+    data: DataArguments = field(default_factory=DataArguments)
+    features: FeatureArguments | None = None
+
+
+def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Recipe:
+    """Read a recipe and apply `overrides` such as `{"training.learning_rate": "1e-4"}` (values are read as YAML).
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: Not a mapping, an unknown key (the message suggests the nearest) or an unknown method.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no recipe at {str(path)!r}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
+    for key, text in (overrides or {}).items():
+        _assign(values, key, yaml.safe_load(text))
+    method = values.get("method")
+    if method not in METHODS:
+        raise ValueError(f"{path}: method {method!r}; expected one of {sorted(METHODS)}")
+    return _build(Recipe, _numbers(values), str(path), {"training": METHODS[method][0]})
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - any YAML value
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"override --{key}: {section!r} is not a section")
+    values[name] = value
+
+
+def _build(cls: type[Any], values: dict[str, Any], where: str, classes: dict[str, type[Any]] | None = None) -> Any:  # noqa: ANN401
+    """Construct dataclass `cls` from a mapping, sections recursively; `classes` overrides the class of a section."""
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            raise ValueError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; expected one of {sorted(fields)}"))
+        section = (classes or {}).get(key) or _section_class(hints[key])
+        if section is not None and isinstance(value, dict):
+            value = _build(section, value, f"{where}: {key}")
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in arguments and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{where}: missing {', '.join(missing)}")
+    return cls(**arguments)
+
+
+def _section_class(hint: Any) -> type[Any] | None:  # noqa: ANN401 - a type hint
+    """The dataclass in a hint such as `LoraArguments | None`, if any."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+
+
+def _numbers(value: Any) -> Any:  # noqa: ANN401 - any YAML value
+    """YAML 1.1 reads 1e-5 as a string; everyone means the number."""
+    if isinstance(value, dict):
+        return {key: _numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_numbers(entry) for entry in value]
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value

@@ -1,0 +1,189 @@
+"""The trainer that every method of this package builds on."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedModel, ProcessorMixin, Trainer
+
+from conjoin.evaluation import best_ranks
+from .arguments import RetrievalConfig
+from .collator import PairCollator
+from .gradient_cache import average_gradients, cached_backward
+from .lora import merge_lora
+from .objective import Objective, total_loss
+
+
+class RetrievalTrainer(Trainer):
+    """Trains an encoder with a contrastive objective over rows of image-text pairs.
+
+    One forward embeds the batch in every view of `views`; the loss gathers across devices with gradient and returns
+    named terms, which are summed, scaled for gradient accumulation and logged by name. Checkpoints hold the whole
+    training state (encoder, loss parameters, optimiser, schedule, random state); `save_model` writes the encoder alone
+    in the layout that `AutoModel.from_pretrained` reads, with any LoRA adapters merged.
+
+    Args:
+        model: The encoder.
+        args: The method's configuration.
+        loss: Module from embeddings by view to named terms.
+        train_dataset: Rows with `image`, `text` and optionally `id` and `group` columns.
+        eval_dataset: The same, for R@k.
+        processing_class: The model's processor.
+        data_collator: From rows to model inputs; by default a `PairCollator` over the processor.
+        kwargs: Passed to `transformers.Trainer` (callbacks, optimizers).
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("image", "text")
+    args: RetrievalConfig
+    model: Objective
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: RetrievalConfig,
+        loss: nn.Module,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        processing_class: ProcessorMixin | None = None,
+        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        if data_collator is None:
+            if processing_class is None:
+                raise ValueError("pass processing_class (the model's processor) or a data_collator")
+            data_collator = PairCollator(processing_class)
+        self._term_sums: dict[str, Tensor] = {}
+        self._term_count = 0
+        super().__init__(
+            model=Objective(model, loss, self.views),
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            data_collator=data_collator,
+            **kwargs,
+        )
+
+    @property
+    def encoder(self) -> PreTrainedModel:
+        """The encoder being trained."""
+        return self.model.encoder
+
+    def compute_loss(  # type: ignore[override]
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Tensor:
+        """Sum the terms of the objective over one batch."""
+        terms = model(**inputs)
+        self._record(terms)
+        return total_loss(terms)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | None = None
+    ) -> Tensor:
+        """Run the plain step, or the gradient-cached one if `gradient_cache_chunk_size` is set."""
+        if not self.args.gradient_cache_chunk_size:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        losses: list[Tensor] = []
+
+        def backward(loss: Tensor) -> None:
+            losses.append(loss.detach() / self.current_gradient_accumulation_steps)
+            self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
+
+        with self.compute_loss_context_manager():
+            terms = cached_backward(
+                self.model, self._prepare_inputs(inputs), self.args.gradient_cache_chunk_size, backward
+            )
+        self._record(terms)
+        if dist.is_initialized() and dist.get_world_size() > 1 and self.accelerator.sync_gradients:
+            average_gradients(self.model)
+        return losses[0]
+
+    def evaluate(  # type: ignore[override]
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Measure hit rates between every two views over the whole evaluation set, ties counted as misses.
+
+        Returns:
+            `{prefix}_{query}_to_{candidate}_hit_rate@{k}` for image and text, their mean as `{prefix}_mean_hit_rate@k`.
+        """
+        dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if dataset is None:
+            raise ValueError("there is no eval_dataset to evaluate on")
+        embeddings, labels = self._embed_dataset(dataset)
+        metrics: dict[str, float] = {}
+        pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
+        for k in self.args.eval_ks:
+            for query, candidate in pairs:
+                ranks = best_ranks(embeddings[query], embeddings[candidate], labels, labels)
+                metrics[f"{metric_key_prefix}_{query}_to_{candidate}_hit_rate@{k}"] = (ranks <= k).float().mean().item()
+            values = [metrics[f"{metric_key_prefix}_{a}_to_{b}_hit_rate@{k}"] for a, b in pairs]
+            metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(values) / len(values)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _embed_dataset(self, dataset: Dataset) -> tuple[dict[str, Tensor], list[int]]:
+        self.model.eval()
+        loader = self.accelerator.prepare(
+            DataLoader(dataset, batch_size=self.args.eval_batch_size, collate_fn=self.data_collator)
+        )
+        parts: dict[str, list[Tensor]] = {view: [] for view in self.views}
+        labels: list[Tensor] = []
+        for batch in loader:
+            inputs = self._prepare_inputs(batch)
+            ids = inputs.pop("ids")
+            with self.compute_loss_context_manager():
+                embedded = self.model.embed(**inputs)
+            gathered = self.accelerator.gather_for_metrics((embedded, ids))
+            for view, rows in gathered[0].items():
+                parts[view].append(rows.float())
+            labels.append(gathered[1])
+        self.model.train()
+        return {view: torch.cat(rows) for view, rows in parts.items()}, torch.cat(labels).tolist()
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Decay matrices only: not biases, norms, the CLS token or a learned temperature."""
+        matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
+        return [name for name in super().get_decay_parameter_names(model) if name in matrices]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the encoder and its processor, ready for `from_pretrained`; inside a checkpoint, the training state."""
+        if _internal_call:
+            super().save_model(output_dir, _internal_call=True)
+        elif self.args.should_save:
+            folder = output_dir or self.args.output_dir
+            merge_lora(self.encoder).save_pretrained(folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+
+    def _record(self, terms: dict[str, Tensor]) -> None:
+        for name, term in terms.items():
+            self._term_sums[name] = self._term_sums.get(name, torch.zeros_like(term)) + term.detach()
+        self._term_count += 1
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the mean of every loss term since the last log, over all devices."""
+        if self._term_count and "loss" in logs:
+            logs |= {name: self._mean(value / self._term_count) for name, value in self._term_sums.items()}
+            self._term_sums, self._term_count = {}, 0
+        super().log(logs, start_time)
+
+    def _mean(self, value: Tensor) -> float:
+        return self.accelerator.gather(value.detach().float().reshape(1)).mean().item()
+
+
+def trainable_parameters(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """The named parameters that a step may move."""
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
