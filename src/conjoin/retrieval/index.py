@@ -16,7 +16,7 @@ INDEX_FILE = "index.json"
 FORMAT = "conjoin-index-1"
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
 _SCORES_AT_ONCE = 2**24
-_NUMBERS_AT_ONCE = 2**19  # of the exact products: stays in the processor's cache
+_NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
 
 
@@ -124,6 +124,7 @@ class ExactIndex:
     def _search_rows(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions and scores `(q, k)` for a few queries `(q, D)`."""
         margin = _rounding_margin(queries.shape[1])
+        doubles = queries.cpu().numpy().astype(np.float64)
         floor = torch.full((len(queries), 1), -torch.inf, device=self.device)
         rows, columns = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         scores = np.empty(0, dtype=np.float32)
@@ -133,9 +134,10 @@ class ExactIndex:
                 rough = queries @ block.T
                 if len(block) >= k:
                     floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
-                new_rows, new_columns = (rough >= floor).nonzero(as_tuple=True)
-                new_scores = _exact_scores(queries, block, new_rows, new_columns)
-                rows = np.concatenate([rows, new_rows.cpu().numpy()])
+                found_rows, new_columns = (rough >= floor).nonzero(as_tuple=True)
+                new_rows = found_rows.cpu().numpy()
+                new_scores = _exact_scores(doubles, block, new_rows, new_columns)
+                rows = np.concatenate([rows, new_rows])
                 columns = np.concatenate([columns, new_columns.cpu().numpy() + offset])
                 scores = np.concatenate([scores, new_scores])
                 rows, columns, scores = _best(rows, columns, scores, k)
@@ -297,14 +299,16 @@ def _rounding_margin(dimension: int) -> float:
     return 2.0**-5  # factors may be rounded to bfloat16
 
 
-def _exact_scores(queries: torch.Tensor, block: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> np.ndarray:
-    """Inner products of the given pairs `(P,)`, accumulated in float64, as float32."""
+def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: torch.Tensor) -> np.ndarray:
+    """Inner products of the given pairs `(P,)` of float64 queries and rows of `block`, as float32."""
+    candidates, places = columns.unique(return_inverse=True)
+    vectors, where = block[candidates].cpu().numpy().astype(np.float64), places.cpu().numpy()
+    scores = np.empty(len(rows), dtype=np.float32)
     pairs_at_once = max(1, _NUMBERS_AT_ONCE // queries.shape[1])
-    parts = [
-        (queries[some_rows].double() * block[some_columns]).sum(dim=1).float()
-        for some_rows, some_columns in zip(rows.split(pairs_at_once), columns.split(pairs_at_once), strict=True)
-    ]
-    return torch.cat(parts).cpu().numpy()
+    for start in range(0, len(rows), pairs_at_once):
+        some = slice(start, start + pairs_at_once)
+        scores[some] = np.einsum("pd,pd->p", queries[rows[some]], vectors[where[some]])
+    return scores
 
 
 def _best(
