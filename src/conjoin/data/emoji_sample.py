@@ -113,7 +113,7 @@ def load_emoji(
         raise ValueError(f"unknown language {language!r}; expected one of {', '.join(EMOJI_LANGUAGES)}")
     builder = EmojiSample(
         config_name=language,
-        styles=tuple(styles) if styles is not None else EMOJI_STYLES,
+        styles=tuple(styles or EMOJI_STYLES),
         skin_tones=skin_tones,
         cache_dir=str(cache_dir) if cache_dir is not None else None,
     )

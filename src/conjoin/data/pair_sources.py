@@ -68,7 +68,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file is empty.
+        ValueError: The file has no rows.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {str(path)!r}")
@@ -82,9 +82,11 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
             header = next(csv.reader(file, delimiter=separator))
         strings = datasets.Features({name: datasets.Value("string") for name in header})
         options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
-    return datasets.load_dataset(
-        loader, data_files=glob.escape(str(path)), split=split, streaming=streaming, **options
-    )
+    options |= {"data_files": glob.escape(str(path)), "split": split}
+    stream = datasets.load_dataset(loader, streaming=True, **options)
+    if next(iter(stream), None) is None:
+        raise ValueError(f"{str(path)!r} is empty: it has no rows")
+    return stream if streaming else datasets.load_dataset(loader, **options)
 
 
 def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:

@@ -1,0 +1,41 @@
+import datasets
+import pytest
+from PIL import Image
+
+from conjoin.data import EmojiSample
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_datasets_cache(tmp_path_factory):
+    """Keep the tests out of the user's cache, and quiet."""
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+    datasets.config.HF_DATASETS_CACHE = before
+
+
+@pytest.fixture(scope="session")
+def small_sample(tmp_path_factory):
+    """`load_emoji` over the first 40 concepts of each split."""
+    cache = tmp_path_factory.mktemp("emoji")
+
+    def load(split, language="en", styles=("twemoji", "openmoji"), skin_tones=False, cache_dir=None):
+        builder = EmojiSample(
+            config_name=language, styles=tuple(styles), skin_tones=skin_tones, limit=40, cache_dir=str(cache)
+        )
+        builder.download_and_prepare()
+        return builder.as_dataset(split=split)
+
+    return load
+
+
+@pytest.fixture
+def image_folder(tmp_path):
+    """A folder of three pictures named by their colour."""
+    for name, colour in COLOURS.items():
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
+    return tmp_path

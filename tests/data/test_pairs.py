@@ -1,0 +1,274 @@
+import csv
+import io
+import json
+import logging
+import tarfile
+
+import datasets
+import pandas as pd
+import pytest
+from PIL import Image
+
+from conjoin.data import PAIR_FEATURES, load_pairs
+from conjoin.processing.item_inputs import load_image
+
+TEXTS = {"red": "a red square", "green": "null", "blue": "grün, “blau”"}
+
+
+def rows_of(folder):
+    return [{"image": f"{name}.png", "caption": text, "id": f"00{i}"} for i, (name, text) in enumerate(TEXTS.items())]
+
+
+def png(colour="red"):
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_table(path, rows):
+    if path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def embedded():
+    """A dataset with pictures inside."""
+    features = datasets.Features(
+        {"image": datasets.Image(), "text": datasets.Value("string"), "n": datasets.Value("int32")}
+    )
+    rows = [{"image": {"bytes": png(colour), "path": None}, "text": colour, "n": i} for i, colour in enumerate(TEXTS)]
+    return datasets.Dataset.from_list(rows, features=features)
+
+
+def check(pairs, ids=("000", "001", "002")):
+    rows = list(pairs)
+    assert pairs.features == PAIR_FEATURES
+    assert [row["id"] for row in rows] == list(ids)
+    assert [row["text"] for row in rows] == list(TEXTS.values())
+    assert load_image(rows[0]["image"]).getpixel((0, 0)) == (255, 0, 0)
+    assert load_image(rows[2]["image"]).getpixel((0, 0)) == (0, 0, 255)
+
+
+# every source
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_tables(image_folder, suffix, streaming):
+    path = write_table(image_folder / f"pairs{suffix}", rows_of(image_folder))
+    pairs = load_pairs(path, streaming=streaming)
+    assert isinstance(pairs, datasets.IterableDataset if streaming else datasets.Dataset)
+    check(pairs)
+    check(load_pairs(str(path), image_column="image", text_column="caption", id_column="id", streaming=streaming))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_folder_with_metadata(image_folder, suffix, streaming, caplog):
+    rows = [{"file_name": row["image"], "text": row["caption"]} for row in rows_of(image_folder)]
+    write_table(image_folder / f"metadata{suffix}", rows)
+    check(load_pairs(image_folder, streaming=streaming), ids="012")
+    assert not caplog.records
+
+
+def test_metadata_that_lists_a_subset_is_told(image_folder, caplog):
+    write_table(image_folder / "metadata.csv", [{"file_name": "red.png", "text": "red"}])
+    with caplog.at_level(logging.WARNING):
+        assert len(load_pairs(image_folder)) == 1
+    assert "lists 1 of the 3 images" in caplog.text
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_folder_with_caption_files(image_folder, streaming):
+    (image_folder / "sub").mkdir()
+    for name, text in TEXTS.items():
+        (image_folder / f"{name}.png").rename(image_folder / "sub" / f"{name}.png")
+        (image_folder / "sub" / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+    pairs = list(load_pairs(image_folder, streaming=streaming))
+    assert [row["id"] for row in pairs] == ["sub/blue.png", "sub/green.png", "sub/red.png"]
+    assert [row["text"] for row in pairs] == [TEXTS[name] for name in ("blue", "green", "red")]
+    assert load_image(pairs[2]["image"]).getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_webdataset_shards(tmp_path, streaming, as_list):
+    shards = []
+    for number, names in enumerate((["red", "green"], ["blue"])):
+        shards.append(str(tmp_path / f"shard-{number}.tar"))
+        with tarfile.open(shards[-1], "w") as tar:
+            for name in names:
+                for suffix, data in (("png", png(name)), ("txt", TEXTS[name].encode())):
+                    info = tarfile.TarInfo(f"{name}.{suffix}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    source = shards if as_list else str(tmp_path / "shard-*.tar")
+    check(load_pairs(source, streaming=streaming), ids=["red", "green", "blue"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_emoji(small_sample, monkeypatch, streaming):
+    monkeypatch.setattr("conjoin.data.pair_sources.load_emoji", small_sample)
+    pairs = load_pairs("emoji", split="test", streaming=streaming)
+    sample = small_sample("test")
+    first = next(iter(pairs))
+    assert (first["id"], first["text"]) == (sample["id"][0], sample["text"][0])
+    assert load_image(first["image"]).size == (144, 144)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_loaded_dataset(embedded, streaming):
+    pairs = load_pairs(embedded, id_column="n", streaming=streaming)
+    rows = list(pairs)
+    assert [(row["id"], row["text"]) for row in rows] == [("0", "red"), ("1", "green"), ("2", "blue")]
+    assert rows[0]["image"]["bytes"] == png("red")
+
+
+def test_selected_rows_keep_their_pictures(embedded):
+    pairs = load_pairs(embedded.select([2, 0]), id_column="n")
+    assert pairs["id"][:] == ["2", "0"]
+    assert load_image(pairs[0]["image"]).getpixel((0, 0)) == (0, 0, 255)
+
+
+def test_iterable_dataset_without_features():
+    def rows():
+        yield {"picture": Image.new("RGB", (4, 4), (255, 0, 0)), "text": "red"}
+
+    pairs = load_pairs(datasets.IterableDataset.from_generator(rows), image_column="picture")
+    (row,) = pairs
+    assert row["id"] == "0" and load_image(row["image"]).getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_bytes_and_urls(tmp_path):
+    raw = datasets.Dataset.from_dict({"image": [png()], "text": ["red"]})
+    assert load_pairs(raw)[0]["image"] == {"bytes": png(), "path": None}
+    links = datasets.Dataset.from_dict({"URL": ["https://example.org/a.png"], "TEXT": ["a"]})
+    assert load_pairs(links)[0] == {
+        "id": "0",
+        "image": {"bytes": None, "path": "https://example.org/a.png"},
+        "text": "a",
+    }
+
+
+def test_hub_id(monkeypatch, embedded):
+    asked = {}
+
+    def load(name, **options):
+        asked.update(options, name=name)
+        return embedded
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(load_pairs("someone/captions", split="test[:3]")) == 3
+    assert asked == {"name": "someone/captions", "split": "test[:3]", "streaming": False}
+
+
+def test_transform_of_the_result(image_folder):
+    pairs = load_pairs(write_table(image_folder / "pairs.csv", rows_of(image_folder)))
+    upper = pairs.with_transform(lambda batch: batch | {"text": [text.upper() for text in batch["text"]]})
+    assert upper[0]["text"] == "A RED SQUARE"
+
+
+# what cannot be used
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"image": "rad.png"}, FileNotFoundError, r"row 2 \(id '002'\), image '.*rad.png': no such file"),
+        ({"image": ""}, ValueError, r"row 2 \(id '002'\): the image is missing"),
+        ({"caption": " "}, ValueError, r"row 2 \(id '002'\): text is empty or only white space"),
+        ({"id": ""}, ValueError, "row 2: the id is missing"),
+    ],
+)
+def test_bad_rows_are_named(image_folder, streaming, change, error, message):
+    rows = rows_of(image_folder)
+    rows[2] |= change
+    with pytest.raises(error, match=message):
+        list(load_pairs(write_table(image_folder / "pairs.csv", rows), streaming=streaming))
+
+
+def test_duplicate_ids(image_folder):
+    rows = [row | {"id": "x"} for row in rows_of(image_folder)]
+    with pytest.raises(ValueError, match=r"1 ids occur more than once: 'x' \(3 times\)"):
+        load_pairs(write_table(image_folder / "pairs.csv", rows))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_wrong_column(image_folder, streaming):
+    path = write_table(image_folder / "pairs.csv", rows_of(image_folder))
+    with pytest.raises(
+        ValueError, match="no column 'captoin'; the columns are 'image', 'caption', 'id'; did you mean 'capt"
+    ):
+        load_pairs(path, text_column="captoin", streaming=streaming)
+
+
+def test_no_caption_or_image_column(embedded):
+    with pytest.raises(ValueError, match="found no text column among 'image', 'n'; pass text_column"):
+        load_pairs(embedded.remove_columns("text"))
+    with pytest.raises(ValueError, match="found no image column among 'text', 'n'; pass image_column"):
+        load_pairs(embedded.remove_columns("image"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_empty_dataset(embedded, streaming, tmp_path):
+    with pytest.raises(ValueError, match="the dataset is empty: it has no rows"):
+        load_pairs(embedded.select([]), streaming=streaming)
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(ValueError, match=r"a.csv' has zero bytes"):
+        load_pairs(tmp_path / "a.csv", streaming=streaming)
+    (tmp_path / "b.csv").write_text("image,text\n")
+    with pytest.raises(ValueError, match=r"b.csv' is empty: it has no rows"):
+        load_pairs(tmp_path / "b.csv", streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_null_image_and_text_inside_a_dataset(embedded, streaming):
+    rows = embedded.cast_column("image", datasets.Image(decode=False)).to_list()
+    for column, message in (("image", r"row 1 \(id '1'\): the image is missing"), ("text", "got NoneType None")):
+        broken = [*rows[:1], rows[1] | {column: None}, *rows[2:]]
+        with pytest.raises(ValueError, match=message):
+            list(load_pairs(datasets.Dataset.from_list(broken, features=embedded.features), streaming=streaming))
+
+
+def test_wrong_kind_of_column(embedded):
+    with pytest.raises(ValueError, match=r"column 'n' holds Value\('int32'\); expected images"):
+        load_pairs(embedded, image_column="n")
+    with pytest.raises(ValueError, match=r"row 0 \(id '0'\): text must be a string, got int 0"):
+        load_pairs(embedded, text_column="n")
+
+
+def test_folders_that_hold_no_pairs(image_folder, tmp_path):
+    with pytest.raises(ValueError, match=r"3 of 3 images in .* have no caption, such as 'blue.png'; expected a .txt"):
+        load_pairs(image_folder)
+    for name in TEXTS:
+        (image_folder / f"{name}.txt").write_text(name)
+    with pytest.raises(ValueError, match="split is 'test'; a folder of images and captions is all one split"):
+        load_pairs(image_folder, split="test")
+    (tmp_path / "void").mkdir()
+    with pytest.raises(ValueError, match=r"void' holds no images"):
+        load_pairs(tmp_path / "void")
+
+
+def test_sources_that_are_none(tmp_path, embedded):
+    with pytest.raises(FileNotFoundError, match=r"no such file: '.*gone.csv'"):
+        load_pairs(tmp_path / "gone.csv")
+    with pytest.raises(FileNotFoundError, match="gone' is neither a folder nor one of the file kinds"):
+        load_pairs(str(tmp_path / "gone"))
+    (tmp_path / "pairs.xlsx").touch()
+    with pytest.raises(ValueError, match=r"pairs.xlsx' is neither a folder nor"):
+        load_pairs(tmp_path / "pairs.xlsx")
+    with pytest.raises(TypeError, match="source is a int; expected"):
+        load_pairs(3)
+    with pytest.raises(TypeError, match=r"several splits \(train\); pass one of them"):
+        load_pairs(datasets.DatasetDict(train=embedded))
+    with pytest.raises(ValueError, match=r"expected webdataset shards ending in .tar.*'a.zip'"):
+        load_pairs(["a.zip"])
