@@ -8,7 +8,6 @@ from conjoin import __version__
 
 from . import demo, encode, index, search, train
 
-
 COMMANDS = (demo, train, encode, index, search)
 
 

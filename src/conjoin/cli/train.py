@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
 
     trainer = train(load_recipe(args.recipe, overrides), resume=args.resume)
     if trainer.args.should_save:
-        folder = trainer.args.output_dir
+        folder = str(trainer.args.output_dir)
         add_sentence_transformers_files(folder)
         print(f"\nSaved to {folder}. Load it anywhere:\n\n{usage(folder)}")
 

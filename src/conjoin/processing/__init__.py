@@ -3,7 +3,6 @@
 from .item_inputs import Item, load_image, parse_item, parse_items, to_rgb
 from .processing_image_text import ImageTextProcessor
 
-
 ImageTextProcessor.register_for_auto_class()
 
 __all__ = ["ImageTextProcessor", "Item", "load_image", "parse_item", "parse_items", "to_rgb"]

@@ -11,7 +11,6 @@ from transformers.utils import logging
 
 from .item_inputs import Item, parse_items
 
-
 logger = logging.get_logger(__name__)
 
 
@@ -59,7 +58,7 @@ class ImageTextProcessor(ProcessorMixin):
         """Names of the tensors that a batch may hold."""
         return ["pixel_values", "image_mask", "input_ids", "attention_mask", "special_tokens_mask", "text_mask"]
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         items: Sequence[Any] | None = None,
         *,
@@ -79,7 +78,7 @@ class ImageTextProcessor(ProcessorMixin):
 
         Returns:
             `pixel_values` `(N, 3, H, W)` when any item has an image, `input_ids`, `attention_mask` and
-            `special_tokens_mask` `(N, T)` when any has a text, and `image_mask` / `text_mask` `(N,)` when some lack it.
+            `special_tokens_mask` `(N, T)` when any has a text, `image_mask` / `text_mask` `(N,)` when some lack it.
 
         Raises:
             ValueError: An item cannot be used; the message names it.

@@ -12,7 +12,6 @@ from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, R
 from .run import build_model, build_trainer, train
 from .trainer import RetrievalTrainer
 
-
 __all__ = [
     "METHODS",
     "CachedFeatures",

@@ -20,7 +20,7 @@ class RetrievalConfig(TrainingArguments):
         mask_false_negatives: Rows that share an id (a group) are not negatives of one another.
     """
 
-    remove_unused_columns: bool | None = field(default=False)
+    remove_unused_columns: bool = field(default=False)
     dataloader_drop_last: bool = field(default=True)
     lr_scheduler_type: str = field(default="cosine")
     logging_steps: float = field(default=10)

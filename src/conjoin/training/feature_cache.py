@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, ProcessorMixin
+from transformers import ProcessorMixin
+
+from conjoin.models.joint_encoder import JointEncoderModel
 
 from .collator import name_ids
-
 
 MASKS = ("attention_mask", "special_tokens_mask")
 TEXT_INPUTS = ("input_ids", "attention_mask")
@@ -31,7 +32,7 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
 
     def __init__(self, folder: str | Path, first_only: bool = False) -> None:
         with safe_open(str(Path(folder) / "features.safetensors"), "pt") as file:
-            self.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            self.tensors = {name: file.get_tensor(name) for name in file.keys()}
         self.first_only = first_only
 
     def __len__(self) -> int:
@@ -56,7 +57,7 @@ def collate_features(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def cache_features(
-    encoder: PreTrainedModel,
+    encoder: JointEncoderModel,
     processor: ProcessorMixin,
     rows: Sequence[Mapping[str, Any]],
     folder: str | Path,
@@ -98,7 +99,7 @@ def cache_features(
 
 @torch.inference_mode()
 def _image_tensor(
-    encoder: PreTrainedModel,
+    encoder: JointEncoderModel,
     processor: ProcessorMixin,
     rows: Sequence[Mapping[str, Any]],
     augment: Callable[[Image.Image], Image.Image] | None,
@@ -127,9 +128,9 @@ def _image_tensor(
 
 @torch.inference_mode()
 def _text_tensors(
-    encoder: PreTrainedModel, processor: ProcessorMixin, rows: Sequence[Mapping[str, Any]], batch_size: int
+    encoder: JointEncoderModel, processor: ProcessorMixin, rows: Sequence[Mapping[str, Any]], batch_size: int
 ) -> dict[str, Tensor]:
-    """Features and masks of the distinct texts `(M, ...)`, and `text_rows` `(N, 2)`: which are a row's, -1 for none."""
+    """Features and masks of the distinct texts `(M, ...)`; `text_rows` `(N, 2)`: which are a row's, -1 for none."""
     row_texts = [[t for t in (row["text"], row.get("alternative_text")) if t] for row in rows]
     texts = sorted({text for found in row_texts for text in found})
     place = {text: index for index, text in enumerate(texts)}

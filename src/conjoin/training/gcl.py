@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
-from conjoin.losses import GclLoss
+from conjoin.losses import PAIRS, GclLoss
 
 from .contrastive import ContrastiveConfig
 from .trainer import RetrievalTrainer
@@ -19,13 +19,13 @@ class GclConfig(ContrastiveConfig):
         exclude_self: The anchor is not in its own denominator.
         exclude_same_modality: Nothing of the anchor's modality is.
         exclude_other_positive: The pair's third embedding is not.
-        pairs: Ordered modality pairs to sum over, e.g. `["image-text", "text-image"]`; all six when empty.
+        pairs: Ordered modality pairs to average over, e.g. `[[image, text], [text, image]]`; all six by default.
     """
 
     exclude_self: bool = field(default=True)
     exclude_same_modality: bool = field(default=False)
     exclude_other_positive: bool = field(default=False)
-    pairs: tuple[str, ...] = field(default=())
+    pairs: tuple[tuple[str, str], ...] = field(default=PAIRS)
 
 
 class GclTrainer(RetrievalTrainer):
@@ -40,5 +40,6 @@ class GclTrainer(RetrievalTrainer):
             exclude_self=args.exclude_self,
             exclude_same_modality=args.exclude_same_modality,
             exclude_other_positive=args.exclude_other_positive,
+            pairs=args.pairs,
         )
         super().__init__(model, args, loss, **kwargs)

@@ -80,9 +80,7 @@ def split_rows(batch: dict[str, Any], chunk_size: int) -> Iterator[dict[str, Any
     if chunk_size < 1 or len(set(sizes.values())) != 1:
         raise ValueError(f"cannot cut a batch with rows {sizes} into chunks of {chunk_size}")
     for start in range(0, next(iter(sizes.values())), chunk_size):
-        yield {
-            name: value[start : start + chunk_size] if name in sizes else value for name, value in batch.items()
-        }
+        yield {name: value[start : start + chunk_size] if name in sizes else value for name, value in batch.items()}
 
 
 def average_gradients(module: nn.Module) -> None:

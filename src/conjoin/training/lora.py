@@ -46,7 +46,7 @@ def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedMo
         linears = [path for path, module in tower.named_modules() if isinstance(module, nn.Linear)]
         chosen = [path for path in linears if not arguments.target_modules or path.endswith(arguments.target_modules)]
         if not chosen:
-            raise ValueError(f"{name}: no linear layer ends in {arguments.target_modules}; there are {linears[:5]} ...")
+            raise ValueError(f"{name}: no linear layer ends in {arguments.target_modules}; it has {linears[:5]} ...")
         inject_adapter_in_model(
             LoraConfig(
                 r=arguments.r, lora_alpha=arguments.alpha, lora_dropout=arguments.dropout, target_modules=chosen

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 class Objective(nn.Module):
@@ -16,8 +17,9 @@ class Objective(nn.Module):
     """
 
     accepts_loss_kwargs = False
+    encoder: PreTrainedModel
 
-    def __init__(self, encoder: nn.Module, loss: nn.Module, views: Sequence[str]) -> None:
+    def __init__(self, encoder: PreTrainedModel, loss: nn.Module, views: Sequence[str]) -> None:
         super().__init__()
         self.encoder = encoder
         self.loss = loss

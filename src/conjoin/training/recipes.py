@@ -17,7 +17,6 @@ from .gcl import GclConfig, GclTrainer
 from .lora import LoraArguments
 from .trainer import RetrievalTrainer
 
-
 METHODS: dict[str, tuple[type[RetrievalConfig], type[RetrievalTrainer]]] = {
     "contrastive": (ContrastiveConfig, ContrastiveTrainer),
     "gcl": (GclConfig, GclTrainer),
@@ -145,7 +144,8 @@ def _build(cls: type[Any], values: dict[str, Any], where: str, classes: dict[str
     for key, value in values.items():
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
-            raise ValueError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; expected one of {sorted(fields)}"))
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {sorted(fields)}"
+            raise ValueError(f"{where}: unknown key {key!r}; {hint}")
         section = (classes or {}).get(key) or _section_class(hints[key])
         if section is not None and isinstance(value, dict):
             value = _build(section, value, f"{where}: {key}")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from .feature_cache import CachedFeatures, cache_features, collate_features
 from .lora import add_lora
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe
 from .trainer import RetrievalTrainer
-
 
 COMPOSED = {"joint_encoder": JointEncoderModel, "token_fusion": TokenFusionModel}
 """Architectures made of any vision tower and any text tower."""
@@ -60,8 +60,8 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     if recipe.features is not None:
         train, evaluation = _with_features(recipe.features, model, processor, train, evaluation, recipe.training.seed)
         collator = collate_features
-    trainer_class = METHODS[recipe.method][1]
-    return trainer_class(
+    make_trainer: Callable[..., RetrievalTrainer] = METHODS[recipe.method][1]
+    return make_trainer(
         model,
         recipe.training,
         train_dataset=train,
@@ -84,8 +84,8 @@ def train(recipe: Recipe, resume: bool = False) -> RetrievalTrainer:
     trainer.train(resume_from_checkpoint=resume or None)
     trainer.save_model()
     if trainer.args.should_save:
-        folder = Path(trainer.args.output_dir)
-        record = {"method": recipe.method, "model": asdict(recipe.model), "data": asdict(recipe.data)}
+        folder = Path(str(trainer.args.output_dir))
+        record: dict[str, Any] = {"method": recipe.method, "model": asdict(recipe.model), "data": asdict(recipe.data)}
         record |= {"training": recipe.training.to_sanitized_dict(), "log": trainer.state.log_history}
         (folder / "recipe.json").write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
     return trainer
@@ -169,6 +169,8 @@ def _with_features(
     Raises:
         ValueError: A tower is being trained, so its features would change.
     """
+    if not isinstance(model, JointEncoderModel):
+        raise ValueError(f"features: only a joint encoder takes cached features, not {type(model).__name__}")
     towers = {name: model.get_submodule(name) for name in ("vision_model", "text_model")}
     for name, tower in towers.items():
         if any(parameter.requires_grad for parameter in tower.parameters()):

@@ -1,8 +1,9 @@
 """The trainer that every method of this package builds on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import datasets
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, ProcessorMixin, Trainer
 
 from conjoin.evaluation import best_ranks
+
 from .arguments import RetrievalConfig
 from .collator import PairCollator
 from .gradient_cache import average_gradients, cached_backward
@@ -85,7 +87,7 @@ class RetrievalTrainer(Trainer):
         return total_loss(terms)
 
     def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | None = None
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run the plain step, or the gradient-cached one if `gradient_cache_chunk_size` is set."""
         if not self.args.gradient_cache_chunk_size:
@@ -115,26 +117,26 @@ class RetrievalTrainer(Trainer):
         """Measure hit rates between every two views over the whole evaluation set, ties counted as misses.
 
         Returns:
-            `{prefix}_{query}_to_{candidate}_hit_rate@{k}` for image and text, their mean as `{prefix}_mean_hit_rate@k`.
+            `{prefix}_{query}_to_{candidate}_hit_rate@{k}` between image and text, and `{prefix}_mean_hit_rate@{k}`.
         """
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
-        if dataset is None:
-            raise ValueError("there is no eval_dataset to evaluate on")
+        if not isinstance(dataset, Dataset | datasets.Dataset):
+            raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
         embeddings, labels = self._embed_dataset(dataset)
         metrics: dict[str, float] = {}
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
+        ranks = {pair: best_ranks(embeddings[pair[0]], embeddings[pair[1]], labels, labels) for pair in pairs}
         for k in self.args.eval_ks:
-            for query, candidate in pairs:
-                ranks = best_ranks(embeddings[query], embeddings[candidate], labels, labels)
-                metrics[f"{metric_key_prefix}_{query}_to_{candidate}_hit_rate@{k}"] = (ranks <= k).float().mean().item()
-            values = [metrics[f"{metric_key_prefix}_{a}_to_{b}_hit_rate@{k}"] for a, b in pairs]
-            metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(values) / len(values)
+            hits = {pair: (found <= k).float().mean().item() for pair, found in ranks.items()}
+            for (query, candidate), hit_rate in hits.items():
+                metrics[f"{metric_key_prefix}_{query}_to_{candidate}_hit_rate@{k}"] = hit_rate
+            metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()
-    def _embed_dataset(self, dataset: Dataset) -> tuple[dict[str, Tensor], list[int]]:
+    def _embed_dataset(self, dataset: Dataset[Any] | datasets.Dataset) -> tuple[dict[str, Tensor], Tensor]:
         self.model.eval()
         loader = self.accelerator.prepare(
             DataLoader(dataset, batch_size=self.args.eval_batch_size, collate_fn=self.data_collator)
@@ -151,7 +153,7 @@ class RetrievalTrainer(Trainer):
                 parts[view].append(rows.float())
             labels.append(gathered[1])
         self.model.train()
-        return {view: torch.cat(rows) for view, rows in parts.items()}, torch.cat(labels).tolist()
+        return {view: torch.cat(rows) for view, rows in parts.items()}, torch.cat(labels)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Decay matrices only: not biases, norms, the CLS token or a learned temperature."""
@@ -159,11 +161,11 @@ class RetrievalTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name in matrices]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the encoder and its processor, ready for `from_pretrained`; inside a checkpoint, the training state."""
+        """Write encoder and processor, ready for `from_pretrained`; inside a checkpoint, the whole training state."""
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
         elif self.args.should_save:
-            folder = output_dir or self.args.output_dir
+            folder = str(output_dir or self.args.output_dir)
             merge_lora(self.encoder).save_pretrained(folder)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
@@ -182,8 +184,3 @@ class RetrievalTrainer(Trainer):
 
     def _mean(self, value: Tensor) -> float:
         return self.accelerator.gather(value.detach().float().reshape(1)).mean().item()
-
-
-def trainable_parameters(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """The named parameters that a step may move."""
-    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)

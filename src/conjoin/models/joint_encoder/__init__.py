@@ -5,7 +5,6 @@ from transformers import AutoConfig, AutoModel
 from .configuration_joint_encoder import JointEncoderConfig
 from .modeling_joint_encoder import JointEncoderModel, JointEncoderOutput
 
-
 AutoConfig.register("joint_encoder", JointEncoderConfig, exist_ok=True)
 AutoModel.register(JointEncoderConfig, JointEncoderModel, exist_ok=True)
 JointEncoderConfig.register_for_auto_class()

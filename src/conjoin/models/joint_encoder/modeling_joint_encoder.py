@@ -17,7 +17,6 @@ from transformers.utils import ModelOutput
 
 from .configuration_joint_encoder import JointEncoderConfig
 
-
 VIEWS = ("image", "text", "fused")
 
 
@@ -28,7 +27,7 @@ class JointEncoderOutput(ModelOutput):
     Args:
         embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
         pooler_output: `(N, d)` the state of CLS before normalisation: what losses take.
-        image_features: `(N, 1 + P, h_v)` the vision tower's tokens, its global token first. Zero where there is no image.
+        image_features: `(N, 1 + P, h_v)` the vision tower's tokens, its global token first; zero without an image.
         text_features: `(N, 1 + T, h_t)` the text tower's tokens, its global token first.
         image_tokens: `(N, 1 + P, d)` the same after the adapter: `[v_cls; V']`.
         text_tokens: `(N, 1 + T, d)` the same after the adapter: `[l_cls; L']`.
@@ -115,6 +114,10 @@ class Adapter(nn.Sequential):
             nn.Linear(input_size, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, config.hidden_size)
         )
 
+    def forward(self, features: Tensor) -> Tensor:
+        """Map `(..., h)` to `(..., d)`; features come in the tower's own type, or a cache's."""
+        return super().forward(features.to(self[0].weight.dtype))
+
 
 class JointEncoderModel(PreTrainedModel):
     """Embeds text, image, or image + text items as comparable vectors (SOLAR / SUMMR).
@@ -129,7 +132,7 @@ class JointEncoderModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _supports_sdpa = True
-    _no_split_modules = ("VLAttentionLayer",)
+    _no_split_modules = ["VLAttentionLayer"]  # noqa: RUF012 - the library's convention
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__(config)
@@ -148,7 +151,10 @@ class JointEncoderModel(PreTrainedModel):
 
     @classmethod
     def from_backbones(
-        cls, vision: str | PreTrainedModel, text: str | PreTrainedModel, **config_kwargs: Any  # noqa: ANN401
+        cls,
+        vision: str | PreTrainedModel,
+        text: str | PreTrainedModel,
+        **config_kwargs: Any,  # noqa: ANN401
     ) -> "JointEncoderModel":
         """Build a joint encoder on two pretrained towers; adapters and vision-language encoder start untrained.
 
@@ -190,7 +196,7 @@ class JointEncoderModel(PreTrainedModel):
             pixel_values: `(N, 3, H, W)`; rows without an image are ignored. Absent when no item has an image.
             input_ids: `(N, T)` token ids.
             attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
-            special_tokens_mask: `(N, T)` 1 for BOS/CLS/EOS/SEP/padding, which are not local tokens. Required with text.
+            special_tokens_mask: `(N, T)` 1 for BOS/CLS/EOS/SEP/padding, which are not local tokens; needed with text.
             image_mask: `(N,)` bool, which items have an image; all when absent.
             text_mask: `(N,)` bool, which items have a text; all when absent.
             image_features: `(N, 1 + P, h_v)` cached tower output in place of `pixel_values`.
@@ -234,7 +240,6 @@ class JointEncoderModel(PreTrainedModel):
             if pixel_values is None:
                 return None, None
             features = _on_rows(self.run_vision_tower, mask, pixel_values)
-        features = features.to(self.vision_adapter[0].weight.dtype)
         exists = torch.ones(features.shape[0], features.shape[1] - 1, dtype=torch.bool, device=features.device)
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
@@ -267,9 +272,8 @@ class JointEncoderModel(PreTrainedModel):
             raise ValueError("special_tokens_mask is missing: special tokens must not count as local text tokens")
         if attention_mask is None:
             attention_mask = torch.ones_like(special_tokens_mask)
-        if features is None:
+        if input_ids is not None and features is None:
             features = _on_rows(self.run_text_tower, mask, input_ids, attention_mask)
-        features = features.to(self.text_adapter[0].weight.dtype)
         exists = attention_mask.bool() & ~special_tokens_mask.bool()
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
@@ -358,7 +362,7 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
 def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
     """Drop the pooling head of BERT-like towers and freeze mask tokens: nothing here ever reads them."""
     if "pooler" in dict(tower.named_children()):
-        tower.pooler = None
+        tower.register_module("pooler", None)
     for name, parameter in tower.named_parameters():
         if name.endswith("mask_token"):
             parameter.requires_grad_(False)
@@ -372,12 +376,14 @@ def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
         config = getattr(config, f"{kind}_config")
     needed = "patch_size" if kind == "vision" else "vocab_size"
     if needed not in config.to_dict():
-        raise ValueError(f"{source if isinstance(source, str) else type(source).__name__!r} has no {kind} tower: "
-                         f"its {type(config).__name__} has no {needed!r}")
+        raise ValueError(
+            f"{source if isinstance(source, str) else type(source).__name__!r} has no {kind} tower: "
+            f"its {type(config).__name__} has no {needed!r}"
+        )
     return config
 
 
-def _tower_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def _tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
     """The model class of a tower's configuration (the auto classes do not list SigLIP's text tower)."""
     if type(config) in AutoModel._model_mapping:
         return AutoModel._model_mapping[type(config)]

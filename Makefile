@@ -1,0 +1,33 @@
+.DEFAULT_GOAL := help
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check format clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/conjoin: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
+	$(BIN)/conjoin demo
+
+test: $(BIN)/conjoin ## Run the tests
+	$(BIN)/python -m pytest -n 2
+
+check: $(BIN)/conjoin ## Lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(BIN)/conjoin ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove what the demo and the tests wrote
+	rm -rf runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,33 @@
+"""The temperature of a contrastive loss: fixed, or learned as CLIP does."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Temperature(nn.Module):
+    """A positive scalar; learned in log space and clamped to `[minimum, maximum]`.
+
+    Args:
+        value: The temperature, or its start.
+        learn: Train it.
+        minimum: Lower clamp of a learned temperature (CLIP: 0.01).
+        maximum: Upper clamp.
+
+    Raises:
+        ValueError: `value` is not positive, or outside the clamp of a learned temperature.
+    """
+
+    def __init__(self, value: float = 0.07, learn: bool = False, minimum: float = 0.01, maximum: float = 1.0) -> None:
+        super().__init__()
+        if not value > 0:
+            raise ValueError(f"temperature must be positive, got {value}")
+        if learn and not minimum <= value <= maximum:
+            raise ValueError(f"a learned temperature starts within [{minimum}, {maximum}], got {value}")
+        self.minimum, self.maximum = (minimum, maximum) if learn else (value, value)
+        self.log_value = nn.Parameter(torch.tensor(math.log(value)), requires_grad=learn)
+
+    def forward(self) -> Tensor:
+        """The temperature, 0-d."""
+        return self.log_value.exp().clamp(self.minimum, self.maximum)

@@ -1,0 +1,32 @@
+"""Negatives from every device."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_nn
+from torch import Tensor
+
+
+def is_distributed() -> bool:
+    """Whether several ranks train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def gather_with_gradient(tensor: Tensor) -> Tensor:
+    """Concatenate `tensor` `(N, ...)` of all ranks along dimension 0, in rank order, with gradient to every rank.
+
+    Losses of local rows against gathered columns, averaged over ranks as DDP does, then have exactly the gradient of
+    the full batch on one device. Without a process group this is the identity. Every rank must hold the same shape.
+    """
+    if not is_distributed():
+        return tensor
+    if tensor.requires_grad:
+        return torch.cat(dist_nn.all_gather(tensor.contiguous()))
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def local_positions(count: int, device: torch.device) -> Tensor:
+    """Where this rank's `count` rows stand in a gathered tensor, `(count,)`."""
+    rank = dist.get_rank() if is_distributed() else 0
+    return torch.arange(rank * count, (rank + 1) * count, device=device)
