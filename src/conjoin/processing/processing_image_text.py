@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 from transformers.utils import logging
 
 from .item_inputs import Item, parse_items
@@ -21,7 +21,7 @@ class ImageTextProcessor(ProcessorMixin):
 
     Args:
         image_processor: Any transformers image processor that brings all pictures to one size.
-        tokenizer: Any fast transformers tokenizer.
+        tokenizer: Any transformers tokenizer.
         max_text_length: Longest text in tokens, special tokens included; the tokenizer's own limit when None.
         text_padding: `"longest"`, or `"max_length"` for towers trained that way (SigLIP).
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
@@ -49,7 +49,11 @@ class ImageTextProcessor(ProcessorMixin):
         """
         tokenizer = AutoTokenizer.from_pretrained(text) if isinstance(text, str) else text
         image_processor = AutoImageProcessor.from_pretrained(vision) if isinstance(vision, str) else vision
-        if "siglip" in type(tokenizer).__name__.lower():
+        config = AutoConfig.from_pretrained(text).get_text_config() if isinstance(text, str) else None
+        if config is not None and config.model_type.startswith("siglip"):  # SigLIP 2 has no tokenizer of that name
+            kwargs["max_text_length"] = kwargs.get("max_text_length") or config.max_position_embeddings
+            kwargs.setdefault("text_padding", "max_length")
+        elif "siglip" in type(tokenizer).__name__.lower():
             kwargs.setdefault("text_padding", "max_length")
         return cls(image_processor, tokenizer, **kwargs)
 
@@ -148,7 +152,12 @@ class ImageTextProcessor(ProcessorMixin):
         return _spread(tensors, [bool(text) for text in texts], "text_mask")
 
     def _check_tokens(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
-        cut = [name for name, encoding in zip(names, encoded.encodings, strict=True) if encoding.overflowing]
+        full = (encoded["attention_mask"].sum(dim=1) >= limit).tolist()
+        cut = [
+            name
+            for name, text, is_full in zip(names, texts, full, strict=True)
+            if is_full and len(self.tokenizer(text, verbose=False)["input_ids"]) > limit
+        ]
         if cut:
             more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
             logger.warning("text cut to %d tokens: %s%s", limit, ", ".join(cut[:3]), more)

@@ -116,7 +116,7 @@ class Adapter(nn.Sequential):
 
     def forward(self, features: Tensor) -> Tensor:
         """Map `(..., h)` to `(..., d)`; features come in the tower's own type, or a cache's."""
-        return super().forward(features.to(self[0].weight.dtype))
+        return super().forward(features.to(next(self.parameters()).dtype))
 
 
 class JointEncoderModel(PreTrainedModel):

@@ -1,0 +1,178 @@
+"""Score fusion: the vectors of a two-tower model, added (CLIP-SF of UniIR)."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .configuration_score_fusion import ScoreFusionConfig
+
+VIEWS = ("image", "text", "fused")
+
+
+@dataclass
+class ScoreFusionOutput(ModelOutput):
+    """Output of `ScoreFusionModel`; `N` items (times the views asked for).
+
+    Args:
+        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
+        pooler_output: `(N, d)` the weighted sum before normalisation: what losses take.
+    """
+
+    embeddings: Tensor | None = None
+    pooler_output: Tensor | None = None
+
+
+class ScoreFusionModel(PreTrainedModel):
+    """Embeds text, image, or image + text items as `w_i * e_i + w_t * e_t`, then L2-normalised (UniIR, CLIP-SF).
+
+    `e_i` and `e_t` are the projected vectors of a two-tower model, raw by default; a missing modality adds exactly
+    zero. BGE-VL-base and -large are CLIP checkpoints that fuse in just this way: load them with `from_clip`.
+    """
+
+    config_class = ScoreFusionConfig
+    config: ScoreFusionConfig
+    main_input_name = "pixel_values"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+
+    def __init__(self, config: ScoreFusionConfig) -> None:
+        super().__init__(config)
+        self.backbone = AutoModel.from_config(copy.deepcopy(config.backbone_config), dtype=torch.get_default_dtype())
+        for name, parameter in self.backbone.named_parameters(recurse=False):
+            parameter.requires_grad_(not name.startswith("logit_"))  # the temperature is the loss's
+        if config.learnable_weights:
+            self.log_weights = nn.Parameter(torch.zeros(2))
+        self.post_init()
+
+    @classmethod
+    def from_clip(cls, checkpoint: str | PreTrainedModel, **config_kwargs: Any) -> "ScoreFusionModel":  # noqa: ANN401
+        """Build score fusion on a pretrained two-tower model; with fixed weights nothing in it is untrained.
+
+        Args:
+            checkpoint: A model id, a folder, or a loaded model: CLIP, SigLIP, or others of their layout.
+            config_kwargs: Fields of `ScoreFusionConfig`.
+
+        Raises:
+            ValueError: The checkpoint has not two towers.
+        """
+        loaded = AutoModel.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        model = cls(ScoreFusionConfig(loaded.config, **config_kwargs))
+        model.backbone.load_state_dict(loaded.state_dict())
+        return model
+
+    @property
+    def vision_model(self) -> PreTrainedModel:
+        """The vision tower."""
+        return self.backbone.vision_model
+
+    @property
+    def text_model(self) -> PreTrainedModel:
+        """The text tower."""
+        return self.backbone.text_model
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        special_tokens_mask: Tensor | None = None,
+        image_mask: Tensor | None = None,
+        text_mask: Tensor | None = None,
+        image_features: Tensor | None = None,
+        text_features: Tensor | None = None,
+        views: Sequence[str] | None = None,
+        return_dict: bool = True,
+    ) -> ScoreFusionOutput:
+        """Embed N items, each with an image, a text or both.
+
+        Args:
+            pixel_values: `(N, 3, H, W)`; rows without an image are ignored. Absent when no item has an image.
+            input_ids: `(N, T)` token ids.
+            attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
+            special_tokens_mask: Accepted because the processor gives it; unused.
+            image_mask: `(N,)` bool, which items have an image; all when absent.
+            text_mask: `(N,)` bool, which items have a text; all when absent.
+            image_features: `(N, d)` cached vectors of `run_vision_tower` in place of `pixel_values`.
+            text_features: `(N, d)` the same of `run_text_tower`, in place of `input_ids`.
+            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the towers; the
+                outputs are stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, with
+                all it has.
+            return_dict: Accepted for interface compatibility; the output is always a `ScoreFusionOutput`.
+
+        Raises:
+            ValueError: Neither images nor texts are given, or a view is unknown or not in the batch.
+        """
+        if image_features is None and pixel_values is not None:
+            image_features = _on_rows(self.run_vision_tower, image_mask, pixel_values)
+        if text_features is None and input_ids is not None:
+            attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            text_features = _on_rows(self.run_text_tower, text_mask, input_ids, attention_mask)
+        if image_features is None and text_features is None:
+            raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
+        parts: dict[str, Tensor] = {}
+        for index, (name, features, mask) in enumerate(
+            (("image", image_features, image_mask), ("text", text_features, text_mask))
+        ):
+            if features is not None:
+                parts[name] = self._weighted(features, mask, index)
+        pooled = torch.cat([_add_parts(parts, view) for view in (views or ("fused",))])
+        return ScoreFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+
+    def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
+        """The projected image vectors `(N, d)` of `pixel_values` `(N, 3, H, W)`."""
+        return self.backbone.get_image_features(pixel_values.to(self.backbone.dtype)).pooler_output
+
+    def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The projected text vectors `(N, d)` of `input_ids` `(N, T)`."""
+        mask = None if self.config.text_attends_padding else attention_mask
+        return self.backbone.get_text_features(input_ids, attention_mask=mask).pooler_output
+
+    def _weighted(self, features: Tensor, mask: Tensor | None, index: int) -> Tensor:
+        """`w * e`, zero where `mask` does not hold; `index` is 0 for the image, 1 for the text."""
+        features = features.to(self.dtype)
+        if self.config.normalize_inputs:
+            features = F.normalize(features, dim=-1)
+        if mask is not None:
+            features = features.masked_fill(~mask.bool()[:, None], 0.0)
+        weight: Tensor | float = (self.config.image_weight, self.config.text_weight)[index]
+        if self.config.learnable_weights:
+            weight = self.log_weights[index].exp()
+        return weight * features
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ScoreFusionModel) and self.config.learnable_weights:
+            weights = (self.config.image_weight, self.config.text_weight)
+            init.copy_(module.log_weights, torch.tensor([math.log(weight) for weight in weights]))
+
+
+def _add_parts(parts: dict[str, Tensor], view: str) -> Tensor:
+    if view not in VIEWS:
+        raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
+    chosen = [part for name, part in parts.items() if view in ("fused", name)]
+    if not chosen:
+        raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+    return sum(chosen[1:], start=chosen[0])
+
+
+def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
+    """Run `tower` on the rows where `mask` holds only; the other rows of the result are zero."""
+    if mask is None:
+        return tower(*inputs)
+    rows = mask.bool().nonzero().squeeze(1)
+    features = tower(*(tensor[rows] for tensor in inputs))
+    return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
+
+
+__all__ = ["ScoreFusionModel", "ScoreFusionOutput"]

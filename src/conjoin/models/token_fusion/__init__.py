@@ -1,0 +1,13 @@
+"""Token fusion: image patches as tokens of a text encoder (VISTA)."""
+
+from transformers import AutoConfig, AutoModel
+
+from .configuration_token_fusion import TokenFusionConfig
+from .modeling_token_fusion import TokenFusionModel, TokenFusionOutput
+
+AutoConfig.register("token_fusion", TokenFusionConfig, exist_ok=True)
+AutoModel.register(TokenFusionConfig, TokenFusionModel, exist_ok=True)
+TokenFusionConfig.register_for_auto_class()
+TokenFusionModel.register_for_auto_class("AutoModel")
+
+__all__ = ["TokenFusionConfig", "TokenFusionModel", "TokenFusionOutput"]

@@ -1,0 +1,247 @@
+"""Token fusion (VISTA): image patches enter a text encoder as tokens between CLS and the text."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .configuration_token_fusion import TokenFusionConfig
+
+VIEWS = ("image", "text", "fused")
+
+
+@dataclass
+class TokenFusionOutput(ModelOutput):
+    """Output of `TokenFusionModel`; `N` items (times the views asked for).
+
+    Args:
+        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
+        pooler_output: `(N, d)` the pooled state before normalisation: what losses take.
+    """
+
+    embeddings: Tensor | None = None
+    pooler_output: Tensor | None = None
+
+
+class TokenFusionModel(PreTrainedModel):
+    """Embeds text, image, or image + text items with a text encoder that also reads image patches (VISTA).
+
+    The encoder sees `[CLS, projected patches, text, SEP]`, without what the item has not, at consecutive positions of
+    its own position table and through its own embedding norm. An item of text alone is therefore exactly what the
+    text encoder makes of it.
+
+    Published VISTA weights (bge-visualized) are a pickled `.pth` file, which is never unpickled here, around a vision
+    tower (EVA02-CLIP) that transformers does not have; they cannot be loaded. BGE-VL-base and -large are CLIP
+    checkpoints with score fusion: load them with `ScoreFusionModel.from_clip`.
+    """
+
+    config_class = TokenFusionConfig
+    config: TokenFusionConfig
+    main_input_name = "pixel_values"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+
+    def __init__(self, config: TokenFusionConfig) -> None:
+        super().__init__(config)
+        vision_config = copy.deepcopy(config.vision_config)
+        vision_config.num_hidden_layers = config.num_vision_layers
+        self.vision_model = _build_tower(vision_config)
+        self.text_model = _build_tower(config.text_config)
+        if "embeddings.position_embeddings" not in dict(self.text_model.named_modules()):
+            raise ValueError(
+                f"text_config: {config.text_config.model_type!r} has no table of learned positions; "
+                "expected a BERT-family text encoder"
+            )
+        self.visual_projection = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
+        self.post_init()
+
+    @classmethod
+    def from_backbones(
+        cls,
+        vision: str | PreTrainedModel,
+        text: str | PreTrainedModel,
+        **config_kwargs: Any,  # noqa: ANN401
+    ) -> "TokenFusionModel":
+        """Build token fusion on two pretrained towers; only the projection between them starts untrained.
+
+        Args:
+            vision: A model id, a folder, or a loaded vision model. Of a two-tower checkpoint (CLIP, SigLIP), its
+                vision tower is taken.
+            text: The same of a BERT-family text encoder.
+            config_kwargs: Fields of `TokenFusionConfig`; the ids of CLS and SEP come from the text encoder's
+                tokenizer unless given.
+
+        Raises:
+            ValueError: There is no vision tower, the text encoder is not of the BERT family, or it is a loaded model
+                that does not tell where its tokenizer lies.
+        """
+        config = TokenFusionConfig(
+            _vision_config(vision),
+            text.config if isinstance(text, PreTrainedModel) else AutoConfig.from_pretrained(text),
+            **_special_token_ids(text, config_kwargs),
+        )
+        model = cls(config)
+        for tower, source in ((model.vision_model, vision), (model.text_model, text)):
+            _load_tower(tower, source)
+        return model
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        special_tokens_mask: Tensor | None = None,
+        image_mask: Tensor | None = None,
+        text_mask: Tensor | None = None,
+        image_features: Tensor | None = None,
+        views: Sequence[str] | None = None,
+        return_dict: bool = True,
+    ) -> TokenFusionOutput:
+        """Embed N items, each with an image, a text or both.
+
+        Args:
+            pixel_values: `(N, 3, H, W)`; rows without an image are ignored. Absent when no item has an image.
+            input_ids: `(N, T)` token ids, CLS first, SEP and padding last.
+            attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
+            special_tokens_mask: Accepted because the processor gives it; unused.
+            image_mask: `(N,)` bool, which items have an image; all when absent.
+            text_mask: `(N,)` bool, which items have a text; all when absent.
+            image_features: `(N, P, h_v)` cached patches of `run_vision_tower` in place of `pixel_values`.
+            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the vision tower;
+                the outputs are stacked view by view, `(len(views) * N, d)`. By default each item is embedded once,
+                with all it has.
+            return_dict: Accepted for interface compatibility; the output is always a `TokenFusionOutput`.
+
+        Raises:
+            ValueError: Neither images nor texts are given, a view is unknown or not in the batch, or a text and its
+                patches exceed the text encoder's positions.
+        """
+        if image_features is None and pixel_values is not None:
+            image_features = _on_rows(self.run_vision_tower, image_mask, pixel_values)
+        if image_features is None and input_ids is None:
+            raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
+        image = None if image_features is None else self._image_tokens(image_features, image_mask)
+        text = None if input_ids is None else self._text_tokens(input_ids, attention_mask, text_mask)
+        pooled = torch.cat([self._embed_view(image, text, view) for view in (views or ("fused",))])
+        return TokenFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+
+    def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
+        """The vision tower's patch tokens `(N, P, h_v)` of `pixel_values` `(N, 3, H, W)`; its CLS is not used."""
+        from_layer = self.config.vision_hidden_layer is not None
+        output = self.vision_model(pixel_values.to(self.vision_model.dtype), output_hidden_states=from_layer)
+        states = output.hidden_states[-1] if from_layer else output.last_hidden_state
+        patch = self.config.vision_config.patch_size
+        num_patches = (pixel_values.shape[-2] // patch) * (pixel_values.shape[-1] // patch)
+        return states[:, -num_patches:]
+
+    def _image_tokens(self, features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Patches as tokens of the text encoder `(N, P, d)`, and which exist `(N, P)`."""
+        patches = self.visual_projection(features.to(self.visual_projection.weight.dtype))
+        exists = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
+        return patches, exists if mask is None else exists & mask.bool()[:, None]
+
+    def _text_tokens(self, ids: Tensor, attention: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Word embeddings `(N, T, d)` and which tokens exist `(N, T)`; a missing text is CLS and SEP alone."""
+        exists = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
+        if mask is not None:
+            empty = self._empty_text(ids)
+            ids = torch.where(mask.bool()[:, None], ids, F.pad(empty, (0, ids.shape[1] - 2)))
+            exists = torch.where(mask.bool()[:, None], exists, torch.arange(ids.shape[1], device=ids.device) < 2)
+        return self.text_model.get_input_embeddings()(ids), exists
+
+    def _empty_text(self, like: Tensor) -> Tensor:
+        """The ids of CLS and SEP, `(1, 2)`, on the device of `like`."""
+        return torch.tensor([[self.config.cls_token_id, self.config.sep_token_id]], device=like.device)
+
+    def _embed_view(
+        self, image: tuple[Tensor, Tensor] | None, text: tuple[Tensor, Tensor] | None, view: str
+    ) -> Tensor:
+        if view not in VIEWS:
+            raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
+        image, text = None if view == "text" else image, None if view == "image" else text
+        if text is None:
+            if image is None:
+                raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+            text = self._text_tokens(self._empty_text(image[0]).expand(len(image[0]), -1), None, None)
+        tokens, exists = text
+        if image is not None:
+            tokens = torch.cat([tokens[:, :1], image[0].to(tokens.dtype), tokens[:, 1:]], dim=1)
+            exists = torch.cat([exists[:, :1], image[1], exists[:, 1:]], dim=1)
+        states = self.text_model(
+            inputs_embeds=tokens, attention_mask=exists.long(), position_ids=self._positions(exists)
+        ).last_hidden_state
+        if self.config.pooling == "cls":
+            return states[:, 0]
+        weights = exists[..., None].to(states.dtype)
+        return (states * weights).sum(1) / weights.sum(1)
+
+    def _positions(self, exists: Tensor) -> Tensor:
+        """Consecutive position ids `(N, S)` of the tokens that exist, starting where the text encoder starts."""
+        table: Any = self.text_model.get_submodule("embeddings.position_embeddings")
+        start = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa's positions follow the padding's
+        limit = table.num_embeddings - start
+        if exists.shape[1] > limit and (longest := int(exists.sum(1).max())) > limit:
+            raise ValueError(
+                f"an item has {longest} tokens, patches included, but the text encoder has {limit} positions; "
+                "lower the processor's max_text_length or the size of the images"
+            )
+        return start + (exists.cumsum(1) - 1).clamp(min=0)
+
+
+def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
+    """Run `tower` on the rows where `mask` holds only; the other rows of the result are zero."""
+    if mask is None:
+        return tower(*inputs)
+    rows = mask.bool().nonzero().squeeze(1)
+    features = tower(*(tensor[rows] for tensor in inputs))
+    return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
+
+
+def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
+    """An untrained tower without the pooling head and the mask token's gradient: nothing here ever reads them."""
+    tower = AutoModel.from_config(copy.deepcopy(config), dtype=torch.get_default_dtype())
+    if "pooler" in dict(tower.named_children()):
+        tower.register_module("pooler", None)
+    for name, parameter in tower.named_parameters():
+        if name.endswith("mask_token"):
+            parameter.requires_grad_(False)
+    return tower
+
+
+def _vision_config(source: str | PreTrainedModel) -> PreTrainedConfig:
+    """The configuration of the vision tower of a checkpoint or loaded model."""
+    config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
+    if "vision_config" in config.sub_configs:
+        config = config.vision_config
+    if "patch_size" not in config.to_dict():
+        raise ValueError(f"{config.model_type!r} is no vision tower: its {type(config).__name__} has no 'patch_size'")
+    return config
+
+
+def _special_token_ids(text: str | PreTrainedModel, config_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`config_kwargs` with the ids of CLS and SEP filled in from the tokenizer that lies beside `text`."""
+    if {"cls_token_id", "sep_token_id"} <= set(config_kwargs):
+        return config_kwargs
+    folder = text.name_or_path if isinstance(text, PreTrainedModel) else text
+    if not folder:
+        raise ValueError("text is a loaded model of unknown origin: also pass cls_token_id and sep_token_id")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id} | config_kwargs
+
+
+def _load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
+    """Copy pretrained weights into `tower`; blocks that were not built and pooling heads are left out."""
+    loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
+    missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
+    if missing:
+        raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
+
+
+__all__ = ["TokenFusionModel", "TokenFusionOutput"]

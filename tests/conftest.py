@@ -1,0 +1,147 @@
+"""Tiny random checkpoints of real architectures, with real tokenizers and image processors, built offline once."""
+
+import os
+import string
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPTokenizer,
+    Dinov2Config,
+    Dinov2Model,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessorPil,
+    SiglipModel,
+    ViTConfig,
+    ViTImageProcessorPil,
+    ViTModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+    XLMRobertaTokenizer,
+)
+
+LETTERS = string.ascii_lowercase + string.digits
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+PIXELS = {"height": 16, "width": 16}
+EYE_LAYERS = {"image_size": 16, "patch_size": 8, **SIZES, "num_hidden_layers": 3}
+
+BLOCK_CONJOIN = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "conjoin":
+            raise ModuleNotFoundError("No module named 'conjoin'")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def _bert_tokenizer():
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    return BertTokenizer(vocab={piece: index for index, piece in enumerate(pieces)}, model_max_length=40)
+
+
+def _clip_tokenizer():
+    pieces = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[], model_max_length=40)
+
+
+def _xlm_roberta_tokenizer():
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *LETTERS, "<mask>"]
+    return XLMRobertaTokenizer(vocab=[(piece, -float(i)) for i, piece in enumerate(pieces)], model_max_length=40)
+
+
+def _siglip_tokenizer():
+    """T5-like: no BOS, padded with its EOS."""
+    pieces = ["</s>", "▁", "<unk>", *LETTERS]
+    backend = Tokenizer(Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=2))
+    backend.pre_tokenizer = Metaspace()
+    backend.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 0)])
+    special = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=16, **special)
+
+
+def _clip():
+    text = {"vocab_size": 74, "bos_token_id": 72, "eos_token_id": 73, "max_position_embeddings": 40, **SIZES}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=EYE_LAYERS, projection_dim=20))
+
+
+def _siglip():
+    text = {"vocab_size": 39, "bos_token_id": None, "eos_token_id": 0, "max_position_embeddings": 16, **SIZES}
+    return SiglipModel(SiglipConfig(text_config=text, vision_config=EYE_LAYERS))
+
+
+CHECKPOINTS = {
+    "clip": lambda: (_clip(), _clip_tokenizer(), CLIPImageProcessorPil(size=PIXELS, crop_size=PIXELS)),
+    "siglip": lambda: (_siglip(), _siglip_tokenizer(), SiglipImageProcessorPil(size=PIXELS)),
+    "dinov2": lambda: (Dinov2Model(Dinov2Config(**EYE_LAYERS)), ViTImageProcessorPil(size=PIXELS)),
+    "vit": lambda: (ViTModel(ViTConfig(**EYE_LAYERS)), ViTImageProcessorPil(size=PIXELS)),
+    "bert": lambda: (
+        BertModel(BertConfig(vocab_size=77, max_position_embeddings=40, **SIZES)),
+        _bert_tokenizer(),
+    ),
+    "xlm_roberta": lambda: (
+        XLMRobertaModel(XLMRobertaConfig(vocab_size=42, max_position_embeddings=42, pad_token_id=1, **SIZES)),
+        _xlm_roberta_tokenizer(),
+    ),
+}
+"""Model, and what turns items into its inputs, by name. Random weights are enlarged so that embeddings differ."""
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory):
+    """`{name: folder}` of every tiny checkpoint, as `from_pretrained` reads them."""
+    folders = {}
+    for name, build in CHECKPOINTS.items():
+        torch.manual_seed(0)
+        model, *processors = build()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        for part in (model, *processors):
+            part.save_pretrained(folders[name])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def pictures():
+    """Four different RGB pictures of different sizes."""
+    random = np.random.default_rng(0)
+    return [
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        for height, width in ((16, 16), (20, 30), (9, 5), (32, 17))
+    ]
+
+
+@pytest.fixture
+def run_without_conjoin():
+    """Run Python code in a fresh process, offline, in which `import conjoin` fails; returns what it prints."""
+
+    def run(code):
+        result = subprocess.run(
+            [sys.executable, "-c", BLOCK_CONJOIN + code],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run
