@@ -79,6 +79,7 @@ def _siglip_tokenizer():
 
 def _clip():
     text = {"vocab_size": 74, "bos_token_id": 72, "eos_token_id": 73, "max_position_embeddings": 40, **SIZES}
+    text["hidden_size"] = 16  # as in TinyCLIP, the towers differ in width
     return CLIPModel(CLIPConfig(text_config=text, vision_config=EYE_LAYERS, projection_dim=20))
 
 
@@ -101,7 +102,7 @@ CHECKPOINTS = {
         _xlm_roberta_tokenizer(),
     ),
 }
-"""Model, and what turns items into its inputs, by name. Random weights are enlarged so that embeddings differ."""
+"""By name: the model, and what turns items into its inputs."""
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +112,7 @@ def tiny_checkpoints(tmp_path_factory):
     for name, build in CHECKPOINTS.items():
         torch.manual_seed(0)
         model, *processors = build()
-        with torch.no_grad():
+        with torch.no_grad():  # library initialisations are so small that all embeddings would be alike
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
         folders[name] = str(tmp_path_factory.mktemp(name))

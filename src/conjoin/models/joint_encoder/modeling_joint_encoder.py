@@ -293,12 +293,10 @@ class JointEncoderModel(PreTrainedModel):
             return None
         keys = tokens[:, 1:]
         if self.config.use_position_embeddings:
-            if keys.shape[1] > self.config.max_position_embeddings:
-                raise ValueError(
-                    f"{keys.shape[1]} tokens, but max_position_embeddings={self.config.max_position_embeddings}"
-                )
-            start = modality * self.config.max_position_embeddings
-            keys = keys + self.position_embeddings.weight[start : start + keys.shape[1]]
+            limit = self.config.max_position_embeddings
+            if keys.shape[1] > limit:
+                raise ValueError(f"{keys.shape[1]} tokens, but max_position_embeddings={limit}")
+            keys = keys + self.position_embeddings.weight[modality * limit :][: keys.shape[1]]
         key_weights = exists.float() if weights is None else exists * weights.float()
         if self.config.include_global_tokens:
             keys = torch.cat([tokens[:, :1], keys], dim=1)
@@ -344,10 +342,7 @@ def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, T
     width = math.ceil((1 - rate) * tokens.shape[1])
     order = (torch.rand_like(weights) + exists).topk(width, dim=1).indices  # existing tokens first, in random order
     kept = torch.arange(width, device=tokens.device) < num_kept[:, None]
-    return (
-        tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1])),
-        weights.gather(1, order) * kept,
-    )
+    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1])), weights.gather(1, order) * kept
 
 
 def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401
@@ -360,12 +355,14 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
 
 
 def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
-    """Drop the pooling head of BERT-like towers and freeze mask tokens: nothing here ever reads them."""
+    """Drop the pooling head of BERT-like towers, make mask tokens buffers: nothing here ever reads them."""
     if "pooler" in dict(tower.named_children()):
         tower.register_module("pooler", None)
-    for name, parameter in tower.named_parameters():
-        if name.endswith("mask_token"):
-            parameter.requires_grad_(False)
+    for path, parameter in list(tower.named_parameters()):
+        owner, _, name = path.rpartition(".")
+        if name == "mask_token":
+            delattr(tower.get_submodule(owner), name)
+            tower.get_submodule(owner).register_buffer(name, parameter.data)
     return tower
 
 

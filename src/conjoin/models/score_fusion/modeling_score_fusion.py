@@ -48,8 +48,9 @@ class ScoreFusionModel(PreTrainedModel):
     def __init__(self, config: ScoreFusionConfig) -> None:
         super().__init__(config)
         self.backbone = AutoModel.from_config(copy.deepcopy(config.backbone_config), dtype=torch.get_default_dtype())
-        for name, parameter in self.backbone.named_parameters(recurse=False):
-            parameter.requires_grad_(not name.startswith("logit_"))  # the temperature is the loss's
+        for name, parameter in list(self.backbone.named_parameters(recurse=False)):
+            delattr(self.backbone, name)  # scale and bias of the logits are kept, but training is the loss's affair
+            self.backbone.register_buffer(name, parameter.data)
         if config.learnable_weights:
             self.log_weights = nn.Parameter(torch.zeros(2))
         self.post_init()

@@ -205,13 +205,15 @@ def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor)
 
 
 def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
-    """An untrained tower without the pooling head and the mask token's gradient: nothing here ever reads them."""
+    """An untrained tower without its pooling head, its mask token a buffer: nothing here ever reads them."""
     tower = AutoModel.from_config(copy.deepcopy(config), dtype=torch.get_default_dtype())
     if "pooler" in dict(tower.named_children()):
         tower.register_module("pooler", None)
-    for name, parameter in tower.named_parameters():
-        if name.endswith("mask_token"):
-            parameter.requires_grad_(False)
+    for path, parameter in list(tower.named_parameters()):
+        owner, _, name = path.rpartition(".")
+        if name == "mask_token":
+            delattr(tower.get_submodule(owner), name)
+            tower.get_submodule(owner).register_buffer(name, parameter.data)
     return tower
 
 
