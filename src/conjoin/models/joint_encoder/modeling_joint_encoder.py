@@ -318,12 +318,13 @@ class JointEncoderModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, VLEncoder):
+        if isinstance(module, VLEncoder):  # the library never comes here for modules without parameters of their own
             init.normal_(module.cls_token, std=self.config.initializer_range)
-        elif isinstance(module, VLAttentionLayer) and self.config.vl_init == "mean_pooling":
-            for projection in (module.v_proj, module.o_proj):
-                init.eye_(projection.weight)
-            init.zeros_(module.fc2.weight)
+            layers: list[Any] = [*module.layers] if self.config.vl_init == "mean_pooling" else []
+            for layer in layers:
+                init.eye_(layer.v_proj.weight)
+                init.eye_(layer.o_proj.weight)
+                init.zeros_(layer.fc2.weight)
 
 
 def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, Tensor]:

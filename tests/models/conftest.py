@@ -1,0 +1,43 @@
+import copy
+
+import pytest
+import torch
+from tiny_models import MODELS
+
+from conjoin.processing import ImageTextProcessor
+
+
+@pytest.fixture(scope="session")
+def built(tiny_checkpoints):
+    """`built(name)` is a fresh copy of that model in eval mode, and its processor."""
+    cache = {}
+
+    def get(name):
+        if name not in cache:
+            build, vision, text, config = MODELS[name]
+            folders = tiny_checkpoints[vision], tiny_checkpoints[text]
+            torch.manual_seed(0)
+            cache[name] = build(*folders, **config).eval(), ImageTextProcessor.from_backbones(*folders)
+        return copy.deepcopy(cache[name][0]), cache[name][1]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def items(pictures):
+    """Texts of different lengths, images and pairs, mixed."""
+    return [
+        "a red box",
+        pictures[0],
+        {"text": "x", "image": pictures[1]},
+        "7 more words",
+        pictures[2],
+        {"text": "blue 12", "image": pictures[3]},
+    ]
+
+
+@pytest.fixture(scope="session")
+def pairs(pictures):
+    """Items that all have an image and a text."""
+    texts = ["a red box", "x", "7 more words", "blue 12"]
+    return [{"text": text, "image": picture} for text, picture in zip(texts, pictures, strict=True)]

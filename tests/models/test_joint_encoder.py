@@ -1,0 +1,231 @@
+import pytest
+import torch
+from transformers import BertConfig, BertModel, Dinov2Model, PreTrainedConfig
+
+from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
+from conjoin.models.joint_encoder.modeling_joint_encoder import VLEncoder, drop_tokens
+
+NAME = "joint dinov2 + bert"
+SMALL = {"hidden_size": 8, "num_attention_heads": 2}
+
+
+def close(a, b):
+    return (a - b).abs().max().item() <= 1e-5
+
+
+# which tokens enter the vision-language encoder
+
+
+@torch.no_grad()
+def test_a_key_of_weight_zero_is_as_if_it_were_not_there():
+    torch.manual_seed(0)
+    encoder = VLEncoder(JointEncoderConfig(**SMALL)).eval()
+    tokens = torch.randn(3, 6, 8)
+    weights = torch.ones(3, 6)
+    weights[:, [1, 4]] = 0
+    kept = tokens[:, [0, 2, 3, 5]]
+    assert close(encoder(tokens, weights), encoder(kept, torch.ones(3, 4)))
+    weights[:, [1, 4]] = 0.5
+    assert not close(encoder(tokens, weights), encoder(kept, torch.ones(3, 4)))
+
+
+@torch.no_grad()
+def test_a_weight_adds_its_logarithm_to_the_attention_logits():
+    """Eq. 2: two keys of weight one half count as much as one."""
+    torch.manual_seed(0)
+    encoder = VLEncoder(JointEncoderConfig(**SMALL)).eval()
+    tokens = torch.randn(2, 3, 8)
+    twice = torch.cat([tokens, tokens], dim=1)
+    assert close(encoder(twice, torch.full((2, 6), 0.5)), encoder(tokens, torch.ones(2, 3)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_masked_tokens_leave_no_trace(kind, built, pairs):
+    model, processor = built(NAME)
+    batch = processor(pairs)
+    size = {"image": (len(pairs), 4), "text": batch["input_ids"].shape}[kind]
+    other = {"image": "text", "text": "image"}[kind]
+    embedded = model(**batch, **{f"{kind}_weights": torch.zeros(size)}).embeddings
+    assert close(embedded, model(**batch, views=[other]).embeddings)
+
+
+@torch.no_grad()
+def test_masking_everything_leaves_cls_alone(built, pairs):
+    model, processor = built(NAME)
+    batch = processor(pairs)
+    nothing = {"image_weights": torch.zeros(4, 4), "text_weights": torch.zeros(batch["input_ids"].shape)}
+    embedded = model(**batch, **nothing).embeddings
+    assert embedded.isfinite().all()
+    assert close(embedded, embedded[:1].expand(4, -1))
+    model.train()
+    with torch.enable_grad():
+        model(**batch, **nothing).pooler_output.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@torch.no_grad()
+def test_special_tokens_are_not_local_tokens(built):
+    model, processor = built(NAME)
+    batch = processor(["a red box", "x"])
+    output = model(**batch, output_tokens=True)
+    assert output.text_token_mask.sum(1).tolist() == [7, 1]  # a r ##e ##d b ##o ##x
+    assert output.text_tokens.shape == (2, 1 + 9, 24) and output.text_features.shape == (2, 1 + 9, 24)
+    changed = model(**batch, text_features=output.text_features.masked_fill(_special(batch), 7.0)).embeddings
+    assert close(changed, output.embeddings)
+    assert output.image_tokens is None
+
+
+def _special(batch):
+    return torch.nn.functional.pad(batch["special_tokens_mask"], (1, 0), value=1).bool()[..., None]
+
+
+@torch.no_grad()
+def test_tokens_come_with_their_masks(built, items):
+    model, processor = built(NAME)
+    output = model(**processor(items), output_tokens=True)
+    assert output.image_features.shape == output.image_tokens.shape == (6, 1 + 4, 24)
+    assert output.image_token_mask.any(1).tolist() == [False, True, True, False, True, True]
+    assert output.text_token_mask.any(1).tolist() == [True, False, True, True, False, True]
+    assert output.image_features[0].eq(0).all() and output.text_features[1].eq(0).all()
+    assert close(output.image_tokens, model.vision_adapter(output.image_features))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["joint clip", "joint siglip", "joint dinov2 + xlm-roberta"])
+def test_global_tokens_are_the_towers_own(name, built, pairs):
+    model, processor = built(name)
+    batch = processor(pairs)
+    output = model(**batch, output_tokens=True)
+    vision = model.vision_model(pixel_values=batch["pixel_values"])
+    mask = None if "siglip" in name else batch["attention_mask"]
+    text = model.text_model(input_ids=batch["input_ids"], attention_mask=mask)
+    assert torch.equal(output.image_features[:, 0], vision.pooler_output)
+    expected = text.last_hidden_state[:, 0] if "roberta" in name else text.pooler_output
+    assert torch.equal(output.text_features[:, 0], expected)
+    assert torch.equal(output.image_features[:, 1:], vision.last_hidden_state[:, -4:])
+
+
+# the vision tower's layer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("layer", "depth"), [(-2, 2), (1, 1), (-1, 3)])
+def test_vision_hidden_layer(layer, depth, tiny_checkpoints, built, pairs):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*folders, vision_hidden_layer=layer, **SMALL).eval()
+    pixels = built(NAME)[1](pairs)["pixel_values"]
+    full = Dinov2Model.from_pretrained(tiny_checkpoints["dinov2"]).eval()
+    expected = full(pixels, output_hidden_states=True).hidden_states[layer]
+    assert torch.equal(model.run_vision_tower(pixels), expected)
+    blocks = {key.split(".")[2] for key in model.vision_model.state_dict() if ".layer." in key or ".layers." in key}
+    assert len(blocks) == depth and model.config.vision_config.num_hidden_layers == 3
+
+
+def test_vision_hidden_layer_out_of_range(tiny_checkpoints):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    with pytest.raises(ValueError, match=r"vision_hidden_layer=-4 is outside a tower of 3 layers; expected 1..3"):
+        JointEncoderModel.from_backbones(*folders, vision_hidden_layer=-4, **SMALL)
+
+
+# token dropout
+
+
+def test_token_dropout_keeps_a_share_and_at_least_one():
+    torch.manual_seed(0)
+    tokens = torch.arange(1, 11.0).expand(200, 10)[..., None]
+    weights = torch.zeros(200, 10)
+    counts = torch.arange(200) % 11
+    weights[torch.arange(10) < counts[:, None]] = 1.0
+    kept, kept_weights = drop_tokens(tokens, weights, 0.7)
+    assert kept_weights.sum(1).tolist() == [-(-3 * count // 10) for count in counts.tolist()]
+    assert kept.shape[:2] == kept_weights.shape and kept.shape[1] <= 4
+    survivors = kept[..., 0] * kept_weights
+    assert (survivors <= counts[:, None]).all()  # only tokens that exist
+    rows = survivors[counts == 10]
+    assert all(len(set(row.tolist()) - {0.0}) == 3 for row in rows)
+    assert len(set(rows.flatten().tolist()) - {0.0}) == 10
+
+
+def test_token_dropout_only_acts_in_training(tiny_checkpoints, built, pairs):
+    folders = tiny_checkpoints["vit"], tiny_checkpoints["clip"]
+    model = JointEncoderModel.from_backbones(*folders, token_dropout=0.5, **SMALL).eval()
+    batch = built("joint vit + clip")[1](pairs)
+    assert torch.equal(model(**batch).embeddings, model(**batch).embeddings)
+    model.train()
+    assert not torch.equal(model(**batch).embeddings, model(**batch).embeddings)
+    assert model(**batch).embeddings.isfinite().all()
+
+
+# loading and errors
+
+
+@torch.no_grad()
+def test_mean_pooling_start(tiny_checkpoints):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*folders, num_vl_layers=1, initializer_range=1e-6, **SMALL)
+    tokens = torch.randn(3, 5, 8)
+    mean = torch.nn.functional.layer_norm(tokens, (8,)).sum(1) / 6  # CLS, all but zero, is one of the six keys
+    expected = torch.nn.functional.layer_norm(mean, (8,))
+    assert (model.vl_encoder(tokens, torch.ones(3, 5)) - expected).abs().max() < 0.01
+    model = JointEncoderModel.from_backbones(*folders, vl_init="normal", **SMALL)
+    assert model.vl_encoder.layers[0].fc2.weight.any()
+
+
+def test_loaded_towers_are_copied(tiny_checkpoints):
+    vision = Dinov2Model.from_pretrained(tiny_checkpoints["dinov2"])
+    text = BertModel.from_pretrained(tiny_checkpoints["bert"])
+    model = JointEncoderModel.from_backbones(vision, text, vision_hidden_layer=-2, **SMALL)
+    for ours, theirs in ((model.vision_model, vision), (model.text_model, text)):
+        weights = theirs.state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in ours.state_dict().items())
+    with pytest.raises(ValueError, match="BertModel lacks weights of BertModel"):
+        deeper = BertConfig.from_pretrained(tiny_checkpoints["bert"], num_hidden_layers=3)
+        text.config = deeper
+        JointEncoderModel.from_backbones(vision, text, **SMALL)
+
+
+def test_no_such_tower(tiny_checkpoints):
+    with pytest.raises(ValueError, match="has no vision tower: its BertConfig has no 'patch_size'"):
+        JointEncoderModel.from_backbones(tiny_checkpoints["bert"], tiny_checkpoints["bert"])
+    with pytest.raises(ValueError, match="has no text tower: its Dinov2Config has no 'vocab_size'"):
+        JointEncoderModel.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["dinov2"])
+
+
+def test_text_needs_its_special_tokens_mask(built):
+    model, processor = built(NAME)
+    batch = dict(processor(["a red box"]))
+    del batch["special_tokens_mask"]
+    with pytest.raises(ValueError, match="special_tokens_mask is missing"):
+        model(**batch)
+
+
+def test_too_few_positions(tiny_checkpoints, built, pairs):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    config = SMALL | {"use_position_embeddings": True, "max_position_embeddings": 3}
+    with pytest.raises(ValueError, match="4 tokens, but max_position_embeddings=3"):
+        JointEncoderModel.from_backbones(*folders, **config)(**built(NAME)[1](pairs))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_attention_heads": 5}, "num_attention_heads=5 must divide hidden_size=768"),
+        ({"hidden_size": 0}, "must divide hidden_size=0"),
+        ({"num_vl_layers": 0}, "num_vl_layers=0: the vision-language encoder needs at least one layer"),
+        ({"vl_init": "zeros"}, 'vl_init=\'zeros\'; expected "mean_pooling" or "normal"'),
+        ({"token_dropout": 1.0}, r"token_dropout=1.0 must lie in \[0, 1\)"),
+    ],
+)
+def test_impossible_configurations(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        JointEncoderConfig(**wrong)
+
+
+def test_configuration_round_trip(tmp_path):
+    config = JointEncoderConfig(text_config={"model_type": "xlm-roberta", "vocab_size": 9}, hidden_size=48)
+    config.save_pretrained(tmp_path)
+    again = JointEncoderConfig.from_pretrained(tmp_path)
+    assert again.to_dict() == config.to_dict()
+    assert again.text_config.vocab_size == 9 and again.get_text_config() is again.text_config
+    assert isinstance(again.vision_config, PreTrainedConfig) and again.intermediate_size == 192

@@ -1,0 +1,107 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, CLIPModel, SiglipModel
+
+from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
+
+
+@pytest.fixture
+def features(tiny_checkpoints, built, pairs):
+    """CLIP's own projected features of the pairs, and the model inputs they come from."""
+    clip = CLIPModel.from_pretrained(tiny_checkpoints["clip"]).eval()
+    batch = built("score clip")[1](pairs)
+    with torch.no_grad():
+        image = clip.get_image_features(batch["pixel_values"]).pooler_output
+        text = clip.get_text_features(batch["input_ids"], attention_mask=batch["attention_mask"]).pooler_output
+    return image, text, batch
+
+
+@torch.no_grad()
+def test_fused_is_the_sum_of_the_raw_features(features, built):
+    """UniIR adds what CLIP projects, un-normalised."""
+    image, text, batch = features
+    output = built("score clip")[0](**batch, views=("image", "text", "fused"))
+    torch.testing.assert_close(output.pooler_output, torch.cat([image, text, image + text]))
+    torch.testing.assert_close(output.embeddings, F.normalize(output.pooler_output, dim=-1))
+    assert (image.norm(dim=1) / text.norm(dim=1) - 1).abs().min() > 0.01  # so that normalising would show
+
+
+@torch.no_grad()
+def test_normalised_and_weighted(features, tiny_checkpoints):
+    image, text, batch = features
+    config = {"normalize_inputs": True, "image_weight": 0.3, "text_weight": 2.0}
+    model = ScoreFusionModel.from_clip(tiny_checkpoints["clip"], **config).eval()
+    expected = 0.3 * F.normalize(image, dim=-1) + 2.0 * F.normalize(text, dim=-1)
+    torch.testing.assert_close(model(**batch).pooler_output, expected)
+    for view, part in (("image", image), ("text", text)):  # a weight does not turn the vector of one modality
+        torch.testing.assert_close(model(**batch, views=[view]).embeddings, F.normalize(part, dim=-1))
+
+
+@torch.no_grad()
+def test_a_missing_modality_adds_exactly_zero(features, built):
+    image, text, _ = features
+    model, _ = built("score clip")
+    has_image, has_text = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    poisoned = image.masked_fill(~has_image[:, None], torch.nan)
+    pooled = model(image_features=poisoned, image_mask=has_image, text_features=text, text_mask=has_text).pooler_output
+    torch.testing.assert_close(pooled[:3], torch.stack([image[0] + text[0], image[1], text[2]]), rtol=0, atol=0)
+    assert not pooled[3].any()
+
+
+@torch.no_grad()
+def test_siglip_reads_padded_text_without_a_mask(tiny_checkpoints, built, pairs):
+    siglip = SiglipModel.from_pretrained(tiny_checkpoints["siglip"]).eval()
+    model, processor = built("score siglip")
+    batch = processor(pairs)
+    assert batch["input_ids"].shape[1] == 16 and not batch["attention_mask"].all()
+    text = siglip.get_text_features(batch["input_ids"]).pooler_output
+    image = siglip.get_image_features(batch["pixel_values"]).pooler_output
+    torch.testing.assert_close(model(**batch).pooler_output, image + 0.5 * text)
+    assert model.config.text_attends_padding and model.config.hidden_size == 24
+    assert not built("score clip")[0].config.text_attends_padding
+
+
+def test_learned_weights_survive(tiny_checkpoints, built, pairs, tmp_path):
+    model, processor = built("score siglip")
+    torch.testing.assert_close(model.log_weights.exp(), torch.tensor([1.0, 0.5]))
+    model(**processor(pairs)).pooler_output.sum().backward()
+    assert model.log_weights.grad.all()
+    with torch.no_grad():
+        model.log_weights.copy_(torch.tensor([0.25, -0.5]))
+    model.save_pretrained(tmp_path)
+    assert ScoreFusionModel.from_pretrained(tmp_path).log_weights.tolist() == [0.25, -0.5]
+    weights = {key: value for key, value in model.state_dict().items() if key != "log_weights"}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    torch.testing.assert_close(ScoreFusionModel.from_pretrained(tmp_path).log_weights.exp(), torch.tensor([1.0, 0.5]))
+
+
+def test_logit_scale_is_kept_but_not_trained(tiny_checkpoints, built):
+    model, _ = built("score siglip")
+    assert not any("logit" in name for name, _ in model.named_parameters())
+    siglip = SiglipModel.from_pretrained(tiny_checkpoints["siglip"])
+    assert torch.equal(model.backbone.state_dict()["logit_scale"], siglip.logit_scale.detach())
+
+
+@torch.no_grad()
+def test_from_a_loaded_model(features, tiny_checkpoints, built):
+    clip = CLIPModel.from_pretrained(tiny_checkpoints["clip"], dtype=torch.bfloat16)
+    model = ScoreFusionModel.from_clip(clip)
+    assert model.dtype == torch.float32 and clip.dtype == torch.bfloat16
+    assert (model.eval()(**features[2]).embeddings * built("score clip")[0](**features[2]).embeddings).sum(
+        1
+    ).min() > 0.99
+    assert model.vision_model is model.backbone.vision_model and model.text_model is model.backbone.text_model
+
+
+def test_one_tower_is_not_enough(tiny_checkpoints):
+    with pytest.raises(ValueError, match="'bert' has not both a vision and a text tower"):
+        ScoreFusionModel.from_clip(tiny_checkpoints["bert"])
+    with pytest.raises(ValueError, match="expected a two-tower model such as CLIP or SigLIP"):
+        ScoreFusionConfig(BertConfig())
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_weights_are_positive(weight):
+    with pytest.raises(ValueError, match=f"image_weight=1.0 and text_weight={weight} must be positive"):
+        ScoreFusionConfig(text_weight=weight)

@@ -1,0 +1,36 @@
+"""The models under test, by name."""
+
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+
+
+def joint(vision, text, **config):
+    config = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": 2, "vl_init": "normal"} | config
+    return JointEncoderModel.from_backbones(vision, text, **config)
+
+
+def score(vision, text, **config):
+    return ScoreFusionModel.from_clip(vision, **config)
+
+
+def token(vision, text, **config):
+    return TokenFusionModel.from_backbones(vision, text, **config)
+
+
+MODELS = {
+    "joint clip": (joint, "clip", "clip", {}),
+    "joint siglip": (joint, "siglip", "siglip", {"include_global_tokens": True}),
+    "joint vit + clip": (joint, "vit", "clip", {"use_position_embeddings": True, "use_type_embeddings": True}),
+    "joint dinov2 + bert": (joint, "dinov2", "bert", {"vision_hidden_layer": -2}),
+    "joint dinov2 + xlm-roberta": (joint, "dinov2", "xlm_roberta", {}),
+    "score clip": (score, "clip", "clip", {}),
+    "score siglip": (score, "siglip", "siglip", {"learnable_weights": True, "text_weight": 0.5}),
+    "token dinov2 + bert": (token, "dinov2", "bert", {"vision_hidden_layer": -2}),
+    "token clip + xlm-roberta": (token, "clip", "xlm_roberta", {"pooling": "mean"}),
+    "token siglip + bert": (token, "siglip", "bert", {}),
+    "token vit + xlm-roberta": (token, "vit", "xlm_roberta", {}),
+}
+"""Every pairing of towers: builder, vision checkpoint, text checkpoint, configuration."""
+
+ONE_OF_EACH = ["joint dinov2 + bert", "score siglip", "token dinov2 + bert"]
