@@ -1,7 +1,6 @@
 """What every loss checks before it computes."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -20,7 +19,7 @@ def unit(embeddings: Tensor, name: str) -> Tensor:
         raise ValueError(
             f"{name}[{where}] has norm {norms[tuple(row)].item()}; expected a finite vector that is not zero"
         )
-    return F.normalize(embeddings, dim=-1)
+    return embeddings / norms[..., None]
 
 
 def inverse(temperature: Tensor | float, name: str = "temperature") -> Tensor | float:
@@ -29,6 +28,8 @@ def inverse(temperature: Tensor | float, name: str = "temperature") -> Tensor | 
     Raises:
         ValueError: It is not a positive finite scalar.
     """
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(temperature.shape)}")
     value = float(torch.as_tensor(temperature).detach())
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, got {value}")
@@ -46,3 +47,13 @@ def check_matrix(embeddings: Tensor, name: str, like: Tensor | None = None, same
     if like is not None and (embeddings.shape[1] != like.shape[1] or (same_rows and len(embeddings) != len(like))):
         expected = tuple(like.shape) if same_rows else ("M", like.shape[1])
         raise ValueError(f"{name} has shape {tuple(embeddings.shape)}, expected {expected}")
+
+
+def check_length(values: Tensor, name: str, length: int) -> None:
+    """Check that `values` is `(length,)`.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if values.shape != (length,):
+        raise ValueError(f"{name} has shape {tuple(values.shape)}, expected ({length},)")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from conjoin.ops import Exclusion, cross_logsumexp, self_logsumexp
+from conjoin.ops import Exclusion, cross_logsumexp, local_positions, ring_logsumexp, self_logsumexp
 
-from .checks import check_matrix, inverse, unit
+from .checks import check_length, check_matrix, inverse, unit
 
 MODALITIES = ("image", "text", "fused")
 PAIRS = tuple((a, b) for a in MODALITIES for b in MODALITIES if a != b)
@@ -30,65 +30,95 @@ def gcl(
     gathered_present: Tensor | None = None,
     gathered_ids: Tensor | None = None,
     positions: Tensor | None = None,
+    ring: bool = False,
 ) -> Tensor:
     """`-1/(6N) sum_j sum_{(a,b)} log( e^{s(a_j, b_j)} / sum_m sum_k e^{s(a_j, m_k)} )`, `s = cos / t`.
 
-    The denominator runs over the embeddings of all three modalities m and all pairs k, the anchor itself left out.
+    The denominator runs over the embeddings of all three modalities m and all pairs k, the anchor itself left out. A
+    batch of one pair is defined: its denominators hold the pair's own embeddings only.
 
     Args:
         image: `(N, D)`, raw.
-        text: `(N, D)`.
-        fused: `(N, D)`; row j of all three belongs to one image-text pair.
+        text: `(N, D)`, raw.
+        fused: `(N, D)`, raw; row j of all three belongs to one image-text pair.
         temperature: Positive float, or 0-d tensor to learn.
         exclude_self: Leave the anchor out of its own denominator.
         exclude_same_modality: Leave out everything of the anchor's modality.
         exclude_other_positive: For the pair (a, b), leave the third embedding of the same j out.
         pairs: The ordered modality pairs to average over; all six by default.
-        present: `(N, 3)` bool, which of image, text and fused exist for each row; terms that need a missing one are
-            left out, and the mean divides by the others. All by default.
+        present: `(N, 3)` bool, which of image, text and fused exist for each row; missing ones may hold anything, are
+            in no denominator, and terms that need one are left out, of the mean too. All exist by default.
         ids: `(N,)` integers naming what each row shows; rows of one id are not each other's negatives.
         gathered: The three matrices `(M, D)` of all devices, as columns for the local rows.
-        gathered_present: `(M, 3)` for them.
+        gathered_present: `(M, 3)` for them; the mean over devices is then the mean over all terms.
         gathered_ids: `(M,)` for them.
         positions: `(N,)` where the local rows stand in the gathered ones.
-
-    Returns:
-        A scalar; 0 without gradient for a single pair whose two embeddings are all there is.
+        ring: Nothing is gathered: the rows of the other ranks pass by, see `ring_logsumexp`. Any `ids` must then be
+            comparable across ranks, and nothing may be missing.
 
     Raises:
-        ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, or no
-            term is left.
+        ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, a pair
+            is unknown, `gathered` comes without `positions`, or no term is left.
     """
+    check_pairs(pairs)
+    if ring and (gathered is not None or present is not None):
+        raise ValueError("ring=True takes neither gathered columns nor missing modalities (present)")
+    if ring and ids is None:
+        ids = local_positions(len(image), image.device)
     local = _Rows((image, text, fused), present, ids)
     scale = inverse(temperature)
-    if gathered is None:
-        exclusion = Exclusion(local.ids, local.ids, local.groups, local.groups, exclude_same_modality)
-        found = self_logsumexp(local.vectors, scale, exclusion)
-    else:
-        if positions is None:
-            raise ValueError("positions of the local rows are needed with gathered columns")
+    columns = local
+    if gathered is not None:
+        if positions is None or (ids is not None and gathered_ids is None):
+            raise ValueError("gathered columns need the positions of the local rows, and gathered_ids beside ids")
         columns = _Rows(gathered, gathered_present, gathered_ids, names="gathered ")
-        row_ids = columns.pair_ids[positions][local.pair_of]
-        exclusion = Exclusion(row_ids, columns.ids, local.groups, columns.groups, exclude_same_modality)
-        found = cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)
+    found = _negatives(local, columns, positions, scale, exclude_same_modality, ring)
     negatives = found.new_full((3 * len(image),), float("-inf")).index_put((local.index,), found).view(3, -1)
     own = local.own_scores(scale)
     terms = []
     for a, b in pairs:
         first, second = MODALITIES.index(a), MODALITIES.index(b)
-        third = 3 - first - second
         denominator = [negatives[first], own[first][second]]
         if not exclude_other_positive:
-            denominator.append(own[first][third])
+            denominator.append(own[first][3 - first - second])
         if not exclude_self and not exclude_same_modality:
             denominator.append(own[first][first])
         both = local.present[:, first] & local.present[:, second]
-        stacked = torch.stack(denominator, dim=1)[both]
-        terms.append(stacked.logsumexp(1) - own[first][second][both])
-    values = torch.cat(terms)
-    if not len(values):
+        terms.append(torch.stack(denominator, dim=1)[both].logsumexp(1) - own[first][second][both])
+    count = columns.count_terms(pairs)
+    if not count:
         raise ValueError("no row has both modalities of any pair: there is nothing to contrast")
-    return values.mean()
+    return torch.cat(terms).sum() / (count * len(image) / columns.count)
+
+
+def check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """Check that `pairs` are some of `PAIRS`.
+
+    Raises:
+        ValueError: They are not, or there are none.
+    """
+    if not pairs or any(tuple(pair) not in PAIRS for pair in pairs):
+        raise ValueError(f"pairs={list(pairs)}: expected some of {PAIRS}")
+
+
+def _negatives(
+    local: "_Rows",
+    columns: "_Rows",
+    positions: Tensor | None,
+    scale: Tensor | float,
+    exclude_same_modality: bool,
+    ring: bool,
+) -> Tensor:
+    """Log-sum-exp of each present embedding to those of all other pairs."""
+    pair_ids = columns.pair_ids if positions is None else columns.pair_ids[positions]
+    exclusion = Exclusion(pair_ids[local.pair_of], columns.ids)
+    if exclude_same_modality:
+        exclusion = exclusion._replace(row_groups=local.groups, column_groups=columns.groups)
+    if ring:
+        return ring_logsumexp(local.vectors, columns.vectors, scale, exclusion)[0]
+    if columns is local:
+        return self_logsumexp(local.vectors, scale, exclusion)
+    return cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)[0]
 
 
 class _Rows:
@@ -96,7 +126,7 @@ class _Rows:
 
     def __init__(
         self,
-        matrices: tuple[Tensor, Tensor, Tensor],
+        matrices: Sequence[Tensor],
         present: Tensor | None,
         ids: Tensor | None,
         names: str = "",
@@ -106,22 +136,32 @@ class _Rows:
         count, device = len(matrices[0]), matrices[0].device
         if present is not None and present.shape != (count, 3):
             raise ValueError(f"{names}present has shape {tuple(present.shape)}, expected ({count}, 3)")
+        if ids is not None:
+            check_length(ids, f"{names}ids", count)
+        self.count = count
         self.present = torch.ones(count, 3, dtype=torch.bool, device=device) if present is None else present.bool()
         self.pair_ids = torch.arange(count, device=device) if ids is None else ids
         self.index = self.present.T.flatten().nonzero().squeeze(1)
-        self.pair_of = self.index % count
-        self.groups = self.index // count
+        self.pair_of, self.groups = self.index % count, self.index // count
         self.ids = self.pair_ids[self.pair_of]
-        parts = [unit(m[p], names + n) for m, p, n in zip(matrices, self.present.T, MODALITIES, strict=True)]
-        self.vectors = torch.cat(parts)
+        if present is not None:  # a constant stands in for what is missing, which may be zero or NaN
+            matrices = [m.where(p[:, None], 1.0) for m, p in zip(matrices, self.present.T, strict=True)]
+        self.full = torch.stack([unit(m, names + n) for m, n in zip(matrices, MODALITIES, strict=True)])
+        self.vectors = self.full.flatten(0, 1)
+        if present is not None:
+            self.vectors = self.vectors[self.index]
+
+    def count_terms(self, pairs: Sequence[tuple[str, str]]) -> int:
+        """How many (row, pair) have both modalities."""
+        has = dict(zip(MODALITIES, self.present.T, strict=True))
+        return sum(int((has[a] & has[b]).sum()) for a, b in pairs)
 
     def own_scores(self, scale: Tensor | float) -> list[list[Tensor]]:
         """`[a][b]`: scaled similarity of each pair's a to its own b, `(N,)`; minus infinity where one is missing."""
-        full = self.vectors.new_zeros(3 * len(self.present), self.vectors.shape[1])
-        full = full.index_copy(0, self.index, self.vectors).view(3, len(self.present), -1)
         scores: list[list[Tensor]] = [[torch.empty(0)] * 3 for _ in range(3)]
         for a in range(3):
             for b in range(a, 3):
                 missing = ~(self.present[:, a] & self.present[:, b])
-                scores[a][b] = scores[b][a] = ((full[a] * full[b]).sum(-1) * scale).masked_fill(missing, float("-inf"))
+                cosines = (self.full[a] * self.full[b]).sum(-1)
+                scores[a][b] = scores[b][a] = (cosines * scale).masked_fill(missing, float("-inf"))
         return scores

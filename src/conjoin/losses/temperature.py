@@ -30,4 +30,8 @@ class Temperature(nn.Module):
 
     def forward(self) -> Tensor:
         """The temperature, 0-d."""
-        return self.log_value.exp().clamp(self.minimum, self.maximum)
+        if self.log_value.requires_grad:
+            # The parameter itself is clamped: beyond the clamp it would have no gradient to come back with.
+            with torch.no_grad():
+                self.log_value.clamp_(math.log(self.minimum), math.log(self.maximum))
+        return self.log_value.exp()

@@ -3,60 +3,28 @@
 InfoNCE, multi-positive, MAC and GCL all need, for every row, the log of the summed exponentials of its scaled
 similarities to the columns that are its negatives. The positives are few per row and are added by the loss itself.
 
-Rows and columns are unit vectors, so a score lies in [-scale, scale] and exp never overflows: there is no running
-maximum and each block is touched once by the product, once by exp and once by the sums. The backward pass computes the
-blocks again. Memory grows with the number of rows and columns, not with their product.
+Rows and columns are unit vectors, so a score lies in [-scale, scale] and a constant shift keeps exp in range: there is
+no running maximum, and each block is touched once by the product, once by exp and once by the sums. The backward pass
+computes the blocks again. Memory grows with the number of rows and columns, not with their product.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .exclusion import Exclusion, Labels
+
 BLOCK_SIZE = 1024
 """Rows and columns of a block: 4 MiB of float32, which stays in cache."""
 
-FLOAT32_SCALE, FLOAT64_SCALE = 70.0, 650.0
-"""Largest scale (1 / temperature) whose exponentials are summed in float32, and in float64."""
+LARGEST_EXPONENT = {torch.float32: 70.0, torch.float64: 650.0}
+"""Exponents up to these are summed without overflow; larger scales are shifted down to them."""
 
-
-class Exclusion(NamedTuple):
-    """Which columns are not a row's negatives: those with its id, and what the optional rules add.
-
-    Args:
-        row_ids: `(N,)` integer ids; a column with the same id is excluded.
-        column_ids: `(M,)`.
-        row_groups: `(N,)` integer groups (modalities), for `group_scale` or `same_group`.
-        column_groups: `(M,)`.
-        same_group: Exclude the columns of the row's own group.
-        thresholds: `(N,)`; columns of a higher similarity are taken for false negatives and excluded.
-    """
-
-    row_ids: Tensor
-    column_ids: Tensor
-    row_groups: Tensor | None = None
-    column_groups: Tensor | None = None
-    same_group: bool = False
-    thresholds: Tensor | None = None
-
-    def mask(self, rows: slice, columns: slice, cosines: Tensor, may_share_ids: bool) -> Tensor | None:
-        """Which entries of a block are excluded, `(rows, columns)` bool; None when no rule can apply to it."""
-        if not may_share_ids and not self.same_group and self.thresholds is None:
-            return None
-        mask = self.row_ids[rows, None] == self.column_ids[columns]
-        if self.same_group:
-            mask |= self.in_group(rows, columns)
-        if self.thresholds is not None:
-            mask |= cosines > self.thresholds[rows, None]
-        return mask
-
-    def in_group(self, rows: slice, columns: slice) -> Tensor:
-        """Which entries of a block join a row and a column of one group."""
-        if self.row_groups is None or self.column_groups is None:
-            raise ValueError("row_groups and column_groups are needed for a rule between groups")
-        return self.row_groups[rows, None] == self.column_groups[columns]
+FLOAT32_SCALE = 78.0
+"""Up to this scale no exponential of a score vanishes in float32, however small (temperature 0.0128)."""
 
 
 def cross_logsumexp(
@@ -65,9 +33,8 @@ def cross_logsumexp(
     scale: Tensor | float,
     exclusion: Exclusion,
     *,
-    group_scale: Tensor | float | None = None,
     block_size: int = BLOCK_SIZE,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Log-sum-exp of the scaled similarities of each row to its negatives among the columns.
 
     Args:
@@ -75,17 +42,16 @@ def cross_logsumexp(
         columns: `(M, D)` unit vectors.
         scale: 1 / temperature, a float or a 0-d tensor (with gradient).
         exclusion: Which columns are not negatives.
-        group_scale: Scale in place of `scale` between a row and a column of the same group (MAC).
         block_size: Rows and columns computed at once.
 
     Returns:
-        `(N,)`; minus infinity for a row without negatives.
+        `(N,)` log-sum-exp, minus infinity for a row without negatives, and `(N,)` how many columns were left out for
+        lying above their row's threshold alone.
 
     Raises:
-        ValueError: A scale is not positive, or too large for float64 exponentials (temperature below 1/650).
+        ValueError: The scale is not in (0, 650].
     """
-    scales = _scales(rows, scale, group_scale)
-    return _BlockedLogSumExp.apply(rows, columns, *scales, exclusion, block_size)
+    return _BlockedLogSumExp.apply(rows, columns, scale_tensor(scale, rows), exclusion, block_size)
 
 
 def self_logsumexp(
@@ -104,27 +70,166 @@ def self_logsumexp(
     """
     if exclusion.thresholds is not None:
         raise ValueError("thresholds differ by row, so the matrix is not symmetric; use cross_logsumexp")
-    scale, _ = _scales(vectors, scale, None)
-    return _BlockedLogSumExp.apply(vectors, None, scale, None, exclusion, block_size)
+    return _BlockedLogSumExp.apply(vectors, None, scale_tensor(scale, vectors), exclusion, block_size)[0]
 
 
-def _scales(rows: Tensor, *scales: Tensor | float | None) -> list[Tensor | None]:
-    """Scales as 0-d tensors, checked."""
-    checked = [
-        None if s is None else torch.as_tensor(s, dtype=_compute_dtype(rows), device=rows.device) for s in scales
-    ]
-    for value in (float(scale.detach()) for scale in checked if scale is not None):
-        if not 0.0 < value <= FLOAT64_SCALE:
-            raise ValueError(f"scale (1 / temperature) {value:.4g} is outside (0, {FLOAT64_SCALE:.0f}]")
-    return checked
+def grouped_logsumexp(
+    rows: Tensor,
+    columns: Tensor,
+    scale: Tensor | float,
+    group_scale: Tensor | float,
+    row_groups: Tensor,
+    column_groups: Tensor,
+    exclusion: Exclusion,
+    *,
+    block_size: int = BLOCK_SIZE,
+) -> tuple[Tensor, Tensor]:
+    """`cross_logsumexp` with `group_scale` between a row and a column of one group, `scale` between the others.
+
+    The matrix is cut along the groups, so that every block has a single scale.
+
+    Args:
+        rows: `(N, D)` unit vectors.
+        columns: `(M, D)` unit vectors.
+        scale: 1 / temperature across groups.
+        group_scale: 1 / temperature within a group.
+        row_groups: `(N,)` integers.
+        column_groups: `(M,)` integers.
+        exclusion: Which columns are not negatives, by ids and thresholds.
+        block_size: Rows and columns computed at once.
+    """
+    sums = rows.new_full((2, len(rows)), float("-inf"))
+    masked = torch.zeros_like(row_groups, dtype=torch.long)
+    for group in row_groups.unique():
+        mine = (row_groups == group).nonzero().squeeze(1)
+        for kind, kind_scale in enumerate((group_scale, scale)):
+            theirs = ((column_groups == group) == (kind == 0)).nonzero().squeeze(1)
+            thresholds = None if exclusion.thresholds is None else exclusion.thresholds[mine]
+            part = Exclusion(exclusion.row_ids[mine], exclusion.column_ids[theirs], thresholds=thresholds)
+            found, left_out = cross_logsumexp(rows[mine], columns[theirs], kind_scale, part, block_size=block_size)
+            sums = sums.index_put((torch.full_like(mine, kind), mine), found)
+            masked[mine] += left_out
+    return sums.logsumexp(0), masked
 
 
-def _compute_dtype(tensor: Tensor) -> torch.dtype:
+def scale_tensor(scale: Tensor | float, like: Tensor) -> Tensor:
+    """The scale as a 0-d tensor in the dtype computed in.
+
+    Raises:
+        ValueError: It is not in (0, 650].
+    """
+    tensor = torch.as_tensor(scale, dtype=compute_dtype(like), device=like.device)
+    value = float(tensor.detach())
+    largest = LARGEST_EXPONENT[torch.float64]
+    if not 0.0 < value <= largest:
+        raise ValueError(f"scale (1 / temperature) {value:.4g} is outside (0, {largest:.0f}]")
+    return tensor
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 for float64, float32 for everything else."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+class Blocks:
+    """One pass over the blocks of `exp(scale * rows @ columns.T - shift)`, zero where excluded.
+
+    Args:
+        rows: `(N, D)`.
+        columns: `(M, D)`; None means the rows themselves, of which only the blocks on and above the diagonal are
+            computed.
+        scale: 1 / temperature.
+        exclusion: Which entries are zero.
+        block_size: Rows and columns of a block.
+        dtype: What is computed in.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        columns: Tensor | None,
+        scale: float,
+        exclusion: Exclusion,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.rows = rows.detach().to(dtype)
+        self.columns = self.rows if columns is None else columns.detach().to(dtype)
+        self.symmetric = columns is None
+        self.scale = scale
+        self.scaled_rows = self.rows * scale
+        self.shift = max(0.0, scale - LARGEST_EXPONENT[dtype])
+        self.labels: list[Labels] = exclusion.labels(block_size)
+        self.thresholds = None if exclusion.thresholds is None else exclusion.thresholds.to(dtype) * scale
+        self.block_size = block_size
+        self.buffer = self.rows.new_empty(min(block_size, len(self.rows)) * min(block_size, len(self.columns)))
+        self.masked = torch.zeros(len(self.rows), dtype=torch.long, device=rows.device)
+
+    def sums(self) -> Tensor:
+        """The sum of every row `(N,)`; counts in `masked` what lay above the thresholds."""
+        sums = self.rows.new_zeros(len(self.rows))
+        for rows, columns, block in self:
+            sums[rows] += block.sum(1)
+            if self.symmetric and columns != rows:
+                sums[columns] += block.sum(0)
+        return sums
+
+    def gradients(self, factors: Tensor, with_columns: bool = True) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Gradients of `sum_i g_i lse_i` with respect to rows, columns and scale.
+
+        Args:
+            factors: `(N,)` `g_i / sum_i`.
+            with_columns: Whether the columns' is wanted; if symmetric it is part of the rows'.
+        """
+        row_grad = torch.zeros_like(self.rows)
+        column_grad = row_grad if self.symmetric else torch.zeros_like(self.columns) if with_columns else None
+        for rows, columns, block in self:
+            if self.symmetric:
+                block *= factors[rows, None] + factors[columns]
+            else:
+                block *= factors[rows, None]
+            row_grad[rows].addmm_(block, self.columns[columns])
+            if column_grad is not None and not (self.symmetric and columns == rows):
+                column_grad[columns].addmm_(block.T, self.rows[rows])
+        # sum_ij w_ij cos_ij is what the rows' gradient holds already; a symmetric one holds every entry twice.
+        scale_grad = torch.einsum("nd,nd->", row_grad, self.rows) / (2 if self.symmetric else 1)
+        row_grad *= self.scale
+        if column_grad is not None and not self.symmetric:
+            column_grad *= self.scale
+        return row_grad, None if self.symmetric else column_grad, scale_grad
+
+    def __iter__(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield rows, columns and the values between them, in a buffer that the next block overwrites."""
+        for rows in _slices(len(self.rows), self.block_size):
+            for columns in _slices(len(self.columns), self.block_size):
+                if self.symmetric and columns.start < rows.start:
+                    continue
+                excluded = [labels.equal(rows, columns) for labels in self.labels]
+                if not any(found is True for found in excluded):
+                    yield rows, columns, self._values(rows, columns, excluded)
+
+    def _values(self, rows: slice, columns: slice, excluded: list[Tensor | bool]) -> Tensor:
+        left, right = self.scaled_rows[rows], self.columns[columns]
+        scores = self.buffer[: len(left) * len(right)].view(len(left), len(right))
+        torch.mm(left, right.T, out=scores)
+        for found in excluded:
+            if isinstance(found, Tensor):
+                scores.masked_fill_(found, float("-inf"))
+        if self.thresholds is not None:
+            above = scores > self.thresholds[rows, None]
+            self.masked[rows] += above.sum(1)
+            scores.masked_fill_(above, float("-inf"))
+        if self.shift:
+            scores -= self.shift
+        return scores.exp_()
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
 class _BlockedLogSumExp(torch.autograd.Function):
-    """Forward and backward over blocks. `columns=None` means the rows themselves, upper triangle of blocks only."""
+    """Forward keeps one number per row; backward computes the blocks again."""
 
     @staticmethod
     def forward(
@@ -132,127 +237,38 @@ class _BlockedLogSumExp(torch.autograd.Function):
         rows: Tensor,
         columns: Tensor | None,
         scale: Tensor,
-        group_scale: Tensor | None,
         exclusion: Exclusion,
         block_size: int,
-    ) -> Tensor:
-        work = _Work(rows, columns, scale, group_scale, exclusion, block_size)
-        sums = rows.new_zeros(len(rows), dtype=work.sum_dtype)
-        for block in work.blocks():
-            exponentials, _ = work.exponentials(block)
-            sums[block.rows] += exponentials.sum(1)
-            if block.mirrored:
-                sums[block.columns] += exponentials.sum(0)
-        result = sums.log()
-        ctx.save_for_backward(rows, columns, scale, group_scale, result)
-        ctx.exclusion, ctx.block_size = exclusion, block_size
-        return result.to(_compute_dtype(rows))
+    ) -> tuple[Tensor, Tensor]:
+        dtype = compute_dtype(rows)
+        blocks = Blocks(rows, columns, float(scale), exclusion, block_size, dtype)
+        sums = blocks.sums()
+        if dtype == torch.float32 and blocks.scale > FLOAT32_SCALE:
+            info = torch.finfo(dtype)
+            if (sums < len(blocks.columns) * info.tiny / info.eps).any():  # too far below the shift for float32
+                dtype = torch.float64
+                blocks = Blocks(rows, columns, float(scale), exclusion, block_size, dtype)
+                sums = blocks.sums()
+        ctx.save_for_backward(rows, columns, sums)
+        ctx.arguments = (float(scale), exclusion, block_size, dtype)
+        ctx.mark_non_differentiable(blocks.masked)
+        return (sums.log() + blocks.shift).to(compute_dtype(rows)), blocks.masked
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        rows, columns, scale, group_scale, result = ctx.saved_tensors
-        work = _Work(rows, columns, scale, group_scale, ctx.exclusion, ctx.block_size)
-        # d lse_i / d s_ij = exp(s_ij) exp(-lse_i); a row without negatives has no gradient.
-        factors = torch.where(result.isfinite(), grad.to(work.sum_dtype) * (-result).exp(), 0.0)
-        row_grad = torch.zeros_like(work.row_vectors)
-        column_grad = row_grad if columns is None else torch.zeros_like(work.column_vectors)
-        scale_grads = [torch.zeros_like(scale), torch.zeros_like(scale)]
-        need_scale = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-        for block in work.blocks():
-            weights, kept = work.exponentials(block, keep_cosines=need_scale)
-            if block.mirrored:
-                weights *= factors[block.rows, None] + factors[block.columns]
-            else:
-                weights *= factors[block.rows, None]
-            weights = weights.to(row_grad.dtype)
-            if need_scale:
-                work.add_scale_grads(scale_grads, weights * kept, block)
-            weights = work.times_scale(weights, block)
-            row_grad[block.rows].addmm_(weights, work.column_vectors[block.columns])
-            if block.mirrored or columns is not None:
-                column_grad[block.columns].addmm_(weights.T, work.row_vectors[block.rows])
-            else:
-                row_grad[block.rows].addmm_(weights.T, work.row_vectors[block.rows])
+    def backward(ctx: Any, grad: Tensor, _masked: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        rows, columns, sums = ctx.saved_tensors
+        blocks = Blocks(rows, columns, *ctx.arguments)
+        row_grad, column_grad, scale_grad = blocks.gradients(row_factors(grad, sums), ctx.needs_input_grad[1])
         return (
             row_grad.to(rows.dtype),
-            None if columns is None else column_grad.to(columns.dtype),
-            scale_grads[0] if ctx.needs_input_grad[2] else None,
-            scale_grads[1] if ctx.needs_input_grad[3] else None,
+            None if column_grad is None else column_grad.to(columns.dtype),
+            scale_grad.to(compute_dtype(rows)),
             None,
             None,
         )
 
 
-class _Block(NamedTuple):
-    rows: slice
-    columns: slice
-    mirrored: bool  # an off-diagonal block of a symmetric matrix, standing for its transpose too
-
-
-class _Work:
-    """One pass over the blocks: vectors in the dtype computed in, and a buffer used by every block."""
-
-    def __init__(
-        self,
-        rows: Tensor,
-        columns: Tensor | None,
-        scale: Tensor,
-        group_scale: Tensor | None,
-        exclusion: Exclusion,
-        block_size: int,
-    ) -> None:
-        dtype = _compute_dtype(rows)
-        self.row_vectors = rows.detach().to(dtype)
-        self.column_vectors = self.row_vectors if columns is None else columns.detach().to(dtype)
-        self.symmetric = columns is None
-        self.scale, self.group_scale = scale, group_scale
-        self.exclusion, self.block_size = exclusion, block_size
-        largest = max(float(s.detach()) for s in (scale, group_scale) if s is not None)
-        self.sum_dtype = torch.float64 if largest > FLOAT32_SCALE else dtype
-        self.buffer = rows.new_empty(block_size * block_size, dtype=dtype)
-        self.row_ranges = _id_ranges(exclusion.row_ids, block_size)
-        self.column_ranges = self.row_ranges if columns is None else _id_ranges(exclusion.column_ids, block_size)
-
-    def blocks(self) -> Iterator[_Block]:
-        for start in range(0, len(self.row_vectors), self.block_size):
-            rows = slice(start, min(start + self.block_size, len(self.row_vectors)))
-            for left in range(start if self.symmetric else 0, len(self.column_vectors), self.block_size):
-                columns = slice(left, min(left + self.block_size, len(self.column_vectors)))
-                yield _Block(rows, columns, self.symmetric and left != start)
-
-    def exponentials(self, block: _Block, keep_cosines: bool = False) -> tuple[Tensor, Tensor]:
-        """Exponentials of a block's scaled similarities, 0 where excluded, and its cosines if they are to be kept."""
-        rows, columns = self.row_vectors[block.rows], self.column_vectors[block.columns]
-        cosines = self.buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
-        torch.mm(rows, columns.T, out=cosines)
-        excluded = self.exclusion.mask(block.rows, block.columns, cosines, self._may_share_ids(block))
-        kept = cosines.clone() if keep_cosines else cosines
-        exponentials = self.times_scale(cosines, block).to(self.sum_dtype).exp_()
-        return exponentials if excluded is None else exponentials.masked_fill_(excluded, 0.0), kept
-
-    def _may_share_ids(self, block: _Block) -> bool:
-        low, high = self.row_ranges[block.rows.start // self.block_size]
-        other_low, other_high = self.column_ranges[block.columns.start // self.block_size]
-        return low <= other_high and other_low <= high
-
-    def times_scale(self, values: Tensor, block: _Block) -> Tensor:
-        """Multiply a block by the scale of each entry, in place."""
-        if self.group_scale is None:
-            return values.mul_(self.scale)
-        in_group = self.exclusion.in_group(block.rows, block.columns)
-        return values.mul_(torch.where(in_group, self.group_scale, self.scale))
-
-    def add_scale_grads(self, grads: list[Tensor], products: Tensor, block: _Block) -> None:
-        """Add a block's share of the gradients of both scales; `products` are score gradients times cosines."""
-        if self.group_scale is None:
-            grads[0] += products.sum()
-            return
-        in_group = self.exclusion.in_group(block.rows, block.columns)
-        grads[0] += products.masked_fill(in_group, 0.0).sum()
-        grads[1] += products.masked_fill(~in_group, 0.0).sum()
-
-
-def _id_ranges(ids: Tensor, block_size: int) -> list[tuple[int, int]]:
-    """Smallest and largest id of each block, to skip the comparison where two blocks cannot share one."""
-    return [(int(block.min()), int(block.max())) for block in ids.split(block_size)]
+def row_factors(grad: Tensor, sums: Tensor) -> Tensor:
+    """`grad / sums`, 0 for a row without negatives: it has no gradient."""
+    return torch.where(sums > 0, grad.to(sums.dtype) / sums, 0.0)

@@ -8,7 +8,12 @@ from torch import Tensor
 
 def is_distributed() -> bool:
     """Whether several ranks train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return world_size() > 1
+
+
+def world_size() -> int:
+    """How many ranks train together, 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather_with_gradient(tensor: Tensor) -> Tensor:
@@ -21,9 +26,25 @@ def gather_with_gradient(tensor: Tensor) -> Tensor:
         return tensor
     if tensor.requires_grad:
         return torch.cat(dist_nn.all_gather(tensor.contiguous()))
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.cat(parts)
+
+
+def rotate(tensors: list[Tensor]) -> list[Tensor]:
+    """Send `tensors` to the next rank and return the previous one's; without a process group, the same.
+
+    Every rank must hold the same shapes.
+    """
+    if not is_distributed():
+        return tensors
+    rank, ranks = dist.get_rank(), world_size()
+    received = [torch.empty_like(tensor) for tensor in tensors]
+    sends = [dist.P2POp(dist.isend, tensor.contiguous(), (rank + 1) % ranks) for tensor in tensors]
+    receives = [dist.P2POp(dist.irecv, tensor, (rank - 1) % ranks) for tensor in received]
+    for work in dist.batch_isend_irecv(sends + receives):
+        work.wait()
+    return received
 
 
 def local_positions(count: int, device: torch.device) -> Tensor:
