@@ -1,0 +1,214 @@
+import json
+import logging
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers.utils import logging as library_logging
+
+from conjoin.processing import ImageTextProcessor
+
+NAMES = ["pixel_values", "image_mask", "input_ids", "attention_mask", "special_tokens_mask", "text_mask"]
+
+
+@pytest.fixture(scope="module")
+def processor(tiny_checkpoints):
+    return ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the library's logger warns of, as text."""
+    library_logging.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        yield lambda: caplog.text
+    library_logging.disable_propagation()
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# batches
+
+
+def test_a_mixed_list(processor, pictures):
+    batch = processor(["a box", pictures[0], {"text": "red", "image": pictures[1]}])
+    assert sorted(batch) == sorted(NAMES) and sorted(processor.model_input_names) == sorted(NAMES)
+    assert batch["pixel_values"].shape == (3, 3, 16, 16)
+    assert batch["image_mask"].tolist() == [False, True, True]
+    assert batch["text_mask"].tolist() == [True, False, True]
+    assert not batch["pixel_values"][0].any()
+    tokens = processor.tokenizer.convert_ids_to_tokens(batch["input_ids"][2])
+    assert tokens == ["[CLS]", "r", "##e", "##d", "[SEP]", "[PAD]"]
+    assert batch["attention_mask"].tolist() == [[1] * 6, [0] * 6, [1] * 5 + [0]]
+    assert batch["special_tokens_mask"][2].tolist() == [1, 0, 0, 0, 1, 1]
+    picture = processor.image_processor(images=[pictures[1]], return_tensors="pt")["pixel_values"][0]
+    assert torch.equal(batch["pixel_values"][2], picture)
+
+
+def test_masks_only_where_something_is_missing(processor, pictures):
+    assert sorted(processor(["a", "b"])) == ["attention_mask", "input_ids", "special_tokens_mask"]
+    assert sorted(processor([pictures[0]])) == ["pixel_values"]
+    assert sorted(processor([{"text": "a", "image": pictures[0]}])) == sorted(
+        name for name in NAMES if not name.endswith(("image_mask", "text_mask"))
+    )
+
+
+def test_the_librarys_own_arguments(processor, pictures):
+    pairs = processor([{"text": "a", "image": pictures[0]}, {"text": "b c", "image": pictures[1]}])
+    assert same(pairs, processor(images=pictures[:2], text=["a", "b c"]))
+    assert same(processor(text="a.png"), processor([{"text": "a.png"}]))
+    assert same(processor(images=pictures[0]), processor([pictures[0]]))
+
+
+def test_texts_of_one_item_are_joined(processor):
+    assert same(processor([{"text": ["a box", " red "]}]), processor(["a box red"]))
+
+
+def test_messages_equal_items(processor, pictures):
+    def message(*parts):
+        return {"role": "user", "content": list(parts)}
+
+    image, text = {"type": "image", "image": pictures[0]}, {"type": "text", "text": "a box"}
+    items = [{"text": "a box", "image": pictures[0]}, "a box", pictures[0], "find a box"]
+    conversations = [
+        [message(text, image)],
+        [message(text)],
+        [message(image)],
+        [{"role": "system", "content": "find"}, message(text)],
+    ]
+    expected = processor(items)
+    assert same(processor(conversations), expected)
+    assert same(processor.apply_chat_template(conversations, tokenize=True, return_dict=True), expected)
+    assert same(processor.apply_chat_template(conversations[0]), processor(items[:1]))
+    short = processor.apply_chat_template(conversations, processor_kwargs={"text_kwargs": {"max_length": 4}})
+    assert short["input_ids"].shape == (4, 4)
+
+
+# lengths
+
+
+def test_a_very_long_text_is_cut_with_a_warning(processor, warnings):
+    batch = processor(["short", "word " * 20_000, "x"], ids=["p", "q", "r"])
+    assert batch["input_ids"].shape == (3, 40)
+    assert "text cut to 40 tokens: item 1 (id 'q')\n" in warnings()
+    assert "item 0" not in warnings() and "item 2" not in warnings() and "longer than" not in warnings()
+
+
+def test_a_text_that_just_fits_gives_no_warning(processor, warnings):
+    assert processor(["a" * 38])["input_ids"].shape == (1, 40)
+    assert not warnings()
+    processor(["a" * 39] * 5, max_length=39)
+    assert "text cut to 39 tokens: item 0, item 1, item 2 and 2 more" in warnings()
+
+
+def test_the_longest_text_is_a_setting(tiny_checkpoints):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    processor = ImageTextProcessor.from_backbones(*folders, max_text_length=6)
+    assert processor(["a" * 30])["input_ids"].shape == (1, 6)
+    assert processor(["a" * 30], max_length=10)["input_ids"].shape == (1, 10)
+    assert processor(["a " * 300], max_length=99)["input_ids"].shape == (1, 40)  # the tokenizer's own limit
+
+
+def test_siglip_pads_to_its_full_length(tiny_checkpoints):
+    """SigLIP 2 has a tokenizer of another name and without a limit, so the model's configuration tells."""
+    folder = tiny_checkpoints["siglip"]
+    assert "siglip" not in type(AutoTokenizer.from_pretrained(folder)).__name__.lower()
+    for limit in (None, 16):
+        processor = ImageTextProcessor.from_backbones(folder, folder, max_text_length=limit)
+        assert processor.text_padding == "max_length" and processor.max_text_length == 16
+        batch = processor(["a"])
+        assert batch["input_ids"].shape == (1, 16) and batch["attention_mask"].sum() == 3
+    clip = tiny_checkpoints["clip"]
+    assert ImageTextProcessor.from_backbones(clip, clip).text_padding == "longest"
+
+
+def test_a_slow_tokenizer_works_as_well(processor, monkeypatch, warnings):
+    """SigLIP's own has no `encodings` to tell what was cut."""
+    monkeypatch.setattr("transformers.BatchEncoding.encodings", property(lambda self: None))
+    processor(["a" * 50, "b"])
+    assert "text cut to 40 tokens: item 0\n" in warnings()
+
+
+# errors
+
+
+def test_two_images_in_one_item(processor, pictures):
+    with pytest.raises(ValueError, match=r"item 1 \(id 'q'\): 2 images, but this model takes one image per item"):
+        processor(["a", {"image": pictures[:2]}], ids=["p", "q"])
+
+
+def test_a_text_without_tokens(processor, pictures):
+    with pytest.raises(ValueError, match=r"item 2: text '\\u200b\\u200b' has no tokens for this tokenizer"):
+        processor(["a", pictures[0], "\u200b\u200b"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"items": []}, "got an empty list of items"),
+        ({}, "pass items, or images and/or text"),
+        ({"text": ["a"], "images": [None, None]}, "2 images but 1 texts; pass as many of each"),
+        ({"items": ["a", None]}, "item 1: .*None.* is not an item"),
+        ({"items": ["a", "  "], "ids": ["p", "q"]}, r"item 1 \(id 'q'\): text is empty"),
+        ({"items": [["a", "b"]]}, "item 0: a bare list is ambiguous"),
+    ],
+)
+def test_unusable_calls(processor, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        processor(**arguments)
+
+
+def test_unknown_padding(tiny_checkpoints):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    with pytest.raises(ValueError, match='text_padding=\'left\'; expected "longest" or "max_length"'):
+        ImageTextProcessor.from_backbones(*folders, text_padding="left")
+
+
+# building and saving
+
+
+def test_loaded_parts_may_stand_in(tiny_checkpoints, processor, pictures):
+    parts = [AutoImageProcessor.from_pretrained(tiny_checkpoints["dinov2"])]
+    parts.append(AutoTokenizer.from_pretrained(tiny_checkpoints["bert"]))
+    items = ["a box", pictures[0]]
+    assert same(ImageTextProcessor.from_backbones(*parts)(items), processor(items))
+
+
+def test_save_and_load(tiny_checkpoints, pictures, tmp_path):
+    folders = tiny_checkpoints["clip"], tiny_checkpoints["xlm_roberta"]
+    processor = ImageTextProcessor.from_backbones(*folders, max_text_length=9, text_padding="max_length")
+    processor.save_pretrained(tmp_path)
+    again = ImageTextProcessor.from_pretrained(tmp_path)
+    assert (again.max_text_length, again.text_padding) == (9, "max_length")
+    assert type(again.tokenizer) is type(processor.tokenizer)
+    items = ["a red box, a blue box", pictures[0], {"text": "x", "image": pictures[2]}]
+    assert same(again(items), processor(items))
+
+
+LOAD_AND_PROCESS = """
+from PIL import Image
+from safetensors.torch import save_file
+from transformers import AutoProcessor
+
+folder = {folder!r}
+processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+assert type(processor).__module__.startswith("transformers_modules"), type(processor).__module__
+batch = processor(["a box", {{"text": "x", "image": Image.open(folder + "/0.png")}}])
+save_file(dict(batch), folder + "/batch.safetensors")
+"""
+
+
+def test_loads_where_the_package_is_not_installed(processor, pictures, tmp_path, run_without_conjoin, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    processor.save_pretrained(tmp_path)
+    pictures[0].save(tmp_path / "0.png")
+    saved = json.loads((tmp_path / "processor_config.json").read_text())
+    assert saved["auto_map"]["AutoProcessor"] == "processing_image_text.ImageTextProcessor"
+    run_without_conjoin(LOAD_AND_PROCESS.format(folder=str(tmp_path)))
+    expected = processor(["a box", {"text": "x", "image": Image.open(tmp_path / "0.png")}])
+    assert same(load_file(tmp_path / "batch.safetensors"), expected)
+    assert same(AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True)(["a"]), processor(["a"]))
