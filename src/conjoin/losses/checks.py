@@ -23,7 +23,7 @@ def unit(embeddings: Tensor, name: str) -> Tensor:
 
 
 def inverse(temperature: Tensor | float, name: str = "temperature") -> Tensor | float:
-    """1 / temperature.
+    """1 / temperature; 0-d if it is a tensor.
 
     Raises:
         ValueError: It is not a positive finite scalar.
@@ -33,7 +33,7 @@ def inverse(temperature: Tensor | float, name: str = "temperature") -> Tensor | 
     value = float(torch.as_tensor(temperature).detach())
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, got {value}")
-    return 1 / temperature
+    return 1 / (temperature.reshape(()) if isinstance(temperature, Tensor) else temperature)
 
 
 def check_matrix(embeddings: Tensor, name: str, like: Tensor | None = None, same_rows: bool = False) -> None:
@@ -57,3 +57,19 @@ def check_length(values: Tensor, name: str, length: int) -> None:
     """
     if values.shape != (length,):
         raise ValueError(f"{name} has shape {tuple(values.shape)}, expected ({length},)")
+
+
+def row_places(count: int, columns: Tensor, positions: Tensor | None, name: str) -> Tensor:
+    """Where each of `count` rows has its own column: `positions`, checked, or the first ones.
+
+    Raises:
+        ValueError: There are fewer columns than rows, or a position is not one of a column.
+    """
+    if positions is None:
+        if len(columns) < count:
+            raise ValueError(f"{count} {name} but only {len(columns)} columns, and no positions among them")
+        return torch.arange(count, device=columns.device)
+    check_length(positions, "positions", count)
+    if positions.min() < 0 or positions.max() >= len(columns):
+        raise ValueError(f"positions lie in [{positions.min()}, {positions.max()}], expected [0, {len(columns) - 1}]")
+    return positions

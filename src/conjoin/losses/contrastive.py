@@ -8,7 +8,7 @@ from torch import Tensor
 
 from conjoin.ops import Exclusion, cross_logsumexp, grouped_logsumexp, local_positions, ring_logsumexp
 
-from .checks import check_length, check_matrix, inverse, unit
+from .checks import check_length, check_matrix, inverse, row_places, unit
 
 
 class LossTerms(NamedTuple):
@@ -277,18 +277,6 @@ def info_nce_terms(
         negatives, masked = grouped_logsumexp(q, c, scale, hard_scale, modality[places], modality, exclusion)
         positive = cosine * hard_scale
     return LossTerms((torch.logaddexp(negatives, positive) - positive).mean(), masked.float().mean())
-
-
-def row_places(count: int, columns: Tensor, positions: Tensor | None, name: str) -> Tensor:
-    """Where each of `count` rows has its own column: `positions`, checked, or the first ones."""
-    if positions is None:
-        if len(columns) < count:
-            raise ValueError(f"{count} {name} but only {len(columns)} columns, and no positions among them")
-        return torch.arange(count, device=columns.device)
-    check_length(positions, "positions", count)
-    if positions.min() < 0 or positions.max() >= len(columns):
-        raise ValueError(f"positions lie in [{positions.min()}, {positions.max()}], expected [0, {len(columns) - 1}]")
-    return positions
 
 
 def column_ids(columns: Tensor, ids: Tensor | None, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from conjoin.ops import Exclusion, cross_logsumexp, local_positions, ring_logsumexp, self_logsumexp
 
-from .checks import check_length, check_matrix, inverse, unit
+from .checks import check_length, check_matrix, inverse, row_places, unit
 
 MODALITIES = ("image", "text", "fused")
 PAIRS = tuple((a, b) for a in MODALITIES for b in MODALITIES if a != b)
@@ -69,9 +69,11 @@ def gcl(
     scale = inverse(temperature)
     columns = local
     if gathered is not None:
-        if positions is None or (ids is not None and gathered_ids is None):
-            raise ValueError("gathered columns need the positions of the local rows, and gathered_ids beside ids")
+        without_ids = ids is not None and gathered_ids is None
+        if positions is None or without_ids or (present is None) != (gathered_present is None):
+            raise ValueError("gathered needs positions, gathered_ids beside ids and gathered_present beside present")
         columns = _Rows(gathered, gathered_present, gathered_ids, names="gathered ")
+        positions = row_places(len(image), gathered[0], positions, "rows")
     found = _negatives(local, columns, positions, scale, exclude_same_modality, ring)
     negatives = found.new_full((3 * len(image),), float("-inf")).index_put((local.index,), found).view(3, -1)
     own = local.own_scores(scale)

@@ -37,6 +37,8 @@ class ContrastiveLoss(nn.Module):
     def forward(self, image: Tensor, text: Tensor, ids: Tensor | None = None) -> dict[str, Tensor]:
         """Return `contrastive_loss` and the metrics `temperature` and, if any rule masks, `masked_negatives`.
 
+        The latter is how many candidates a row does not count as negatives, for their id or the margin, on average.
+
         Args:
             image: `(N, D)`, raw.
             text: `(N, D)`.

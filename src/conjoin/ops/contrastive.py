@@ -192,7 +192,7 @@ class Blocks:
             if column_grad is not None and not (self.symmetric and columns == rows):
                 column_grad[columns].addmm_(block.T, self.rows[rows])
         # sum_ij w_ij cos_ij is what the rows' gradient holds already; a symmetric one holds every entry twice.
-        scale_grad = torch.einsum("nd,nd->", row_grad, self.rows) / (2 if self.symmetric else 1)
+        scale_grad = (row_grad * self.rows).sum() / (2 if self.symmetric else 1)
         row_grad *= self.scale
         if column_grad is not None and not self.symmetric:
             column_grad *= self.scale

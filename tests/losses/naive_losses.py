@@ -1,0 +1,102 @@
+"""The losses as their papers write them: whole matrices and loops over rows. What the package's are tested against."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+MODALITIES = ("image", "text", "fused")
+
+
+def cosines(a, b):
+    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+
+
+def info_nce(queries, candidates, temperature, places=None, ids=None, margin=None, hard_temperature=None, modality=None):
+    places = range(len(queries)) if places is None else places.tolist()
+    ids = list(range(len(candidates))) if ids is None else ids.tolist()
+    matrix, losses = cosines(queries, candidates), []
+    for i, own in enumerate(places):
+        scores = []
+        for j in range(len(candidates)):
+            same_id = ids[j] == ids[own]
+            too_similar = margin is not None and bool(matrix[i, j] > matrix[i, own] + margin)
+            if j != own and (same_id or too_similar):
+                continue
+            hard = modality is not None and modality[j] == modality[own]
+            scores.append(matrix[i, j] / (hard_temperature if hard else temperature))
+        hard = modality is not None
+        losses.append(torch.stack(scores).logsumexp(0) - matrix[i, own] / (hard_temperature if hard else temperature))
+    return torch.stack(losses).mean()
+
+
+def multi_positive(anchors, positives, negatives, temperature, positive_mask=None, negative_mask=None, ids=None):
+    ids = list(range(len(anchors))) if ids is None else ids.tolist()
+    losses = []
+    for i, anchor in enumerate(anchors):
+        pulled = [p for k, p in enumerate(positives[i]) if positive_mask is None or positive_mask[i, k]]
+        pushed = [n for k, n in enumerate(negatives[i]) if negative_mask is None or negative_mask[i, k]]
+        pushed += [other for j, other in enumerate(anchors) if ids[j] != ids[i]]
+        if pulled:
+            scores = cosines(anchor[None], torch.stack(pulled + pushed))[0] / temperature
+            losses.append(scores.logsumexp(0) - scores[: len(pulled)].logsumexp(0))
+    return torch.stack(losses).mean()
+
+
+def gcl(
+    image,
+    text,
+    fused,
+    temperature,
+    exclude_self=True,
+    exclude_same_modality=False,
+    exclude_other_positive=False,
+    pairs=None,
+    present=None,
+    ids=None,
+):
+    if pairs is None:
+        pairs = [(a, b) for a in MODALITIES for b in MODALITIES if a != b]
+    count = len(image)
+    ids = list(range(count)) if ids is None else ids.tolist()
+    present = torch.ones(count, 3, dtype=torch.bool) if present is None else present
+    vectors = [image, text, fused]
+    scores = [[cosines(x, y) / temperature for y in vectors] for x in vectors]
+    losses = []
+    for first, second in pairs:
+        a, b = MODALITIES.index(first), MODALITIES.index(second)
+        for j in range(count):
+            if not (present[j, a] and present[j, b]):
+                continue
+            denominator = []
+            for m in range(3):
+                for k in range(count):
+                    left_out = not present[k, m] or (m == a and exclude_same_modality) or (k != j and ids[k] == ids[j])
+                    if k == j:
+                        left_out = left_out or (m == a and exclude_self)
+                        left_out = left_out or (m not in (a, b) and exclude_other_positive)
+                    if not left_out:
+                        denominator.append(scores[a][m][j, k])
+            losses.append(torch.stack(denominator).logsumexp(0) - scores[a][b][j, j])
+    return torch.stack(losses).mean()
+
+
+def embeddings(*shapes, seed=0, dtype=torch.float64):
+    """Raw embeddings of unequal norms, with gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    return [(3 * torch.randn(*s, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_() for s in shapes]
+
+
+def learned(value, dtype=torch.float64):
+    """A temperature to learn."""
+    return torch.tensor(value, dtype=dtype, requires_grad=True)
+
+
+def assert_same(found, expected, inputs, tolerance=1e-10):
+    """Equal in value and in every gradient, none of which may be zero."""
+    assert found.shape == () and math.isfinite(found.item())
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    mine, theirs = (torch.autograd.grad(loss, inputs) for loss in (found, expected))
+    for grad, reference in zip(mine, theirs, strict=True):
+        assert reference.abs().max() > 1e-5
+        torch.testing.assert_close(grad, reference, rtol=0, atol=tolerance)

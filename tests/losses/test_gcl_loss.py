@@ -1,0 +1,99 @@
+import itertools
+import math
+
+import naive_losses as naive
+import pytest
+import torch
+from naive_losses import assert_same, leaf, scalar
+
+from conjoin.losses import PAIRS, gcl
+
+FLAGS = list(itertools.product([True, False], repeat=3))
+
+
+def views(count=4, width=6):
+    return [leaf(count, width, seed=seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_equals_the_naive_loop(flags, with_ids):
+    x, t = views(), scalar(0.2)
+    ids = torch.tensor([3, 8, 3, 1]) if with_ids else None
+    assert_same(gcl(*x, t, *flags, ids=ids), naive.gcl(*x, t, *flags, ids=ids), [*x, t])
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_missing_modalities_are_left_out_whatever_they_hold(flags):
+    present = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0]], dtype=torch.bool)
+    x, t = views(), scalar(0.2)
+    loss, expected = gcl(*x, t, *flags, present=present), naive.gcl(*x, t, *flags, present=present)
+    assert_same(loss, expected, [*x, t])
+    with torch.no_grad():
+        for matrix, exists in zip(x, present.T, strict=True):
+            matrix[~exists] = float("nan")
+    again = gcl(*x, t, *flags, present=present)
+    assert again.item() == loss.item()
+    for gradient, exists in zip(torch.autograd.grad(again, x), present.T, strict=True):
+        assert gradient.isfinite().all() and (gradient[~exists] == 0).all() and gradient[exists].abs().max() > 0
+
+
+@pytest.mark.parametrize("left_out", PAIRS)
+def test_a_term_can_be_removed(left_out):
+    x, t = views(), scalar(0.2)
+    kept = tuple(pair for pair in PAIRS if pair != left_out)
+    assert_same(gcl(*x, t, pairs=kept), naive.gcl(*x, t, True, False, False, pairs=kept), [*x, t])
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [((True, False, False), 14), ((False, False, False), 15), ((True, True, False), 10), ((True, False, True), 13)],
+)
+def test_equal_embeddings_give_the_log_of_the_count(flags, count):
+    same = torch.ones(5, 4, dtype=torch.float64)
+    assert gcl(same, same, same, 0.07, *flags).item() == pytest.approx(math.log(count), abs=1e-12)
+
+
+def test_gathered_columns_of_the_same_rows_change_nothing():
+    x, t = views(), scalar(0.2)
+    loss = gcl(*x, t, gathered=tuple(x), positions=torch.arange(4))
+    assert_same(loss, gcl(*x, t), [*x, t])
+
+
+def test_one_pair_contrasts_with_its_own_third_embedding():
+    x, t = views(count=1), scalar(0.2)
+    assert_same(gcl(*x, t), naive.gcl(*x, t, True, False, False), [*x, t])
+    assert gcl(*x, t, exclude_other_positive=True).item() == pytest.approx(0.0)
+
+
+E3 = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gcl(E3, E3[:2], E3, 0.1), r"text has shape \(2, 3\), expected \(3, 3\)"),
+        (lambda: gcl(E3, E3, E3[:, :2], 0.1), r"fused has shape \(3, 2\), expected \(3, 3\)"),
+        (lambda: gcl(E3, E3, E3 * 0, 0.1), r"fused\[0\] has norm 0.0"),
+        (lambda: gcl(E3 / 0, E3, E3, 0.1), r"image\[0\] has norm nan"),
+        (lambda: gcl(E3, E3, E3, -1.0), "temperature must be a positive number, got -1.0"),
+        (lambda: gcl(E3, E3, E3, 0.1, pairs=[("image", "image")]), "pairs=.*: expected some of"),
+        (lambda: gcl(E3, E3, E3, 0.1, pairs=[]), "pairs=.*: expected some of"),
+        (lambda: gcl(E3, E3, E3, 0.1, present=torch.ones(3, 2)), r"present has shape \(3, 2\), expected \(3, 3\)"),
+        (lambda: gcl(E3, E3, E3, 0.1, present=torch.eye(3)), "no row has both modalities of any pair"),
+        (lambda: gcl(E3, E3, E3, 0.1, ids=torch.arange(2)), r"ids has shape \(2,\), expected \(3,\)"),
+        (lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3)), "gathered needs positions"),
+        (
+            lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3), positions=torch.arange(3), ids=torch.arange(3)),
+            "gathered_ids beside ids",
+        ),
+        (
+            lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3), positions=torch.arange(1, 4)),
+            r"positions lie in \[1, 3\], expected \[0, 2\]",
+        ),
+        (lambda: gcl(E3, E3, E3, 0.1, ring=True, present=torch.ones(3, 3)), "ring=True takes neither"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
