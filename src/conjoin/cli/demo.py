@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.training.run import fastest_dtype
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     started, out = time.perf_counter(), Path(args.out)
     recipe = load_recipe(
         args.recipe or recipe_folder() / "sample" / "demo.yaml",
@@ -58,7 +59,11 @@ def run(args: argparse.Namespace) -> None:
     add_sentence_transformers_files(out / "model")
 
     _say("2/4  Encoding and evaluating the held-out gallery")
-    encoder = ItemEncoder.from_pretrained(str(out / "model"), dtype=fastest_dtype(torch.device("cpu")))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = fastest_dtype(device)
+    encoder = ItemEncoder.from_pretrained(
+        str(out / "model"), batch_size=64, device=device, dtype=None if dtype == torch.float32 else dtype
+    )
     benchmark = evaluate_emoji(encoder, out / "gallery", seed=recipe.training.seed)
 
     _say("3/4  Indexing and searching")

@@ -63,7 +63,8 @@ def evaluate_emoji(
         seed: Seed of the bootstrap.
         show_progress: Show progress bars.
     """
-    rows = {style: _one_style(split, style) for style in (query_style, gallery_style)}
+    drawn = load_emoji(split, styles=(gallery_style, query_style))
+    rows = {style: _one_style(drawn, style) for style in (query_style, gallery_style)}
     concepts = [concept for concept in rows[query_style]["concept"] if concept in set(rows[gallery_style]["concept"])]
     queries, gallery = (_in_order(rows[style], concepts) for style in (query_style, gallery_style))
     named_twice = [text is not None for text in gallery["alternative_text"]]
@@ -114,8 +115,8 @@ def _evaluate_triplets(
     )
 
 
-def _one_style(split: str, style: str) -> datasets.Dataset:
-    return load_emoji(split, styles=(style,))
+def _one_style(rows: datasets.Dataset, style: str) -> datasets.Dataset:
+    return rows.select([index for index, found in enumerate(rows["style"]) if found == style])
 
 
 def _in_order(rows: datasets.Dataset, concepts: Sequence[str]) -> datasets.Dataset:
