@@ -12,7 +12,9 @@ def cosines(a, b):
     return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
 
 
-def info_nce(queries, candidates, temperature, places=None, ids=None, margin=None, hard_temperature=None, modality=None):
+def info_nce(
+    queries, candidates, temperature, places=None, ids=None, margin=None, hard_temperature=None, modality=None
+):
     places = range(len(queries)) if places is None else places.tolist()
     ids = list(range(len(candidates))) if ids is None else ids.tolist()
     matrix, losses = cosines(queries, candidates), []
@@ -28,6 +30,10 @@ def info_nce(queries, candidates, temperature, places=None, ids=None, margin=Non
         hard = modality is not None
         losses.append(torch.stack(scores).logsumexp(0) - matrix[i, own] / (hard_temperature if hard else temperature))
     return torch.stack(losses).mean()
+
+
+def mac(queries, candidates, modality, temperature, hard_temperature, places=None, ids=None, margin=None):
+    return info_nce(queries, candidates, temperature, places, ids, margin, hard_temperature, modality)
 
 
 def multi_positive(anchors, positives, negatives, temperature, positive_mask=None, negative_mask=None, ids=None):
@@ -81,13 +87,13 @@ def gcl(
     return torch.stack(losses).mean()
 
 
-def embeddings(*shapes, seed=0, dtype=torch.float64):
+def leaf(*shape, seed=0, dtype=torch.float64):
     """Raw embeddings of unequal norms, with gradient."""
     generator = torch.Generator().manual_seed(seed)
-    return [(3 * torch.randn(*s, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_() for s in shapes]
+    return (3 * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
-def learned(value, dtype=torch.float64):
+def scalar(value, dtype=torch.float64):
     """A temperature to learn."""
     return torch.tensor(value, dtype=dtype, requires_grad=True)
 
