@@ -156,7 +156,8 @@ class ItemEncoder:
         chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         batches = self._prepared([[items[position] for position in chunk] for chunk in chunks])
         rows: list[np.ndarray] = []
-        with _evaluation_mode(self.model), tqdm(total=len(items), desc="encoding", unit="item", disable=not show_progress) as bar:
+        progress = tqdm(total=len(items), desc="encoding", unit="item", disable=not show_progress)
+        with _evaluation_mode(self.model), progress as bar:
             for chunk in chunks:
                 rows.append(self._forward(batches, [(names[position], items[position]) for position in chunk]))
                 bar.update(len(chunk))
