@@ -1,0 +1,166 @@
+"""The README and the documents are run: their commands parse, their Python runs, their links and recipes exist."""
+
+import argparse
+import contextlib
+import csv
+import importlib
+import importlib.util
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from conjoin.cli import main as cli
+from conjoin.cli.train import parse_overrides
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+from conjoin.training import load_recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"(<!-- test: compile -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RECIPES = sorted(path for path in (ROOT / "training_args").rglob("*.yaml") if path.parent.name != "accelerate")
+RUN_HERE = ("encode", "index", "search")
+PATHS = re.compile(r"`((?:training_args|docs|src|hub_upload|model_cards)/[\w./-]+)`")
+
+
+def blocks(page, language):
+    """`(only compile?, code)` of each block of a language."""
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [(match[1] is not None, match[3]) for match in found if match[2] == language]
+
+
+def commands(page, program):
+    """The arguments of every call of `program` in the bash blocks, what stands before it left out."""
+    calls = []
+    for _, code in blocks(page, "bash"):
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if program in words[:-1]:
+                calls.append(words[words.index(program) + 1 :])
+    return calls
+
+
+def parse(arguments):
+    """Parse as `conjoin` does, run nothing; returns what was parsed and the overrides."""
+    top = argparse.ArgumentParser(prog="conjoin")
+    subparsers = top.add_subparsers(required=True)
+    for command in cli.COMMANDS:
+        command.add_parser(subparsers)
+    parsed, rest = top.parse_known_args(arguments)
+    assert not rest or "overrides" in parsed, f"unrecognized: {rest}"
+    return parsed, rest
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, tiny_checkpoints, pictures):
+    """A folder as the documents assume it: a trained model, photos and their table."""
+    folder = tmp_path_factory.mktemp("workplace")
+    clip = tiny_checkpoints["clip"]
+    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
+    export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs" / "demo" / "model")
+    rows = []
+    for number, picture in enumerate(pictures):
+        picture.save(folder / f"p{number}.png")
+        rows.append({"image": f"p{number}.png", "text": f"a picture number {number}"})
+    pictures[0].save(folder / "photo.jpg")
+    with (folder / "photos.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["image", "text"])
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "training_args").symlink_to(ROOT / "training_args")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_runs(page, workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    namespace = {"__name__": "snippet"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        run_retrieval(page)
+        for number, (compile_only, code) in enumerate(blocks(page, "python")):
+            program = compile(code, f"{page.name}, python block {number}", "exec")
+            if not compile_only:
+                exec(program, namespace)
+
+
+def run_retrieval(page):
+    """Run the commands that encode, index and search `photos.csv`."""
+    for arguments in commands(page, "conjoin"):
+        if arguments[0] in RUN_HERE and "runs/photos" in " ".join(arguments):
+            assert cli.main(arguments) == 0, arguments
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_parse(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for arguments in commands(page, "conjoin"):
+        parsed, rest = parse(arguments)
+        if arguments[0] == "train":
+            overrides = parse_overrides(rest)
+            if not torch.cuda.is_available():
+                overrides.pop("training.bf16", None)  # refused without a GPU, before its key is looked at
+            load_recipe(parsed.recipe, overrides)
+
+
+def test_push_commands_parse(monkeypatch):
+    spec = importlib.util.spec_from_file_location("push", ROOT / "hub_upload" / "push.py")
+    push = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "push", push)
+    spec.loader.exec_module(push)
+    calls = [call for page in PAGES for call in commands(page, "hub_upload/push.py")]
+    assert calls
+    for arguments in calls:
+        assert push.make_parser().parse_args(arguments).repo_id
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    for named in PATHS.findall(text):
+        is_pattern = "NAME" in named
+        assert is_pattern or (ROOT / named).exists(), f"{page.name} names {named}"
+
+
+def test_named_functions_exist():
+    """Every dotted name of the package in the documents can be imported."""
+    for page in PAGES:
+        for dotted in re.findall(r"`(conjoin(?:\.\w+)+)", page.read_text(encoding="utf-8")):
+            module, _, name = dotted.rpartition(".")
+            found = importlib.util.find_spec(dotted) if name.islower() and is_module(dotted) else None
+            assert found or hasattr(importlib.import_module(module), name), f"{page.name} names {dotted}"
+
+
+def is_module(dotted):
+    try:
+        return importlib.util.find_spec(dotted) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_recipes_parse_and_say_where_they_come_from(path):
+    recipe = load_recipe(path)
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert str(recipe.training.output_dir).startswith("runs/")
+
+
+def test_recipes_write_to_different_folders():
+    folders = [load_recipe(path).training.output_dir for path in RECIPES]
+    assert len(set(folders)) == len(folders)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "training_args" / "accelerate").glob("*.yaml")), ids=lambda p: p.name)
+def test_launch_configurations_load(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    assert config.num_processes == yaml.safe_load(path.read_text(encoding="utf-8"))["num_processes"]
