@@ -1,0 +1,220 @@
+"""Push a folder that conjoin saved to the Hub, with a model card made from what the folder says about itself.
+
+Usage: python hub_upload/push.py FOLDER OWNER/NAME [--private] [--revision BRANCH] [--dry-run]
+
+You are logged in through `hf auth login` or the variable HF_TOKEN; HF_ENDPOINT chooses another hub.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import safe_open
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "model_cards"
+NEEDED = ("config.json", "modules.json", "processor_config.json")
+LEFT_OUT = ("README.md", "training_args.bin")
+SETTINGS = ("per_device_train_batch_size", "learning_rate", "temperature", "learn_temperature", "seed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; a mistake in its input is one line on stderr and exit code 2."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        check_folder(arguments.folder)
+        validate_repo_id(arguments.repo_id)
+        results = None if arguments.results is None else read_json(arguments.results)
+        card = render_card(arguments.folder, arguments.repo_id, arguments.license, results)
+        if arguments.dry_run:
+            print(card)
+            return 0
+        print(f"pushed to {push(arguments, card)}")
+    except (ValueError, OSError, HTTPError) as error:
+        print(f"push: {_explain(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The program's arguments."""
+    parser = argparse.ArgumentParser(prog="push.py", description="Push a model that conjoin saved to the Hub.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that `conjoin train` wrote")
+    parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository, made if it does not exist")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, made if needed (default: main)")
+    parser.add_argument("--message", default="Upload model", help="commit message (default: %(default)s)")
+    parser.add_argument("--license", metavar="ID", help="licence of the weights, such as apache-2.0; none by default")
+    parser.add_argument("--results", type=Path, metavar="JSON", help="results.json of an evaluation, for the card")
+    parser.add_argument("--dry-run", action="store_true", help="print the card and push nothing")
+    return parser
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that others could load the folder.
+
+    Raises:
+        FileNotFoundError: It does not exist, or lacks weights or a file that loading needs.
+        ValueError: It holds a file of another kind of model.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {str(folder)!r}")
+    absent = [name for name in NEEDED if not (folder / name).is_file()]
+    if not list(folder.glob("*.safetensors")):
+        absent.append("*.safetensors")
+    if absent:
+        raise FileNotFoundError(f"{str(folder)!r} lacks {', '.join(absent)}: was it written by `conjoin train`?")
+    kind = read_json(folder / "config.json").get("model_type")
+    if not (TEMPLATES / f"{kind}.md").is_file():
+        known = sorted(path.stem for path in TEMPLATES.glob("*.md"))
+        raise ValueError(f"{str(folder)!r} holds a model of type {kind!r}; there are cards for {known}")
+
+
+def render_card(folder: Path, repo_id: str, license: str | None = None, results: dict[str, Any] | None = None) -> str:
+    """The model card: nothing in it that the folder or the results do not say.
+
+    Args:
+        folder: Saved model, with `recipe.json` if it was trained by a recipe.
+        repo_id: Where it will be.
+        license: Of the weights.
+        results: A `conjoin.evaluation.Results` as JSON.
+    """
+    config = read_json(folder / "config.json")
+    recipe = read_json(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
+    model, data, training = (recipe.get(part, {}) for part in ("model", "data", "training"))
+    sources = [model.get(tower) for tower in ("vision", "text")]
+    card_data = ModelCardData(
+        base_model=sorted({name for name in sources if name and "/" in name and not _is_local(name)}) or None,
+        library_name="sentence-transformers",
+        license=license,
+        pipeline_tag="feature-extraction",
+        tags=["conjoin", "multimodal-retrieval", "image-text", config["model_type"]],
+    )
+    parameters, dimension = count_parameters(folder), _dimension(config)
+    return str(
+        ModelCard.from_template(
+            card_data,
+            template_path=str(TEMPLATES / f"{config['model_type']}.md"),
+            repo_id=repo_id,
+            model_name=repo_id.split("/")[-1],
+            parameters=f"{parameters:,}",
+            dimension=dimension,
+            towers=[
+                {"name": tower, "source": _public(source) if source else _tower_type(config, tower)}
+                for tower, source in zip(("vision", "text"), sources, strict=True)
+            ],
+            method=recipe.get("method"),
+            data=_public(data.get("source", "")),
+            settings=_length(training) | {name: training[name] for name in SETTINGS if name in training},
+            results=[_result_row(row) for row in (results or {}).get("headline", [])],
+            sample=data.get("source") == "emoji",
+        )
+    )
+
+
+def push(arguments: argparse.Namespace, card: str) -> str:
+    """Make the repository and the branch if needed, commit the folder's files and the card; returns the commit's URL.
+
+    The folder is left as it is. Checkpoints and other sub-folders, hidden files and its own README.md stay behind.
+    """
+    api = HfApi()
+    api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
+    if arguments.revision is not None:
+        api.create_branch(arguments.repo_id, branch=arguments.revision, exist_ok=True)
+    files = [path for path in sorted(arguments.folder.iterdir()) if path.is_file()]
+    kept = [path for path in files if path.name not in LEFT_OUT and not path.name.startswith(".")]
+    operations = [CommitOperationAdd(path.name, path) for path in kept]
+    operations.append(CommitOperationAdd("README.md", card.encode()))
+    commit = api.create_commit(
+        arguments.repo_id, operations, commit_message=arguments.message, revision=arguments.revision
+    )
+    return str(commit.commit_url)
+
+
+def count_parameters(folder: Path) -> int:
+    """Number of stored parameters, read from the headers of the weight files."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(path), "numpy") as file:
+            for name in file.keys():
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(path)!r} holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def _dimension(config: dict[str, Any]) -> int:
+    if config["model_type"] == "joint_encoder":
+        return int(config["hidden_size"])
+    if config["model_type"] == "token_fusion":
+        return int(config["text_config"]["hidden_size"])
+    backbone = config["backbone_config"]
+    return int(backbone.get("projection_dim") or backbone["vision_config"]["hidden_size"])
+
+
+def _tower_type(config: dict[str, Any], tower: str) -> str:
+    owner = config.get("backbone_config", config)
+    return str(owner[f"{tower}_config"]["model_type"])
+
+
+def _public(source: str | list[str]) -> str:
+    """A source as strangers may see it: the id of a checkpoint or dataset, or the last part of a local path."""
+    name = source if isinstance(source, str) else source[0]
+    return Path(name).name if _is_local(name) else name
+
+
+def _is_local(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists()
+
+
+def _length(training: dict[str, Any]) -> dict[str, Any]:
+    """How long it was trained: steps where they were given, else epochs."""
+    steps = training.get("max_steps", -1)
+    if steps > 0:
+        return {"steps": steps}
+    return {"epochs": training["num_train_epochs"]} if "num_train_epochs" in training else {}
+
+
+def _result_row(row: dict[str, Any]) -> dict[str, str]:
+    metric = row["metric"]
+    low, high, chance = (metric.get(name) for name in ("low", "high", "chance"))
+    return {
+        "label": row["label"],
+        "value": f"{100 * metric['value']:.1f} %",
+        "interval": "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}",
+        "chance": "" if chance is None else f"{100 * chance:.1f} %",
+    }
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, HfHubHTTPError) and error.response is not None and error.response.status_code in (401, 403):
+        status = error.response.status_code
+        return f"the Hub refused ({status}): run `hf auth login`, or set HF_TOKEN to a token that may write"
+    if isinstance(error, HTTPError) and not isinstance(error, HfHubHTTPError):
+        return f"cannot reach the Hub ({error}): is HF_ENDPOINT right, is there a network?"
+    return str(error).strip() or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())
