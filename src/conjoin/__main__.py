@@ -4,5 +4,4 @@ import sys
 
 from conjoin.cli.main import main
 
-
 sys.exit(main())

@@ -1,6 +1,7 @@
 """`conjoin demo`: the main job on the embedded sample, from raw pictures to a report."""
 
 import argparse
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,20 +51,22 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started, out = time.perf_counter(), Path(args.out)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bf16 = fastest_dtype(device) == torch.bfloat16
+    overrides = {"training.output_dir": str(out / "model"), "training.use_cpu": str(device.type == "cpu").lower()}
+    overrides |= {"training.bf16": str(bf16).lower()}
     recipe = load_recipe(
-        args.recipe or recipe_folder() / "sample" / "demo.yaml",
-        {"training.output_dir": str(out / "model")} | parse_overrides(args.overrides),
+        args.recipe or recipe_folder() / "sample" / "demo.yaml", overrides | parse_overrides(args.overrides)
     )
     _say("1/4  Data and training")
     trainer = train(recipe)
     add_sentence_transformers_files(out / "model")
 
     _say("2/4  Encoding and evaluating the held-out gallery")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = fastest_dtype(device)
     encoder = ItemEncoder.from_pretrained(
-        str(out / "model"), batch_size=64, device=device, dtype=None if dtype == torch.float32 else dtype
+        str(out / "model"), batch_size=64, device=device, dtype=torch.bfloat16 if bf16 else None
     )
+    shutil.rmtree(out / "gallery", ignore_errors=True)  # another model's vectors
     benchmark = evaluate_emoji(encoder, out / "gallery", seed=recipe.training.seed)
 
     _say("3/4  Indexing and searching")
@@ -103,7 +106,7 @@ def _in_terminal() -> bool:
 
 
 def _examples(encoder: "ItemEncoder", index: Any, benchmark: "EmojiBenchmark", seed: int) -> list["Example"]:  # noqa: ANN401
-    """Six searches drawn at random: two each by text, by picture and by both."""
+    """Nine searches drawn at random: three each by text, by picture and by both."""
     import numpy as np
 
     from conjoin.evaluation import Example, Hit, Shown, picture
@@ -113,7 +116,7 @@ def _examples(encoder: "ItemEncoder", index: Any, benchmark: "EmojiBenchmark", s
     gallery = {row["id"]: row for row in benchmark.candidates}
     examples = []
     for modality in NAMES:
-        for place in generator.choice(len(benchmark.queries), size=2, replace=False).tolist():
+        for place in generator.choice(len(benchmark.queries), size=3, replace=False).tolist():
             row = benchmark.queries[place]
             item = {part: row[part] for part in modality.split(",")}
             found = search_items(index, encoder, [item], k=len(gallery))

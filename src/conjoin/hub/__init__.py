@@ -2,5 +2,4 @@
 
 from .export import add_sentence_transformers_files, export
 
-
 __all__ = ["add_sentence_transformers_files", "export"]

@@ -39,9 +39,10 @@ def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedMo
     except ImportError as error:
         raise ImportError('LoRA needs peft: pip install "conjoin[train]"') from error
     for name in arguments.towers:
-        if name not in dict(encoder.named_children()):
-            raise ValueError(f"no tower {name!r} in {type(encoder).__name__}: {list(dict(encoder.named_children()))}")
-        tower = encoder.get_submodule(name)
+        try:
+            tower = encoder.get_submodule(name)
+        except AttributeError as error:
+            raise ValueError(f"{type(encoder).__name__} has no tower {name!r}") from error
         tower.requires_grad_(False)
         linears = [path for path, module in tower.named_modules() if isinstance(module, nn.Linear)]
         chosen = [path for path in linears if not arguments.target_modules or path.endswith(arguments.target_modules)]

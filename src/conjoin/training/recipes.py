@@ -85,6 +85,7 @@ class FeatureArguments:
         copies: Versions stored of each training image, the first as it is.
         augment: Vary the other copies with `conjoin.data.ImageAugmentation`.
         batch_size: Images per forward.
+        seed: Seed of the augmentation.
         bf16: Compute in bfloat16; by default where that is measured to be faster.
     """
 
@@ -92,6 +93,7 @@ class FeatureArguments:
     copies: int = 3
     augment: bool = True
     batch_size: int = 64
+    seed: int = 0
     bf16: bool | None = None
 
 
@@ -121,6 +123,10 @@ def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
         raise ValueError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     for key, text in (overrides or {}).items():
         _assign(values, key, yaml.safe_load(text))
+    strategies = values.get("training") or {}
+    for key in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if strategies.get(key) is False:  # YAML 1.1 reads a bare no as false
+            strategies[key] = "no"
     method = values.get("method")
     if method not in METHODS:
         raise ValueError(f"{path}: method {method!r}; expected one of {sorted(METHODS)}")

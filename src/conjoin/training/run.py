@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
 
+from .arguments import RetrievalConfig
 from .feature_cache import CachedFeatures, cache_features, collate_features
 from .lora import add_lora
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe
 from .trainer import RetrievalTrainer
 
-COMPOSED = {"joint_encoder": JointEncoderModel, "token_fusion": TokenFusionModel}
+COMPOSED: dict[str, Any] = {"joint_encoder": JointEncoderModel, "token_fusion": TokenFusionModel}
 """Architectures made of any vision tower and any text tower."""
 
 
@@ -58,8 +59,14 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     train, evaluation = _load_data(recipe.data)
     collator = None
     if recipe.features is not None:
-        train, evaluation = _with_features(recipe.features, model, processor, train, evaluation, recipe.training.seed)
+        train, evaluation = _with_features(recipe.features, model, processor, train, evaluation, recipe.training)
         collator = collate_features
+    rows_per_step = recipe.training.per_device_train_batch_size * recipe.training.world_size
+    if isinstance(train, Sized) and len(train) < rows_per_step:
+        raise ValueError(
+            f"a batch of {rows_per_step} rows (per_device_train_batch_size times devices) is larger than the training "
+            f"data of {len(train)}: no step could be made"
+        )
     make_trainer: Callable[..., RetrievalTrainer] = METHODS[recipe.method][1]
     return make_trainer(
         model,
@@ -162,7 +169,7 @@ def _with_features(
     processor: ProcessorMixin,
     train_rows: Any,  # noqa: ANN401
     eval_rows: Any,  # noqa: ANN401
-    seed: int,
+    training: RetrievalConfig,
 ) -> tuple[Dataset[Any], Dataset[Any] | None]:
     """Replace rows by the features of the frozen towers, computed once.
 
@@ -176,23 +183,25 @@ def _with_features(
         if any(parameter.requires_grad for parameter in tower.parameters()):
             raise ValueError(f"features: {name} is being trained; set model.freeze_towers, or leave out the cache")
     bf16 = fastest_dtype(model.device) == torch.bfloat16 if arguments.bf16 is None else arguments.bf16
-    key = json.dumps([_digest(model), str(processor), asdict(arguments), bf16, seed], default=str)
+    settings = asdict(arguments) | {"folder": None, "batch_size": None, "bf16": bf16}
+    key = json.dumps([_digest(model), str(processor), settings], default=str)
     datasets: list[Dataset[Any]] = []
     for name, rows in (("train", train_rows), ("eval", eval_rows)):
         if rows is None:
             continue
-        augment = ImageAugmentation(seed) if arguments.augment and name == "train" else None
-        folder = cache_features(
-            model,
-            processor,
-            rows,
-            Path(arguments.folder) / name,
-            augment=augment,
-            copies=arguments.copies if name == "train" else 1,
-            batch_size=arguments.batch_size,
-            dtype=torch.bfloat16 if bf16 else torch.float32,
-            key=hashlib.sha256(f"{key}{rows['id']}{rows['text']}".encode()).hexdigest(),
-        )
+        augment = ImageAugmentation(arguments.seed) if arguments.augment and name == "train" else None
+        with training.main_process_first(desc="caching features"):
+            folder = cache_features(
+                model,
+                processor,
+                rows,
+                Path(arguments.folder) / name,
+                augment=augment,
+                copies=arguments.copies if name == "train" else 1,
+                batch_size=arguments.batch_size,
+                dtype=torch.bfloat16 if bf16 else torch.float32,
+                key=hashlib.sha256(f"{key}{rows['id']}{rows['text']}".encode()).hexdigest(),
+            )
         datasets.append(CachedFeatures(folder, first_only=name == "eval"))
     return datasets[0], datasets[1] if len(datasets) > 1 else None
 
