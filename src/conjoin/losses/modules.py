@@ -34,7 +34,9 @@ class ContrastiveLoss(nn.Module):
         self.false_negative_margin = false_negative_margin
         self.ring = ring
 
-    def forward(self, image: Tensor, text: Tensor, ids: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, image: Tensor, text: Tensor, ids: Tensor | None = None, present: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return `contrastive_loss` and the metrics `temperature` and, if any rule masks, `masked_negatives`.
 
         The latter is how many candidates a row does not count as negatives, for their id or the margin, on average.
@@ -43,7 +45,14 @@ class ContrastiveLoss(nn.Module):
             image: `(N, D)`, raw.
             text: `(N, D)`.
             ids: `(N,)` integers naming what each pair shows; pairs of one id are not each other's negatives.
+            present: `(N, 3)` bool, whether each row has image, text and both.
+
+        Raises:
+            ValueError: A row lacks an image or a text.
         """
+        if present is not None and not present.all():
+            lacking = (~present.all(dim=1)).nonzero().flatten().tolist()
+            raise ValueError(f"symmetric InfoNCE needs image and text in every row; rows {lacking[:5]} lack one")
         temperature = self.temperature()
         across: dict[str, Any] = {"gathered_ids": ids, "ring": self.ring}
         if is_distributed() and not self.ring:

@@ -53,7 +53,7 @@ def cached_backward(
             parts.append(objective.embed(**chunk))
     end_state = RandomState(device)
     leaves = {view: torch.cat([part[view] for part in parts]).requires_grad_() for view in objective.views}
-    terms = objective.loss(**leaves, ids=ids)
+    terms = objective.contrast(leaves, ids, batch)
     backward(total_loss(terms))
     row = 0
     for chunk, state in zip(chunks, states, strict=True):

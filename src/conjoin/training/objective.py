@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -27,7 +28,16 @@ class Objective(nn.Module):
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the loss terms of a batch of model inputs; `ids` `(N,)` names what each row shows."""
-        return self.loss(**self.embed(**batch), ids=ids)
+        return self.contrast(self.embed(**batch), ids, batch)
+
+    def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the loss terms of embeddings by view; rows that lack a modality (by the batch's masks) are told."""
+        masks = {view: batch.get(f"{view}_mask") for view in ("image", "text")}
+        if all(mask is None for mask in masks.values()):
+            return self.loss(**embeddings, ids=ids)
+        everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
+        image, text = (everything if mask is None else mask for mask in masks.values())
+        return self.loss(**embeddings, ids=ids, present=torch.stack([image, text, image & text], dim=1))
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return `{view: (N, D)}` raw embeddings."""
