@@ -1,0 +1,91 @@
+"""The gradient-cached step is the plain step."""
+
+import pytest
+import torch
+from tiny_training import make_encoder, make_rows, make_trainer
+
+from conjoin.losses import ContrastiveLoss, GclLoss
+from conjoin.training import Objective, PairCollator, cached_backward
+from conjoin.training.objective import total_loss
+
+LOSSES = {"contrastive": (ContrastiveLoss, ("image", "text")), "gcl": (GclLoss, ("image", "text", "fused"))}
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("chunk_size", [1, 3, 8, 100])
+def test_gradients_equal_the_plain_step(tiny_checkpoints, name, chunk_size):
+    loss_class, views = LOSSES[name]
+    model, processor = make_encoder(tiny_checkpoints)
+    objective = Objective(model, loss_class(), views).double().eval()  # no dropout: chunks draw other numbers
+    batch = PairCollator(processor)([make_rows(8, groups=7)[i] for i in range(8)])
+    plain = objective(**batch)
+    total_loss(plain).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    terms = cached_backward(objective, dict(batch), chunk_size, lambda loss: loss.backward())
+    assert total_loss(terms).item() == pytest.approx(total_loss(plain).item(), abs=1e-12)
+    assert expected["loss.temperature.log_value"].abs() > 1e-6
+    for name, parameter in objective.named_parameters():
+        if name in expected:
+            assert torch.allclose(parameter.grad, expected[name], atol=1e-10), name
+
+
+def test_dropout_draws_the_same_numbers_in_both_passes(tiny_checkpoints):
+    """With one chunk the cached step must equal the plain one even with dropout, for the draws are replayed."""
+    model, processor = make_encoder(tiny_checkpoints, token_dropout=0.5, attention_dropout=0.2)
+    objective = Objective(model, GclLoss(), LOSSES["gcl"][1]).double().train()
+    batch = PairCollator(processor)([make_rows(6)[i] for i in range(6)])
+    gradients = []
+    for step in ("plain", "cached"):
+        objective.zero_grad()
+        torch.manual_seed(3)
+        if step == "plain":
+            total_loss(objective(**batch)).backward()
+        else:
+            cached_backward(objective, dict(batch), 6, lambda loss: loss.backward())
+        gradients.append({name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-10), name
+
+
+def test_two_chunks_with_dropout_are_consistent_between_passes(tiny_checkpoints):
+    """Gradients of the replayed chunks match finite differences of the loss with the draws held fixed."""
+    model, processor = make_encoder(tiny_checkpoints, token_dropout=0.5)
+    objective = Objective(model, GclLoss(), LOSSES["gcl"][1]).double().train()
+    batch = PairCollator(processor)([make_rows(6)[i] for i in range(6)])
+
+    def loss_at(shift):
+        with torch.no_grad():
+            model.vl_encoder.cls_token[0] += shift
+        objective.zero_grad()
+        torch.manual_seed(5)
+        terms = cached_backward(objective, dict(batch), 3, lambda loss: loss.backward())
+        with torch.no_grad():
+            model.vl_encoder.cls_token[0] -= shift
+        return total_loss(terms).item(), model.vl_encoder.cls_token.grad[0].item()
+
+    gradient = loss_at(0.0)[1]
+    numeric = (loss_at(1e-5)[0] - loss_at(-1e-5)[0]) / 2e-5
+    assert abs(gradient) > 1e-6
+    assert gradient == pytest.approx(numeric, rel=1e-4)
+
+
+def test_a_trainer_ends_with_the_same_weights(tiny_checkpoints, tmp_path):
+    weights = []
+    for chunk_size in (0, 3):
+        model, processor = make_encoder(tiny_checkpoints)
+        model.text_model.config.hidden_dropout_prob = 0.0
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer = make_trainer(
+            "gcl", model, processor, tmp_path, make_rows(16), per_device_train_batch_size=4,
+            gradient_accumulation_steps=2, gradient_cache_chunk_size=chunk_size, optim="sgd",
+        )  # fmt: skip
+        before = model.vl_encoder.cls_token.detach().clone()
+        trainer.train()
+        assert not torch.equal(before, model.vl_encoder.cls_token)
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=1e-6), name
