@@ -89,6 +89,7 @@ def cache_features(
     if marker.exists() and json.loads(marker.read_text())["key"] == key:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
+    encoder.eval()  # no dropout in what is stored
     tensors = _text_tensors(encoder, processor, rows, batch_size)
     tensors["image_features"] = _image_tensor(encoder, processor, rows, augment, copies, batch_size, dtype)
     tensors["ids"] = name_ids([str(row.get("group", row.get("id", index))) for index, row in enumerate(rows)])

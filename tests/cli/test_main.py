@@ -1,0 +1,45 @@
+"""The program as a whole."""
+
+import subprocess
+import sys
+
+import pytest
+
+from conjoin.cli.main import main
+from conjoin.cli.train import parse_overrides
+
+
+def test_version_and_help(capsys):
+    for words, expected in ((["--version"], "conjoin 0."), (["--help"], "demo"), (["train", "--help"], "RECIPE")):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_the_program_starts_without_torch():
+    code = "import sys; from conjoin.cli.main import main, COMMANDS; print(len(COMMANDS) > 3, 'torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["True", "False"]
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, tmp_path):
+    assert main(["train", str(tmp_path / "absent.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("conjoin: no recipe at")
+    assert error.count("\n") == 1
+
+
+def test_stray_options_are_refused_where_there_are_no_overrides(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["index", "store", "--out", "x", "--colour", "red"])
+    assert stopped.value.code == 2
+    assert "unrecognized arguments: --colour red" in capsys.readouterr().err
+
+
+def test_overrides_are_read_in_both_spellings():
+    assert parse_overrides(["--a.b", "1", "--c=x=y"]) == {"a.b": "1", "c": "x=y"}
+    with pytest.raises(ValueError, match="--a needs a value"):
+        parse_overrides(["--a"])
+    with pytest.raises(ValueError, match=r"expected --section\.key value, got 'a'"):
+        parse_overrides(["a", "1"])
