@@ -17,8 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from .exclusion import Exclusion, Labels
 
-BLOCK_SIZE = 1024
-"""Rows and columns of a block: 4 MiB of float32, which stays in cache."""
+BLOCK_SIZE, BLOCK_ASPECT = 1024, 4
+"""Rows of a block, and how many times more columns it has: 16 MiB of float32.
+
+Wide blocks need few calls, each of which waits for the slowest thread; the diagonal is still followed row by row.
+"""
 
 LARGEST_EXPONENT = {torch.float32: 70.0, torch.float64: 650.0}
 """Exponents up to these are summed without overflow; larger scales are shifted down to them."""
@@ -42,7 +45,7 @@ def cross_logsumexp(
         columns: `(M, D)` unit vectors.
         scale: 1 / temperature, a float or a 0-d tensor (with gradient).
         exclusion: Which columns are not negatives.
-        block_size: Rows and columns computed at once.
+        block_size: Rows computed at once, with `BLOCK_ASPECT` times as many columns.
 
     Returns:
         `(N,)` log-sum-exp, minus infinity for a row without negatives, and `(N,)` how many columns were left out for
@@ -63,7 +66,7 @@ def self_logsumexp(
         vectors: `(N, D)` unit vectors, rows and columns at once.
         scale: 1 / temperature.
         exclusion: Must be symmetric: no thresholds.
-        block_size: Rows and columns computed at once.
+        block_size: Rows computed at once, with `BLOCK_ASPECT` times as many columns.
 
     Raises:
         ValueError: As `cross_logsumexp`, or the exclusion has thresholds.
@@ -96,7 +99,7 @@ def grouped_logsumexp(
         row_groups: `(N,)` integers.
         column_groups: `(M,)` integers.
         exclusion: Which columns are not negatives, by ids and thresholds.
-        block_size: Rows and columns computed at once.
+        block_size: Rows computed at once, with `BLOCK_ASPECT` times as many columns.
     """
     sums = rows.new_full((2, len(rows)), float("-inf"))
     masked = torch.zeros_like(row_groups, dtype=torch.long)
@@ -136,11 +139,11 @@ class Blocks:
 
     Args:
         rows: `(N, D)`.
-        columns: `(M, D)`; None means the rows themselves, of which only the blocks on and above the diagonal are
-            computed.
+        columns: `(M, D)`; None means the rows themselves. The matrix is symmetric then, and a block of rows starts at
+            the diagonal: what lies right of its square there stands for its mirror image, too.
         scale: 1 / temperature.
         exclusion: Which entries are zero.
-        block_size: Rows and columns of a block.
+        block_size: Rows of a block; `BLOCK_ASPECT` times as many columns.
         dtype: What is computed in.
     """
 
@@ -162,7 +165,8 @@ class Blocks:
         self.labels: list[Labels] = exclusion.labels(block_size)
         self.thresholds = None if exclusion.thresholds is None else exclusion.thresholds.to(dtype) * scale
         self.block_size = block_size
-        self.buffer = self.rows.new_empty(min(block_size, len(self.rows)) * min(block_size, len(self.columns)))
+        self.width = BLOCK_ASPECT * block_size
+        self.buffer = self.rows.new_empty(min(block_size, len(self.rows)) * min(self.width, len(self.columns)))
         self.masked = torch.zeros(len(self.rows), dtype=torch.long, device=rows.device)
 
     def sums(self) -> Tensor:
@@ -170,8 +174,9 @@ class Blocks:
         sums = self.rows.new_zeros(len(self.rows))
         for rows, columns, block in self:
             sums[rows] += block.sum(1)
-            if self.symmetric and columns != rows:
-                sums[columns] += block.sum(0)
+            if self.symmetric:
+                mirrored = _right_of_square(rows, columns)
+                sums[mirrored] += block[:, mirrored.start - columns.start :].sum(0)
         return sums
 
     def gradients(self, factors: Tensor, with_columns: bool = True) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -189,8 +194,9 @@ class Blocks:
             else:
                 block *= factors[rows, None]
             row_grad[rows].addmm_(block, self.columns[columns])
-            if column_grad is not None and not (self.symmetric and columns == rows):
-                column_grad[columns].addmm_(block.T, self.rows[rows])
+            if column_grad is not None:
+                others = _right_of_square(rows, columns) if self.symmetric else columns
+                column_grad[others].addmm_(block[:, others.start - columns.start :].T, self.rows[rows])
         # sum_ij w_ij cos_ij is what the rows' gradient holds already; a symmetric one holds every entry twice.
         scale_grad = (row_grad * self.rows).sum() / (2 if self.symmetric else 1)
         row_grad *= self.scale
@@ -200,21 +206,21 @@ class Blocks:
 
     def __iter__(self) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield rows, columns and the values between them, in a buffer that the next block overwrites."""
-        for rows in _slices(len(self.rows), self.block_size):
-            for columns in _slices(len(self.columns), self.block_size):
-                if self.symmetric and columns.start < rows.start:
-                    continue
-                excluded = [labels.equal(rows, columns) for labels in self.labels]
-                if not any(found is True for found in excluded):
+        for rows in _slices(0, len(self.rows), self.block_size):
+            for columns in _slices(rows.start if self.symmetric else 0, len(self.columns), self.width):
+                parts = list(_slices(columns.start, columns.stop, self.block_size))
+                excluded = [(part, labels.equal(rows, part)) for labels in self.labels for part in parts]
+                if len({part.start for part, found in excluded if found is True}) < len(parts):
                     yield rows, columns, self._values(rows, columns, excluded)
 
-    def _values(self, rows: slice, columns: slice, excluded: list[Tensor | bool]) -> Tensor:
+    def _values(self, rows: slice, columns: slice, excluded: list[tuple[slice, Tensor | bool]]) -> Tensor:
         left, right = self.scaled_rows[rows], self.columns[columns]
         scores = self.buffer[: len(left) * len(right)].view(len(left), len(right))
         torch.mm(left, right.T, out=scores)
-        for found in excluded:
-            if isinstance(found, Tensor):
-                scores.masked_fill_(found, float("-inf"))
+        for part, found in excluded:
+            if found is not False:
+                square = scores[:, part.start - columns.start : part.stop - columns.start]
+                square.masked_fill_(torch.as_tensor(found, device=scores.device), float("-inf"))
         if self.thresholds is not None:
             above = scores > self.thresholds[rows, None]
             self.masked[rows] += above.sum(1)
@@ -224,8 +230,12 @@ class Blocks:
         return scores.exp_()
 
 
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    return (slice(place, min(place + size, stop)) for place in range(start, stop, size))
+
+
+def _right_of_square(rows: slice, columns: slice) -> slice:
+    return slice(max(rows.stop, columns.start), columns.stop)
 
 
 class _BlockedLogSumExp(torch.autograd.Function):
