@@ -2,11 +2,18 @@
 
 import pytest
 import torch
-from tiny_training import make_encoder, make_rows, make_trainer
+from PIL import Image as PilImage
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout, write_pairs
 
-from conjoin.training import CachedFeatures, cache_features, collate_features
-from conjoin.training.recipes import load_recipe
-from conjoin.training.run import build_trainer
+from conjoin.training import (
+    CachedFeatures,
+    build_model,
+    build_trainer,
+    cache_features,
+    collate_features,
+    feature_cache,
+    load_recipe,
+)
 
 
 def _cache(checkpoints, folder, **kwargs):
@@ -28,13 +35,58 @@ def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, tmp_pa
 
 
 def test_every_copy_and_both_texts_are_drawn(tiny_checkpoints, tmp_path):
-    *_, folder = _cache(tiny_checkpoints, tmp_path, copies=3, augment=lambda image: image.rotate(90))
+    *_, folder = _cache(tiny_checkpoints, tmp_path, copies=3, augment=_noise)
     cached = CachedFeatures(folder)
     assert cached.tensors["image_features"].shape[0] == 3
-    torch.manual_seed(0)
-    texts = {cached[1]["attention_mask"].sum().item() for _ in range(20)}
-    assert len(texts) == 2
-    assert len({cached[0]["attention_mask"].sum().item() for _ in range(10)}) == 1
+
+    def draws(index):
+        seen = set()
+        for cached.epoch in range(60):
+            row = cached[index]
+            assert all(torch.equal(row[name], again) for name, again in cached[index].items())
+            seen.add((row["image_features"].sum().item(), row["attention_mask"].sum().item()))
+        return seen
+
+    assert [len(draws(index)) for index in range(2)] == [3, 6]  # row 1 has a second text
+    cached.first_only = True
+    assert len(draws(1)) == 1
+
+
+def test_training_on_a_cache_is_training_on_frozen_towers(tiny_checkpoints, tmp_path):
+    weights = []
+    for cached in (False, True):
+        model, processor = make_encoder(tiny_checkpoints)
+        without_dropout(model)
+        for tower in (model.vision_model, model.text_model):
+            tower.requires_grad_(False)
+        rows = make_rows(8)
+        if cached:
+            rows = CachedFeatures(cache_features(model, processor, rows, tmp_path / "cache"))
+        trainer = make_trainer("gcl", model, processor, tmp_path, rows, optim="sgd")
+        trainer.data_collator = collate_features if cached else trainer.data_collator
+        trainer.train()
+        weights.append(dict(trainer.model.named_parameters()))
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=1e-6), name
+
+
+def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    rows = [dict(row) for row in make_rows(5)]
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    rows[3]["image"] = str(tmp_path / "broken.png")
+    with pytest.raises(ValueError, match="'row3'"):
+        cache_features(model, processor, rows, tmp_path, batch_size=2)
+
+
+def test_an_interrupted_rebuild_is_not_taken_for_the_cache_before(tiny_checkpoints, tmp_path, monkeypatch):
+    _cache(tiny_checkpoints, tmp_path, key="a")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(feature_cache, "save_file", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        _cache(tiny_checkpoints, tmp_path, key="b")
+    written = (tmp_path / "features.safetensors").stat().st_mtime_ns
+    _cache(tiny_checkpoints, tmp_path, key="a")
+    assert (tmp_path / "features.safetensors").stat().st_mtime_ns > written
 
 
 def test_a_cache_is_reused_until_its_key_changes(tiny_checkpoints, tmp_path):
@@ -48,26 +100,32 @@ def test_a_cache_is_reused_until_its_key_changes(tiny_checkpoints, tmp_path):
 
 def test_a_run_on_cached_features_resumes_exactly(tiny_checkpoints, tmp_path):
     def trainer(folder, **arguments):
-        model, processor, _, cache = _cache(tiny_checkpoints, tmp_path / "cache", copies=2, key="k")
-        settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3, "per_device_train_batch_size": 2}
+        model, processor = make_encoder(tiny_checkpoints, token_dropout=0.5)
+        cache = cache_features(model, processor, make_rows(12), tmp_path / "cache", copies=4, augment=_noise, key="k")
+        settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 9}
         trainer = make_trainer("gcl", model, processor, folder, CachedFeatures(cache), **settings | arguments)
         trainer.data_collator = collate_features
         return trainer
 
-    whole, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "resumed")
+    whole = trainer(tmp_path / "whole")
     whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-3"))
-    for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
+    for step in (1, 5, 6):  # within an epoch of three steps, within the next, and at its end
+        resumed = trainer(tmp_path / "resumed")
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{step}"))
+        for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
+            assert torch.equal(a, b), (step, name)
+        losses = [[entry["loss"] for entry in t.state.log_history if "loss" in entry] for t in (whole, resumed)]
+        assert losses[0] == losses[1]
+
+
+def _noise(image):
+    return PilImage.effect_noise(image.size, 100).convert("RGB")
 
 
 @pytest.fixture
 def recipe(tiny_checkpoints, tmp_path):
     captions = tmp_path / "pairs"
-    captions.mkdir()
-    for row in make_rows(6):
-        row["image"].save(captions / f"{row['id']}.png")
-        (captions / f"{row['id']}.txt").write_text(row["text"])
+    write_pairs(captions, 7)
     path = tmp_path / "recipe.yaml"
     path.write_text(
         f"""
@@ -86,8 +144,6 @@ training: {{output_dir: {tmp_path / "out"}, max_steps: 1, per_device_train_batch
 
 
 def _trainer(path, **overrides):
-    from conjoin.training import build_model
-
     recipe = load_recipe(path, {key.replace("__", "."): value for key, value in overrides.items()})
     return build_trainer(recipe, *build_model(recipe.model))
 
@@ -104,6 +160,26 @@ def test_features_of_a_tower_in_training_are_refused(recipe):
         _trainer(recipe, model__freeze_towers="false")
 
 
+def test_features_of_a_stream_are_refused(recipe):
+    with pytest.raises(ValueError, match="a stream cannot be cached"):
+        _trainer(recipe, data__streaming="true")
+
+
+def test_a_changed_text_or_image_of_any_row_is_noticed(recipe, tmp_path):
+    def features():
+        return _trainer(recipe).train_dataset.tensors
+
+    before = features()
+    assert all(torch.equal(before[name], tensor) for name, tensor in features().items())
+    (tmp_path / "pairs/row6.txt").write_text("quite another text")
+    changed = features()
+    assert before["text_features"].shape != changed["text_features"].shape
+    assert torch.equal(before["image_features"], changed["image_features"])
+    PilImage.new("RGB", (16, 16), "white").save(tmp_path / "pairs/row6.png")
+    moved = (features()["image_features"] - before["image_features"]).abs().amax(dim=(0, 2, 3))
+    assert moved.nonzero().flatten().tolist() == [6]
+
+
 def test_a_batch_larger_than_the_data_is_refused(recipe):
-    with pytest.raises(ValueError, match=r"a batch of 64 rows .* larger than the training data of 6"):
+    with pytest.raises(ValueError, match=r"a batch of 64 rows .* larger than the training data of 7"):
         _trainer(recipe, training__per_device_train_batch_size="64")

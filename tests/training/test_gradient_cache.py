@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from tiny_training import make_encoder, make_rows, make_trainer
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 from conjoin.losses import ContrastiveLoss, GclLoss
 from conjoin.training import Objective, PairCollator, cached_backward
+from conjoin.training.gradient_cache import split_rows
 from conjoin.training.objective import total_loss
 
 LOSSES = {"contrastive": (ContrastiveLoss, ("image", "text")), "gcl": (GclLoss, ("image", "text", "fused"))}
@@ -44,6 +45,7 @@ def test_dropout_draws_the_same_numbers_in_both_passes(tiny_checkpoints):
         else:
             cached_backward(objective, dict(batch), 6, lambda loss: loss.backward())
         gradients.append({name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None})
+        gradients[-1]["the next draw"] = torch.rand(3)  # the random state too is where the plain step leaves it
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-10), name
@@ -75,10 +77,7 @@ def test_a_trainer_ends_with_the_same_weights(tiny_checkpoints, tmp_path):
     weights = []
     for chunk_size in (0, 3):
         model, processor = make_encoder(tiny_checkpoints)
-        model.text_model.config.hidden_dropout_prob = 0.0
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        without_dropout(model)
         trainer = make_trainer(
             "gcl", model, processor, tmp_path, make_rows(16), per_device_train_batch_size=4,
             gradient_accumulation_steps=2, gradient_cache_chunk_size=chunk_size, optim="sgd",
@@ -89,3 +88,36 @@ def test_a_trainer_ends_with_the_same_weights(tiny_checkpoints, tmp_path):
         weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
     for name, weight in weights[0].items():
         assert torch.allclose(weight, weights[1][name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("chunk_size", [0, 3])
+def test_mixed_precision_reaches_the_encoder_and_its_gradient(tiny_checkpoints, tmp_path, chunk_size):
+    """The gradient in bfloat16 is that in float32 up to rounding, for every weight matrix."""
+    gradients = []
+    for bf16 in (False, True):
+        model, processor = make_encoder(tiny_checkpoints)
+        without_dropout(model)
+        trainer = make_trainer(
+            "gcl", model, processor, tmp_path, make_rows(4), max_steps=1, bf16=bf16, optim="sgd", learning_rate=1.0,
+            gradient_cache_chunk_size=chunk_size, max_grad_norm=0.0,
+        )  # fmt: skip
+        computed_in = set()
+        model.vision_adapter[0].register_forward_hook(
+            lambda *arguments, seen=computed_in: seen.add(arguments[-1].dtype)
+        )
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        trainer.train()
+        trainer.evaluate(trainer.train_dataset)
+        assert computed_in == {torch.bfloat16 if bf16 else torch.float32}
+        gradients.append({name: before[name] - p.detach() for name, p in model.named_parameters() if p.ndim > 1})
+    largest = max(gradient.norm() for gradient in gradients[0].values())
+    compared = {name: gradient for name, gradient in gradients[0].items() if gradient.norm() > 0.01 * largest}
+    assert len(compared) > 10
+    for name, gradient in compared.items():
+        assert torch.cosine_similarity(gradient.flatten(), gradients[1][name].flatten(), dim=0) > 0.97, name
+
+
+@pytest.mark.parametrize(("rows", "chunk_size"), [({"a": 4, "b": 3}, 2), ({"a": 4}, 0)])
+def test_batches_that_cannot_be_cut_are_refused(rows, chunk_size):
+    with pytest.raises(ValueError, match="cannot cut a batch"):
+        list(split_rows({name: torch.zeros(count) for name, count in rows.items()}, chunk_size))

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny_training import make_encoder, make_rows, make_trainer
+from safetensors.torch import load_file
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 from transformers import AutoModel
 
 from conjoin.evaluation import best_ranks
@@ -66,6 +67,98 @@ def test_evaluation_covers_every_row_and_equals_a_naive_one(tiny_checkpoints, tm
     )
 
 
+def test_rows_without_names_show_each_their_own(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    named = make_rows(7)
+    nameless = named.remove_columns(["id", "group"])
+    found = [
+        make_trainer("gcl", model, processor, tmp_path, rows, rows, per_device_eval_batch_size=3).evaluate()
+        for rows in (named, nameless, named.remove_columns("group"), named.map(lambda row: {"group": None}))
+    ]
+    assert found[1:] == found[:1] * 3
+    assert "ids" not in PairCollator(processor)([nameless[i] for i in range(3)])
+    with pytest.raises(ValueError, match=r"rows \[1\] have neither a group nor an id"):
+        PairCollator(processor)([named[0], nameless[1]])
+
+
+def test_groups_can_be_made_negatives(tiny_checkpoints, tmp_path):
+    first = []
+    for masked in (True, False):
+        for chunk_size in (0, 4):
+            model, processor = make_encoder(tiny_checkpoints)
+            trainer = make_trainer(
+                "contrastive", model, processor, tmp_path, make_rows(8, groups=2), per_device_train_batch_size=8,
+                max_steps=1, mask_false_negatives=masked, gradient_cache_chunk_size=chunk_size,
+            )  # fmt: skip
+            trainer.train()
+            first.append(trainer.state.log_history[0])
+    assert [entry.get("masked_negatives") for entry in first] == [3, 3, None, None]
+    assert first[1]["loss"] < first[3]["loss"] - 0.3
+
+
+def test_the_last_partial_batch_is_dropped(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    trainer = make_trainer("gcl", model, processor, tmp_path, make_rows(11), max_steps=-1, num_train_epochs=2)
+    trainer.train()
+    assert trainer.state.global_step == 2 * (11 // 4)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 1])
+def test_accumulation_is_the_mean_over_micro_batches(tiny_checkpoints, tmp_path, chunk_size):
+    """Each micro-batch is a contrastive batch of its own, with and without the gradient cache."""
+    model, processor = make_encoder(tiny_checkpoints)
+    without_dropout(model)
+    rows = make_rows(8)
+    trainer = make_trainer(
+        "contrastive", model, processor, tmp_path, rows, max_steps=1, per_device_train_batch_size=2, optim="sgd",
+        gradient_accumulation_steps=4, learning_rate=1.0, max_grad_norm=0.0, train_sampling_strategy="sequential",
+        gradient_cache_chunk_size=chunk_size,
+    )  # fmt: skip
+    objective = trainer.model.train()
+    losses = [objective(**PairCollator(processor)([rows[i], rows[i + 1]]))["contrastive_loss"] for i in range(0, 8, 2)]
+    (sum(losses) / 4).backward()
+    expected = {name: p.detach() - p.grad for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(sum(losses).item() / 4, abs=1e-5)
+    parameters = dict(objective.named_parameters())
+    assert "loss.temperature.log_value" in expected
+    for name, value in expected.items():
+        assert torch.allclose(parameters[name], value, atol=1e-5), name
+
+
+def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, tmp_path):
+    weights = []
+    for arguments in ({}, {"gradient_checkpointing": True, "gradient_cache_chunk_size": 4}):
+        trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, make_rows(8), **arguments)
+        trainer.train()
+        weights.append(_snapshot(trainer.model))
+    assert trainer.encoder.is_gradient_checkpointing
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=1e-6), name
+
+
+def test_only_matrices_decay(tiny_checkpoints, tmp_path):
+    trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, make_rows(4))
+    decayed = set(trainer.get_decay_parameter_names(trainer.model))
+    assert {name for name, p in trainer.model.named_parameters() if p.ndim > 1} >= decayed
+    assert "encoder.vl_encoder.layers.0.q_proj.weight" in decayed
+    assert not decayed & {
+        "loss.temperature.log_value",
+        "encoder.vl_encoder.cls_token",
+        "encoder.vl_encoder.norm.weight",
+    }
+
+
+def test_a_temperature_can_be_fixed(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    trainer = make_trainer(
+        "contrastive", model, processor, tmp_path, make_rows(8), learn_temperature=False, temperature=0.5
+    )
+    trainer.train()
+    assert [entry["temperature"] for entry in trainer.state.log_history[:2]] == [0.5, 0.5]
+
+
 def test_the_saved_model_loads_with_equal_vectors(tiny_checkpoints, tmp_path):
     model, processor = make_encoder(tiny_checkpoints)
     trainer = make_trainer("gcl", model, processor, tmp_path, make_rows(8))
@@ -111,18 +204,22 @@ def test_a_resumed_run_is_the_uninterrupted_one(tiny_checkpoints, tmp_path, lora
     assert losses[0][-2:] == losses[1][-2:]
 
 
-def test_the_best_checkpoint_is_loaded(tiny_checkpoints, tmp_path):
+@pytest.mark.parametrize("best", [max, min])  # one of which is not the last checkpoint
+def test_the_best_checkpoint_is_loaded(best, tiny_checkpoints, tmp_path):
     model, processor = make_encoder(tiny_checkpoints)
     rows = make_rows(8)
     trainer = make_trainer(
         "contrastive", model, processor, tmp_path, rows, rows, max_steps=6, learning_rate=0.05,
         eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=8,
-        load_best_model_at_end=True, metric_for_best_model="eval_mean_hit_rate@1", greater_is_better=True,
+        load_best_model_at_end=True, metric_for_best_model="eval_mean_hit_rate@1", greater_is_better=best is max,
     )  # fmt: skip
     trainer.train()
     history = [entry["eval_mean_hit_rate@1"] for entry in trainer.state.log_history if "eval_mean_hit_rate@1" in entry]
-    assert trainer.state.best_metric == max(history)
-    assert trainer.evaluate()["eval_mean_hit_rate@1"] == max(history)
+    assert len(set(history)) > 1
+    assert trainer.state.best_metric == best(history)
+    assert trainer.evaluate()["eval_mean_hit_rate@1"] == best(history)
+    for name, saved in load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors").items():
+        assert torch.equal(saved, trainer.model.state_dict()[name]), name
 
 
 def test_a_stream_of_rows_trains(tiny_checkpoints, tmp_path):
@@ -137,6 +234,38 @@ def test_a_bad_row_is_named(tiny_checkpoints, tmp_path):
     trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, rows)
     with pytest.raises(ValueError, match=r"id 'row2'.*only white space"):
         trainer.train()
+
+
+def test_a_bad_image_is_named(tiny_checkpoints, tmp_path):
+    rows = [dict(row) for row in make_rows(4)]
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    rows[1]["image"] = str(tmp_path / "broken.png")
+    trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, rows)
+    with pytest.raises(ValueError, match="id 'row1'"):
+        trainer.train()
+
+
+def test_arguments_are_checked(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    for arguments, message in (
+        ({"gradient_cache_chunk_size": -1}, "gradient_cache_chunk_size=-1"),
+        ({"eval_ks": (0,)}, r"eval_ks=\(0,\)"),
+        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer("contrastive", model, processor, tmp_path, None, **arguments)
+    with pytest.raises(ValueError, match="pass processing_class"):
+        make_trainer("contrastive", model, None, tmp_path, None)
+    with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):
+        make_trainer("contrastive", model, processor, tmp_path, None).evaluate()
+
+
+def test_lora_names_what_it_does_not_find(tiny_checkpoints):
+    model, _ = make_encoder(tiny_checkpoints)
+    with pytest.raises(ValueError, match="has no tower 'audio_model'"):
+        add_lora(model, LoraArguments(towers=("audio_model",)))
+    with pytest.raises(ValueError, match=r"vision_model: no linear layer ends in \('w_proj',\)"):
+        add_lora(model, LoraArguments(target_modules=("w_proj",)))
 
 
 def test_rows_of_one_group_share_an_id(tiny_checkpoints):

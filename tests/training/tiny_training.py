@@ -35,6 +35,20 @@ def make_rows(count, groups=None):
     )
 
 
+def write_pairs(folder, count):
+    """A folder of pictures, each with its text beside it."""
+    folder.mkdir()
+    for row in make_rows(count):
+        row["image"].save(folder / f"{row['id']}.png")
+        (folder / f"{row['id']}.txt").write_text(row["text"])
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
 def make_trainer(method, model, processor, folder, rows, eval_rows=None, **arguments):
     config_class, trainer_class = METHODS[method]
     settings = {

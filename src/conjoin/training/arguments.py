@@ -13,6 +13,10 @@ class RetrievalConfig(TrainingArguments):
     batch would duplicate items, which are then each other's false negatives), and R@k is evaluated on the whole
     evaluation set.
 
+    Under gradient accumulation every micro-batch is a contrastive batch of its own, and the step follows the mean of
+    their gradients: more accumulation brings no more negatives. A larger batch in the same memory is what
+    `gradient_cache_chunk_size` is for.
+
     Args:
         gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, at the price of a
             second forward; 0 runs the plain step.

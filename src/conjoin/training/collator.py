@@ -1,7 +1,7 @@
 """From rows of pairs to one batch of model inputs with the ids that tell false negatives apart."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,33 @@ class PairCollator:
     """Collates rows `{"image", "text", "id"?, "group"?}` into model inputs and `ids` `(N,)`.
 
     Rows with the same `group` (by default the same `id`) show the same thing, so they are positives in evaluation and
-    not negatives of one another in training.
+    not negatives of one another in training. Without both columns there are no `ids`: every row shows its own.
     """
 
     def __init__(self, processor: ProcessorMixin) -> None:
         self.items = ItemCollator(processor)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate a list of rows."""
-        names = [str(row.get("group", row.get("id", index))) for index, row in enumerate(rows)]
-        return dict(self.items(rows)) | {"ids": name_ids(names)}
+        """Collate a list of rows.
+
+        Raises:
+            ValueError: A row cannot be used, or has neither group nor id while others do.
+        """
+        names = name_rows(rows)
+        return dict(self.items(rows)) | ({} if names is None else {"ids": name_ids(names)})
+
+
+def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
+    """What each row shows: its `group`, else its `id`; None if no row has either.
+
+    Raises:
+        ValueError: Some rows have a name and others do not.
+    """
+    names = [row.get("id") if row.get("group") is None else row["group"] for row in rows]
+    unnamed = [index for index, name in enumerate(names) if name is None]
+    if unnamed and len(unnamed) < len(names):
+        raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
+    return None if unnamed else [str(name) for name in names]
 
 
 def name_ids(names: Sequence[str]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -12,43 +13,66 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import ProcessorMixin
+from transformers import ProcessorMixin, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from conjoin.models.joint_encoder import JointEncoderModel
 
-from .collator import name_ids
+from .collator import name_ids, name_rows
 
 MASKS = ("attention_mask", "special_tokens_mask")
 TEXT_INPUTS = ("input_ids", "attention_mask")
 
 
 class CachedFeatures(Dataset[dict[str, Tensor]]):
-    """Rows of tower features: each access draws one of an image's stored copies and one of its texts.
+    """Rows of tower features: each epoch draws one of an image's stored copies and one of its texts.
+
+    The draw depends on `seed`, `epoch` and the row alone, so a resumed run sees what the uninterrupted one would have.
 
     Args:
         folder: Where `cache_features` wrote them.
         first_only: Always take the first copy and the first text (for evaluation).
+        seed: Seed of the draws.
     """
 
-    def __init__(self, folder: str | Path, first_only: bool = False) -> None:
+    def __init__(self, folder: str | Path, first_only: bool = False, seed: int = 0) -> None:
         with safe_open(str(Path(folder) / "features.safetensors"), "pt") as file:
             self.tensors = {name: file.get_tensor(name) for name in file.keys()}
         self.first_only = first_only
+        self.seed = seed
+        self.epoch = 0
 
     def __len__(self) -> int:
         return len(self.tensors["ids"])
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         images, texts = self.tensors["image_features"], self.tensors["text_rows"][index]
-        text = int(texts[self._draw(int((texts >= 0).sum()))])
+        copy, choice = 0, 0
+        if not self.first_only:
+            draws = np.random.default_rng((self.seed, self.epoch, index))
+            copy, choice = int(draws.integers(images.shape[0])), int(draws.integers(int((texts >= 0).sum())))
+        text = int(texts[choice])
         return {
-            "image_features": images[self._draw(images.shape[0]), index],
+            "image_features": images[copy, index],
             "text_features": self.tensors["text_features"][text],
             "ids": self.tensors["ids"][index],
         } | {name: self.tensors[name][text] for name in MASKS}
 
-    def _draw(self, count: int) -> int:
-        return 0 if self.first_only else int(torch.randint(count, ()))
+
+class NewDraws(TrainerCallback):
+    """Tells the dataset which epoch it is."""
+
+    def __init__(self, dataset: CachedFeatures) -> None:
+        self.dataset = dataset
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Called before the rows of an epoch, also one that is resumed half way, are read."""
+        self.dataset.epoch = int(state.epoch or 0)
 
 
 def collate_features(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -89,10 +113,11 @@ def cache_features(
     if marker.exists() and json.loads(marker.read_text())["key"] == key:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
+    marker.unlink(missing_ok=True)  # so that a cache half written is never taken for the one before
     encoder.eval()  # no dropout in what is stored
     tensors = _text_tensors(encoder, processor, rows, batch_size)
     tensors["image_features"] = _image_tensor(encoder, processor, rows, augment, copies, batch_size, dtype)
-    tensors["ids"] = name_ids([str(row.get("group", row.get("id", index))) for index, row in enumerate(rows)])
+    tensors["ids"] = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
     save_file(tensors, str(folder / "features.safetensors"))
     marker.write_text(json.dumps({"key": key, "rows": len(rows), "copies": copies}, indent=2) + "\n")
     return folder
@@ -112,10 +137,11 @@ def _image_tensor(
     result: Tensor | None = None
     with tqdm(total=copies * len(rows), desc="Image features", unit="image") as progress:
         for start in range(0, len(rows), batch_size):
-            images = [rows[index]["image"] for index in range(start, min(start + batch_size, len(rows)))]
+            chosen = range(start, min(start + batch_size, len(rows)))
+            images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
             for copy in range(copies):
                 drawn = images if copy == 0 or augment is None else [augment(image) for image in images]
-                batch = processor(images=drawn).to(encoder.device)
+                batch = processor(images=drawn, ids=names).to(encoder.device)
                 with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
                     features = encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype)
                 if result is None:

@@ -5,6 +5,7 @@ the plain step's: the same loss on the same batch, the same random draws in both
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,11 @@ class RandomState:
 
 
 def cached_backward(
-    objective: Objective, batch: dict[str, Any], chunk_size: int, backward: Callable[[Tensor], None]
+    objective: Objective,
+    batch: dict[str, Any],
+    chunk_size: int,
+    backward: Callable[[Tensor], None],
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> dict[str, Tensor]:
     """Run one forward and backward over `batch` holding the graph of `chunk_size` rows at a time.
 
@@ -39,6 +44,8 @@ def cached_backward(
         batch: Model inputs and optionally `ids`; every tensor has the N rows as dimension 0.
         chunk_size: Rows whose activations are held at once.
         backward: Called with the total loss; scales it as the trainer does and runs backward.
+        autocast: Makes the context of mixed precision, a fresh one per pass: the weights that one has cast without a
+            graph must not serve the next.
 
     Returns:
         The loss terms, detached.
@@ -47,18 +54,20 @@ def cached_backward(
     chunks = list(split_rows(batch, chunk_size))
     device = next(objective.parameters()).device
     states, parts = [], []
-    with torch.no_grad():
+    with torch.no_grad(), autocast():
         for chunk in chunks:
             states.append(RandomState(device))
             parts.append(objective.embed(**chunk))
     end_state = RandomState(device)
     leaves = {view: torch.cat([part[view] for part in parts]).requires_grad_() for view in objective.views}
-    terms = objective.contrast(leaves, ids, batch)
+    with autocast():
+        terms = objective.contrast(leaves, ids, batch)
     backward(total_loss(terms))
     row = 0
     for chunk, state in zip(chunks, states, strict=True):
         state.restore()
-        embeddings = objective.embed(**chunk)
+        with autocast():
+            embeddings = objective.embed(**chunk)
         rows = slice(row, row + len(embeddings[objective.views[0]]))
         row = rows.stop
         kept = [view for view in objective.views if leaves[view].grad is not None]
@@ -84,9 +93,15 @@ def split_rows(batch: dict[str, Any], chunk_size: int) -> Iterator[dict[str, Any
 
 
 def average_gradients(module: nn.Module) -> None:
-    """Average the gradients over all ranks: what DDP does, for steps that went round its forward."""
-    for parameter in module.parameters():
-        if parameter.requires_grad:
+    """Average the gradients over all ranks: what DDP does, for steps that went round its forward.
+
+    A parameter that no rank used keeps no gradient, so that the optimiser passes it by as on one device.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    used = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device).int()
+    dist.all_reduce(used)
+    for parameter, ranks in zip(parameters, used.tolist(), strict=True):
+        if ranks:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)

@@ -44,9 +44,13 @@ class Objective(nn.Module):
         stacked = self.encoder(**batch, views=self.views).pooler_output
         return dict(zip(self.views, stacked.chunk(len(self.views)), strict=True))
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:  # noqa: ANN401
         """Trade compute for memory in the encoder."""
-        self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+        self.encoder.activation_checkpointing_enable(**kwargs)
+
+    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:  # noqa: ANN401
+        """The same, as earlier versions of transformers call it."""
+        self.encoder.gradient_checkpointing_enable(**kwargs)
 
 
 def total_loss(terms: dict[str, Tensor]) -> Tensor:

@@ -113,24 +113,31 @@ def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: Not a mapping, an unknown key (the message suggests the nearest) or an unknown method.
+        ValueError: Not YAML, not a mapping, an unknown key (the message suggests the nearest) or an unknown method.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no recipe at {str(path)!r}")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = _parse(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     for key, text in (overrides or {}).items():
-        _assign(values, key, yaml.safe_load(text))
-    strategies = values.get("training") or {}
+        _assign(values, key, _parse(text, f"override --{key}"))
+    training = values.get("training")
     for key in ("eval_strategy", "save_strategy", "logging_strategy"):
-        if strategies.get(key) is False:  # YAML 1.1 reads a bare no as false
-            strategies[key] = "no"
+        if isinstance(training, dict) and training.get(key) is False:  # YAML 1.1 reads a bare no as false
+            training[key] = "no"
     method = values.get("method")
     if method not in METHODS:
         raise ValueError(f"{path}: method {method!r}; expected one of {sorted(METHODS)}")
     return _build(Recipe, _numbers(values), str(path), {"training": METHODS[method][0]})
+
+
+def _parse(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - any YAML value
@@ -153,8 +160,10 @@ def _build(cls: type[Any], values: dict[str, Any], where: str, classes: dict[str
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {sorted(fields)}"
             raise ValueError(f"{where}: unknown key {key!r}; {hint}")
         section = (classes or {}).get(key) or _section_class(hints[key])
-        if section is not None and isinstance(value, dict):
-            value = _build(section, value, f"{where}: {key}")
+        if section is not None and not (value is None and type(None) in typing.get_args(hints[key])):
+            if not isinstance(value or {}, dict):
+                raise ValueError(f"{where}: {key} is a section with keys of its own, got {value!r}")
+            value = _build(section, value or {}, f"{where}: {key}")
         arguments[key] = tuple(value) if isinstance(value, list) else value
     missing = [
         name

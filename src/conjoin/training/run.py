@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
+from accelerate.utils import broadcast_object_list
 from torch.utils.data import Dataset
 from transformers import AutoModel, AutoProcessor, PreTrainedModel, ProcessorMixin
 
@@ -174,7 +176,7 @@ def _with_features(
     """Replace rows by the features of the frozen towers, computed once.
 
     Raises:
-        ValueError: A tower is being trained, so its features would change.
+        ValueError: A tower is being trained, so its features would change; or the rows are a stream.
     """
     if not isinstance(model, JointEncoderModel):
         raise ValueError(f"features: only a joint encoder takes cached features, not {type(model).__name__}")
@@ -183,12 +185,15 @@ def _with_features(
         if any(parameter.requires_grad for parameter in tower.parameters()):
             raise ValueError(f"features: {name} is being trained; set model.freeze_towers, or leave out the cache")
     bf16 = fastest_dtype(model.device) == torch.bfloat16 if arguments.bf16 is None else arguments.bf16
+    bf16 = broadcast_object_list([bf16])[0]  # as the first process measured it
     settings = asdict(arguments) | {"folder": None, "batch_size": None, "bf16": bf16}
     key = json.dumps([_digest(model), str(processor), settings], default=str)
-    datasets: list[Dataset[Any]] = []
+    cached: list[Dataset[Any]] = []
     for name, rows in (("train", train_rows), ("eval", eval_rows)):
         if rows is None:
             continue
+        if not isinstance(rows, datasets.Dataset):
+            raise ValueError("features: a stream cannot be cached; set data.streaming: false, or leave out the cache")
         augment = ImageAugmentation(arguments.seed) if arguments.augment and name == "train" else None
         with training.main_process_first(desc="caching features"):
             folder = cache_features(
@@ -200,10 +205,21 @@ def _with_features(
                 copies=arguments.copies if name == "train" else 1,
                 batch_size=arguments.batch_size,
                 dtype=torch.bfloat16 if bf16 else torch.float32,
-                key=hashlib.sha256(f"{key}{rows['id']}{rows['text']}".encode()).hexdigest(),
+                key=hashlib.sha256(f"{key}{_fingerprint(rows)}".encode()).hexdigest(),
             )
-        datasets.append(CachedFeatures(folder, first_only=name == "eval"))
-    return datasets[0], datasets[1] if len(datasets) > 1 else None
+        cached.append(CachedFeatures(folder, first_only=name == "eval", seed=training.seed))
+    return cached[0], cached[1] if len(cached) > 1 else None
+
+
+def _fingerprint(rows: datasets.Dataset) -> str:
+    """A digest of every row: its texts, and its image's bytes or else its file and when that was changed."""
+    digest = hashlib.sha256()
+    for row in rows.cast_column("image", datasets.Image(decode=False)):
+        image = row.pop("image") or {}
+        file = Path(image.get("path") or "")
+        changed = file.stat().st_mtime_ns if file.is_file() and not image.get("bytes") else None
+        digest.update(repr((sorted(row.items()), str(file), changed)).encode() + (image.get("bytes") or b""))
+    return digest.hexdigest()
 
 
 def _digest(model: PreTrainedModel) -> str:

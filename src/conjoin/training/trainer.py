@@ -1,5 +1,6 @@
 """The trainer that every method of this package builds on."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from conjoin.evaluation import best_ranks
 
 from .arguments import RetrievalConfig
 from .collator import PairCollator
+from .feature_cache import CachedFeatures, NewDraws
 from .gradient_cache import average_gradients, cached_backward
 from .lora import merge_lora
 from .objective import Objective, total_loss
@@ -31,7 +33,7 @@ class RetrievalTrainer(Trainer):
         model: The encoder.
         args: The method's configuration.
         loss: Module from embeddings by view to named terms.
-        train_dataset: Rows with `image`, `text` and optionally `id` and `group` columns.
+        train_dataset: Rows with `image`, `text` and optionally `id` and `group` columns, or `CachedFeatures`.
         eval_dataset: The same, for R@k.
         processing_class: The model's processor.
         data_collator: From rows to model inputs; by default a `PairCollator` over the processor.
@@ -68,6 +70,8 @@ class RetrievalTrainer(Trainer):
             data_collator=data_collator,
             **kwargs,
         )
+        if isinstance(train_dataset, CachedFeatures):
+            self.add_callback(NewDraws(train_dataset))
 
     @property
     def encoder(self) -> PreTrainedModel:
@@ -82,7 +86,7 @@ class RetrievalTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
         """Sum the terms of the objective over one batch."""
-        terms = model(**inputs)
+        terms = model(**self._objective_inputs(inputs))
         self._record(terms)
         return total_loss(terms)
 
@@ -99,14 +103,18 @@ class RetrievalTrainer(Trainer):
             losses.append(loss.detach() / self.current_gradient_accumulation_steps)
             self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
 
-        with self.compute_loss_context_manager():
-            terms = cached_backward(
-                self.model, self._prepare_inputs(inputs), self.args.gradient_cache_chunk_size, backward
-            )
+        batch = self._objective_inputs(self._prepare_inputs(inputs))
+        terms = cached_backward(
+            self.model, batch, self.args.gradient_cache_chunk_size, backward, self.accelerator.autocast
+        )
         self._record(terms)
         if dist.is_initialized() and dist.get_world_size() > 1 and self.accelerator.sync_gradients:
             average_gradients(self.model)
         return losses[0]
+
+    def _objective_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Leave the ids out where rows that share one are to be negatives all the same."""
+        return {name: value for name, value in inputs.items() if name != "ids" or self.args.mask_false_negatives}
 
     def evaluate(  # type: ignore[override]
         self,
@@ -139,21 +147,25 @@ class RetrievalTrainer(Trainer):
     def _embed_dataset(self, dataset: Dataset[Any] | datasets.Dataset) -> tuple[dict[str, Tensor], Tensor]:
         self.model.eval()
         loader = self.accelerator.prepare(
-            DataLoader(dataset, batch_size=self.args.eval_batch_size, collate_fn=self.data_collator)
+            DataLoader(
+                dataset,
+                batch_size=self.args.eval_batch_size,
+                collate_fn=self.data_collator,
+                num_workers=self.args.dataloader_num_workers,
+            )
         )
-        parts: dict[str, list[Tensor]] = {view: [] for view in self.views}
-        labels: list[Tensor] = []
+        parts: dict[str, list[Tensor]] = defaultdict(list)
         for batch in loader:
             inputs = self._prepare_inputs(batch)
-            ids = inputs.pop("ids")
-            with self.compute_loss_context_manager():
+            named = {"ids": inputs.pop("ids")} if "ids" in inputs else {}
+            with self.accelerator.autocast():
                 embedded = self.model.embed(**inputs)
-            gathered = self.accelerator.gather_for_metrics((embedded, ids))
-            for view, rows in gathered[0].items():
-                parts[view].append(rows.float())
-            labels.append(gathered[1])
+            for name, rows in self.accelerator.gather_for_metrics(embedded | named).items():
+                parts[name].append(rows)
         self.model.train()
-        return {view: torch.cat(rows) for view, rows in parts.items()}, torch.cat(labels)
+        embeddings = {view: torch.cat(parts[view]).float() for view in self.views}
+        every_row = torch.arange(len(embeddings[self.views[0]]))
+        return embeddings, torch.cat(parts["ids"]) if "ids" in parts else every_row
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Decay matrices only: not biases, norms, the CLS token or a learned temperature."""
