@@ -1,6 +1,7 @@
 """The folders of the package form layers: each imports only what stands above it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,16 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 
 def _imports(path):
-    """`(level, module)` of every import of this package in a file."""
+    """`(level, module, names)` of every import of this package in a file, wherever in the file it stands."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "conjoin"):
-            yield node.level, node.module or ""
+            yield node.level, node.module or "", {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names if alias.name.split(".")[0] == "conjoin")
+            yield from ((0, alias.name, {alias.name}) for alias in node.names if alias.name.split(".")[0] == "conjoin")
+
+
+def _layer(path):
+    return path.relative_to(SOURCE).parts[0]
 
 
 def test_every_folder_has_a_layer():
@@ -36,14 +41,13 @@ def test_every_folder_has_a_layer():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_file_imports_only_from_above(path):
-    layer = path.relative_to(SOURCE).parts[0]
-    if layer not in LAYERS:
-        return  # conjoin/__init__.py and __main__.py stand above all
-    for level, module in _imports(path):
+    for level, module, names in _imports(path):
         assert level <= 1, f"from {'.' * level}{module} leaves its folder"
-        parts = module.split(".")
-        if level == 0 and len(parts) > 1:
-            assert parts[1] == layer or parts[1] in LAYERS[layer], f"{layer} must not import {module}"
+        if level == 0 and _layer(path) in LAYERS:  # conjoin/__init__.py and __main__.py stand above all
+            layer, parts = _layer(path), module.split(".")
+            allowed = {"conjoin"} | {f"conjoin.{name}" for name in {layer, *LAYERS[layer]}}
+            assert ".".join(parts[:2]) in allowed, f"{layer} must not import {module}"
+            assert parts != ["conjoin"] or names <= {"__version__", "conjoin"}, f"from conjoin import {names}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -52,9 +56,15 @@ def test_files_are_short(path):
 
 
 def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():
-    travelling = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("processing", "models")]
+    """Transformers copies what it finds by a pattern on the text, docstrings included, into one flat folder."""
+    travelling = [path for path in FILES if _layer(path) in ("processing", "models")]
     modules = [path for path in travelling if path.name != "__init__.py"]
+    assert len(modules) > 5
     assert len({path.name for path in modules}) == len(modules)
-    for path in modules:
-        for level, module in _imports(path):
-            assert (level, "." in module) == (1, False), f"{path.name}: from {'.' * level}{module}"
+    for path in travelling:
+        imported = {(level, module) for level, module, _ in _imports(path)}
+        siblings = {(1, sibling.stem) for sibling in path.parent.glob("*.py")}
+        assert imported <= siblings, f"{path.name} imports {imported - siblings}"
+        source = path.read_text(encoding="utf-8")
+        found = re.findall(r"^\s*from\s+\.(\S+)\s+import|^\s*import\s+\.(\S+)\s*$", source, flags=re.MULTILINE)
+        assert {(1, "".join(names)) for names in found} == imported

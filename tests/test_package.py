@@ -1,5 +1,6 @@
 """The package as a whole: importing it, and its recipes."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,18 @@ def test_importing_the_package_does_not_import_torch():
     code = "import sys, conjoin; print('torch' in sys.modules, conjoin.__version__)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["False", conjoin.__version__]
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(conjoin.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {f"{line.module}.{name.asname}" for line in block.body for name in line.names}
+    assert seen == {f"{module}.{name}" for module, names in conjoin._EXPORTS.items() for name in names}
+
+
+def test_no_public_name_hides_a_subpackage():
+    folders = {path.parent.name for path in Path(conjoin.__file__).parent.glob("*/__init__.py")}
+    assert folders & set(conjoin.__all__) == set()
 
 
 @pytest.mark.parametrize("name", sorted(set(conjoin.__all__)))
@@ -47,8 +60,12 @@ def test_overrides_reach_their_section_and_numbers_are_numbers(tmp_path):
             "model.config.hidden_size": "64",
             "training.save_strategy": "no",
             "training.pairs": "[[image, text]]",
+            "data.id_column": "key",
+            "model.lora.r": "4",
         },
     )
+    assert (recipe.data.id_column, recipe.model.lora.r, recipe.model.lora.alpha) == ("key", 4, 32)
+    assert [list(pair) for pair in recipe.training.pairs] == [["image", "text"]]
     assert isinstance(recipe.training, GclConfig)
     assert recipe.training.learning_rate == 1e-4
     assert recipe.model.config["hidden_size"] == 64
@@ -67,6 +84,51 @@ def test_overrides_reach_their_section_and_numbers_are_numbers(tmp_path):
 def test_an_unknown_key_suggests_the_nearest(key, message):
     with pytest.raises(ValueError, match=message):
         load_recipe(DEMO, {key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method: gcl\nmodel: clip\ntraining: {output_dir: x}", "model is a section with keys of its own, got 'clip'"),
+        ("method: gcl\nmodel: {}\ntraining: fast", "training is a section with keys of its own, got 'fast'"),
+        ("method: gcl\nmodel: {lora: 16}\ntraining: {output_dir: x}", "model: lora is a section"),
+        ("method: gcl\nmodel: {}", "missing training"),
+        ("- method: gcl", "a recipe is a mapping of sections, got list"),
+        ("", "a recipe is a mapping of sections, got NoneType"),
+        ("method: [gcl", "not valid YAML: while parsing a flow sequence .* line 1"),
+        ("model: {}\ntraining: {output_dir: x}", "method None; expected one of"),
+    ],
+)
+def test_a_malformed_recipe_is_named_with_its_mistake(tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_recipe(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_a_recipe_may_leave_sections_empty_and_write_numbers_freely(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"method: contrastive\nmodel: {{lora: null}}\ndata:\nfeatures:\n"
+        f"training: {{output_dir: {tmp_path}, learning_rate: 1e-5, weight_decay: 5E-2, eval_strategy: no}}\n"
+    )
+    recipe = load_recipe(path)
+    assert (recipe.training.learning_rate, recipe.training.weight_decay) == (1e-5, 0.05)
+    assert recipe.training.eval_strategy == "no"
+    assert recipe.data.source == "emoji" and recipe.features is None and recipe.model.lora is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("method.kind", "1", "override --method.kind: 'method' is not a section"),
+        ("data.source", "[a", "override --data.source: not valid YAML"),
+    ],
+)
+def test_a_malformed_override_is_an_error(key, value, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe(DEMO, {key: value})
 
 
 def test_an_unknown_method_and_a_missing_file_are_errors(tmp_path):

@@ -1,7 +1,39 @@
 """conjoin: any item (text, image, interleaved) in, one comparable vector out."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as in _EXPORTS, for editors and type checkers
+    from conjoin.data import load_emoji as load_emoji
+    from conjoin.data import load_pairs as load_pairs
+    from conjoin.data import symmetric_triplets as symmetric_triplets
+    from conjoin.evaluation import evaluate_combinations as evaluate_combinations
+    from conjoin.evaluation import evaluate_symmetric as evaluate_symmetric
+    from conjoin.evaluation import render_report as render_report
+    from conjoin.hub import export as export
+    from conjoin.losses import gcl as gcl
+    from conjoin.losses import info_nce as info_nce
+    from conjoin.losses import mac as mac
+    from conjoin.losses import multi_positive as multi_positive
+    from conjoin.losses import symmetric_info_nce as symmetric_info_nce
+    from conjoin.models.joint_encoder import JointEncoderConfig as JointEncoderConfig
+    from conjoin.models.joint_encoder import JointEncoderModel as JointEncoderModel
+    from conjoin.models.score_fusion import ScoreFusionConfig as ScoreFusionConfig
+    from conjoin.models.score_fusion import ScoreFusionModel as ScoreFusionModel
+    from conjoin.models.token_fusion import TokenFusionConfig as TokenFusionConfig
+    from conjoin.models.token_fusion import TokenFusionModel as TokenFusionModel
+    from conjoin.processing import ImageTextProcessor as ImageTextProcessor
+    from conjoin.retrieval import ItemEncoder as ItemEncoder
+    from conjoin.retrieval import build_index as build_index
+    from conjoin.retrieval import encode_corpus as encode_corpus
+    from conjoin.retrieval import load_index as load_index
+    from conjoin.retrieval import search_items as search_items
+    from conjoin.training import ContrastiveConfig as ContrastiveConfig
+    from conjoin.training import ContrastiveTrainer as ContrastiveTrainer
+    from conjoin.training import GclConfig as GclConfig
+    from conjoin.training import GclTrainer as GclTrainer
+    from conjoin.training import load_recipe as load_recipe
+    from conjoin.training import train as train
 
 __version__ = "0.1.0.dev0"
 

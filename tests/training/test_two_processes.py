@@ -9,37 +9,57 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_training import make_encoder, make_rows, make_trainer
+from safetensors.torch import load_file, save_file
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
-CASES = [("contrastive", 0), ("contrastive", 2), ("gcl", 0), ("gcl", 2)]
+from conjoin.training.gradient_cache import average_gradients
+
+CASES = [("contrastive", 0, 1), ("contrastive", 2, 1), ("gcl", 0, 1), ("gcl", 2, 1), ("gcl", 2, 2)]
+"""The method, the chunk size of the gradient cache (0: none) and the accumulated batches."""
+LOGGED = {
+    "contrastive": ("contrastive_loss", "temperature", "masked_negatives"),
+    "gcl": ("gcl_loss", "temperature", "masked_negatives"),
+}
 
 
-def run_case(checkpoints, folder, method, chunk_size, batch_size):
-    """Weights after two float64 SGD steps without dropout."""
+def case_name(case):
+    return "-".join(map(str, case))
+
+
+def run_case(checkpoints, folder, method, chunk_size, accumulation, batch_size):
+    """Weights, logs and metrics of two float64 SGD steps without dropout."""
     model, processor = make_encoder(checkpoints)
-    model = model.double()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    without_dropout(model)
     trainer = make_trainer(
-        method, model, processor, folder, make_rows(16, groups=15), per_device_train_batch_size=batch_size,
+        method, model, processor, folder, make_rows(32, groups=15), per_device_train_batch_size=batch_size,
         gradient_cache_chunk_size=chunk_size, optim="sgd", max_grad_norm=0.0, train_sampling_strategy="sequential",
-        ddp_find_unused_parameters=True,
+        gradient_accumulation_steps=accumulation, eval_rows=make_rows(11, groups=9), per_device_eval_batch_size=3,
     )  # fmt: skip
     trainer.model.double()
     trainer.train()
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    log = [{key: entry[key] for key in LOGGED[method]} for entry in trainer.state.log_history[:-1]]
+    return weights, {"world_size": trainer.args.world_size, "log": log, "metrics": trainer.evaluate()}
+
+
+def average_some():
+    """Gradients after averaging: of a parameter that one rank used, that both did, that none did."""
+    layers = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+    for layer in layers[torch.distributed.get_rank() : 2]:
+        layer.weight.grad = torch.full((1, 1), 4.0)
+    average_gradients(layers)
+    return [None if layer.weight.grad is None else layer.weight.grad.item() for layer in layers]
 
 
 def main(spec):
     """What each rank runs."""
-    from safetensors.torch import save_file
-
-    for method, chunk_size in CASES:
-        weights = run_case(spec["checkpoints"], spec["folder"], method, chunk_size, batch_size=4)
-        assert torch.distributed.get_world_size() == 2
-        if torch.distributed.get_rank() == 0:
-            save_file(weights, f"{spec['folder']}/{method}-{chunk_size}.safetensors")
+    rank = int(os.environ["RANK"])
+    for case in CASES:
+        weights, found = run_case(spec["checkpoints"], spec["folder"], *case, batch_size=4)
+        if rank == 0:
+            save_file(weights, f"{spec['folder']}/{case_name(case)}.safetensors")
+        Path(f"{spec['folder']}/{case_name(case)}-{rank}.json").write_text(json.dumps(found))
+    Path(f"{spec['folder']}/average-{rank}.json").write_text(json.dumps(average_some()))
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +88,26 @@ def two_ranks(tiny_checkpoints, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("method", "chunk_size"), CASES)
-def test_two_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, method, chunk_size):
-    from safetensors.torch import load_file
-
-    found = load_file(two_ranks / f"{method}-{chunk_size}.safetensors")
-    expected = run_case(tiny_checkpoints, tmp_path, method, 0, batch_size=8)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_two_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, case):
+    ranks = [json.loads((two_ranks / f"{case_name(case)}-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["world_size"] for rank in ranks] == [2, 2]
+    method, _, accumulation = case
+    expected, alone = run_case(tiny_checkpoints, tmp_path, method, 0, accumulation, batch_size=8)
+    assert alone["world_size"] == 1
     untrained, _ = make_encoder(tiny_checkpoints)
     start = untrained.vl_encoder.cls_token.double()
     assert (expected["encoder.vl_encoder.cls_token"] - start).abs().max() > 1e-5
+    found = load_file(two_ranks / f"{case_name(case)}.safetensors")
     for name, weight in expected.items():
         assert torch.allclose(found[name], weight, atol=1e-9), name
+    for rank in ranks:  # every rank knows the mean over ranks, and the metrics over the whole evaluation set
+        assert len(rank["log"]) == 2
+        for entry, wanted in zip(rank["log"], alone["log"], strict=True):
+            assert entry == pytest.approx(wanted, abs=1e-5)
+        assert rank["metrics"] == pytest.approx(alone["metrics"])
+
+
+def test_a_parameter_that_no_rank_used_keeps_no_gradient(two_ranks):
+    for rank in range(2):
+        assert json.loads((two_ranks / f"average-{rank}.json").read_text()) == [2.0, 4.0, None]
