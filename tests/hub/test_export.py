@@ -1,7 +1,5 @@
 """A saved model works where the package is not installed, through transformers and sentence-transformers."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -19,24 +17,31 @@ from PIL import Image
 from transformers import AutoModel, AutoProcessor
 from sentence_transformers import SentenceTransformer
 
-folder = {folder!r}
-image = Image.open(folder + "/picture.png")
-items = ["a b", image, {{"image": image, "text": "a b"}}]
+root, names = {arguments!r}
+image = Image.open(root + "/picture.png")
+pair = {{"image": image, "text": "a b"}}
+items = ["a b", image, pair]
 message = [{{"role": "user", "content": [{{"type": "image", "image": image}}, {{"type": "text", "text": "a b"}}]}}]
-model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
-processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
-with torch.no_grad():
-    vectors = model(**processor(items)).embeddings.numpy()
-encoder = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
-np.savez(
-    folder + "/vectors.npz",
-    auto=vectors,
-    mixed=encoder.encode(items),
-    alone=np.concatenate([encoder.encode([item]) for item in items]),
-    message=encoder.encode([message]),
-    text=encoder.encode("a b"),
-)
-print(json.dumps({{"conjoin": "conjoin" in sys.modules, "dimension": encoder.get_embedding_dimension()}}))
+for name in names:
+    folder = f"{{root}}/{{name}}"
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    with torch.no_grad():
+        vectors = model(**processor(items)).embeddings.numpy()
+    encoder = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
+    np.savez(
+        folder + "/vectors.npz",
+        auto=vectors,
+        mixed=encoder.encode(items),
+        alone=np.concatenate([encoder.encode([item]) for item in items]),
+        message=encoder.encode([message]),
+        text=encoder.encode("a b"),
+        texts=encoder.encode(["a b", "c"]),
+        pair=encoder.encode(pair),
+        prompted=encoder.encode("a b", prompt_name="query"),
+        dimension=encoder.get_embedding_dimension(),
+    )
+print("conjoin" in sys.modules)
 """
 MODELS = {
     "joint_encoder": lambda c: JointEncoderModel.from_backbones(
@@ -47,26 +52,37 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictures, run_without_conjoin, name):
-    model = MODELS[name](tiny_checkpoints).eval()
-    towers = ("clip", "clip") if name == "score_fusion" else ("dinov2", "bert")
-    processor = ImageTextProcessor.from_backbones(*(tiny_checkpoints[tower] for tower in towers))
-    export(model, processor, tmp_path)
+def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictures, run_without_conjoin, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     picture = pictures[1].convert("RGBA")
     picture.putalpha(90)  # transparency must come out the same on every road
     picture.save(tmp_path / "picture.png")
-    with torch.no_grad():
-        expected = model(**processor(["a b", picture, {"image": picture, "text": "a b"}])).embeddings.numpy()
-    printed = run_without_conjoin(READ.format(folder=str(tmp_path)))
-    assert json.loads(printed.splitlines()[-1]) == {"conjoin": False, "dimension": expected.shape[1]}
-    found = np.load(tmp_path / "vectors.npz")
-    assert np.array_equal(found["auto"], expected)
-    for key in ("mixed", "alone"):
-        assert np.abs(found[key] - expected).max() <= 1e-6, key
-    assert np.abs(found["message"][0] - expected[2]).max() <= 1e-6
-    assert np.abs(found["text"] - expected[0]).max() <= 1e-6
-    assert np.abs(expected[0] - expected[1]).max() > 1e-3
+    expected, others = {}, {}
+    for name, build in MODELS.items():
+        model = build(tiny_checkpoints).eval()
+        towers = ("clip", "clip") if name == "score_fusion" else ("dinov2", "bert")
+        processor = ImageTextProcessor.from_backbones(*(tiny_checkpoints[tower] for tower in towers))
+        export(model, processor, tmp_path / name, prompts={"query": "find "})
+        with torch.no_grad():
+            expected[name] = model(**processor(["a b", picture, {"image": picture, "text": "a b"}])).embeddings.numpy()
+            others[name] = model(**processor(["c", "find a b"])).embeddings.numpy()
+    printed = run_without_conjoin(READ.format(arguments=(str(tmp_path), list(MODELS))))
+    assert printed.splitlines()[-1] == "False"
+    for name, (text, image, pair) in expected.items():
+        found = np.load(tmp_path / name / "vectors.npz")
+        assert np.abs(text - image).max() > 1e-3
+        assert found["dimension"] == len(text)
+        assert np.array_equal(found["auto"], expected[name]), name
+        for key, wanted in (
+            ("mixed", expected[name]),
+            ("alone", expected[name]),
+            ("message", pair[None]),
+            ("text", text),
+            ("texts", np.stack([text, others[name][0]])),
+            ("pair", pair),
+            ("prompted", others[name][1]),
+        ):
+            assert np.abs(found[key] - wanted).max() <= 1e-6, (name, key)
 
 
 def test_a_class_that_is_not_registered_is_refused(tiny_checkpoints, tmp_path):
