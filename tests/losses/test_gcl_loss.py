@@ -66,6 +66,11 @@ def test_one_pair_contrasts_with_its_own_third_embedding():
     assert gcl(*x, t, exclude_other_positive=True).item() == pytest.approx(0.0)
 
 
+def test_a_ring_takes_rows_that_lack_nothing():
+    x, t = views(), scalar(0.2)
+    assert_same(gcl(*x, t, ring=True, present=torch.ones(4, 3)), gcl(*x, t), [*x, t])
+
+
 E3 = torch.eye(3)
 
 
@@ -91,7 +96,7 @@ E3 = torch.eye(3)
             lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3), positions=torch.arange(1, 4)),
             r"positions lie in \[1, 3\], expected \[0, 2\]",
         ),
-        (lambda: gcl(E3, E3, E3, 0.1, ring=True, present=torch.ones(3, 3)), "ring=True takes neither"),
+        (lambda: gcl(E3, E3, E3, 0.1, ring=True, present=torch.ones(3, 3).tril()), "ring=True takes neither"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -34,8 +34,7 @@ def gcl(
 ) -> Tensor:
     """`-1/(6N) sum_j sum_{(a,b)} log( e^{s(a_j, b_j)} / sum_m sum_k e^{s(a_j, m_k)} )`, `s = cos / t`.
 
-    The denominator runs over the embeddings of all three modalities m and all pairs k, the anchor itself left out. A
-    batch of one pair is defined: its denominators hold the pair's own embeddings only.
+    The denominator runs over all modalities m and pairs k but the anchor; in a batch of one pair, over its other two.
 
     Args:
         image: `(N, D)`, raw.
@@ -46,51 +45,35 @@ def gcl(
         exclude_same_modality: Leave out everything of the anchor's modality.
         exclude_other_positive: For the pair (a, b), leave the third embedding of the same j out.
         pairs: The ordered modality pairs to average over; all six by default.
-        present: `(N, 3)` bool, which of image, text and fused exist for each row; missing ones may hold anything, are
-            in no denominator, and terms that need one are left out, of the mean too. All exist by default.
+        present: `(N, 3)` bool, which of image, text and fused exist; terms that need a missing one are left out of the
+            mean, no denominator holds one, and it may be anything. All exist by default.
         ids: `(N,)` integers naming what each row shows; rows of one id are not each other's negatives.
         gathered: The three matrices `(M, D)` of all devices, as columns for the local rows.
         gathered_present: `(M, 3)` for them; the mean over devices is then the mean over all terms.
         gathered_ids: `(M,)` for them.
         positions: `(N,)` where the local rows stand in the gathered ones.
-        ring: Nothing is gathered: the rows of the other ranks pass by, see `ring_logsumexp`. Any `ids` must then be
-            comparable across ranks, and nothing may be missing.
+        ring: The other ranks' rows pass by ungathered, see `ring_logsumexp`; nothing may be missing then.
 
     Raises:
         ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, a pair
             is unknown, `gathered` comes without `positions`, or no term is left.
     """
-    check_pairs(pairs)
-    if ring and (gathered is not None or present is not None):
-        raise ValueError("ring=True takes neither gathered columns nor missing modalities (present)")
+    scale = inverse(temperature)
     if ring and ids is None:
         ids = local_positions(len(image), image.device)
-    local = _Rows((image, text, fused), present, ids)
-    scale = inverse(temperature)
-    columns = local
+    local = columns = _Rows((image, text, fused), present, ids)
+    if ring and (gathered is not None or not local.present.all()):
+        raise ValueError("ring=True takes neither gathered columns nor missing modalities (present)")
     if gathered is not None:
         without_ids = ids is not None and gathered_ids is None
         if positions is None or without_ids or (present is None) != (gathered_present is None):
             raise ValueError("gathered needs positions, gathered_ids beside ids and gathered_present beside present")
         columns = _Rows(gathered, gathered_present, gathered_ids, names="gathered ")
         positions = row_places(len(image), gathered[0], positions, "rows")
-    found = _negatives(local, columns, positions, scale, exclude_same_modality, ring)
-    negatives = found.new_full((3 * len(image),), float("-inf")).index_put((local.index,), found).view(3, -1)
-    own = local.own_scores(scale)
-    terms = []
-    for a, b in pairs:
-        first, second = MODALITIES.index(a), MODALITIES.index(b)
-        denominator = [negatives[first], own[first][second]]
-        if not exclude_other_positive:
-            denominator.append(own[first][3 - first - second])
-        if not exclude_self and not exclude_same_modality:
-            denominator.append(own[first][first])
-        both = local.present[:, first] & local.present[:, second]
-        terms.append(torch.stack(denominator, dim=1)[both].logsumexp(1) - own[first][second][both])
     count = columns.count_terms(pairs)
-    if not count:
-        raise ValueError("no row has both modalities of any pair: there is nothing to contrast")
-    return torch.cat(terms).sum() / (count * len(image) / columns.count)
+    negatives = _negatives(local, columns, positions, scale, exclude_same_modality, ring)
+    terms = _terms(local, negatives, scale, pairs, exclude_self or exclude_same_modality, exclude_other_positive)
+    return terms.sum() / (count * len(image) / columns.count)
 
 
 def check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
@@ -111,16 +94,41 @@ def _negatives(
     exclude_same_modality: bool,
     ring: bool,
 ) -> Tensor:
-    """Log-sum-exp of each present embedding to those of all other pairs."""
+    """Log-sum-exp of each embedding to those of all other pairs, minus infinity where it is missing: `(3, N)`."""
     pair_ids = columns.pair_ids if positions is None else columns.pair_ids[positions]
     exclusion = Exclusion(pair_ids[local.pair_of], columns.ids)
     if exclude_same_modality:
         exclusion = exclusion._replace(row_groups=local.groups, column_groups=columns.groups)
     if ring:
-        return ring_logsumexp(local.vectors, columns.vectors, scale, exclusion)[0]
-    if columns is local:
-        return self_logsumexp(local.vectors, scale, exclusion)
-    return cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)[0]
+        found, _ = ring_logsumexp(local.vectors, columns.vectors, scale, exclusion)
+    elif columns is local:
+        found = self_logsumexp(local.vectors, scale, exclusion)
+    else:
+        found, _ = cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)
+    return found.new_full((3 * local.count,), float("-inf")).index_put((local.index,), found).view(3, -1)
+
+
+def _terms(
+    local: "_Rows",
+    negatives: Tensor,
+    scale: Tensor | float,
+    pairs: Sequence[tuple[str, str]],
+    exclude_self: bool,
+    exclude_other_positive: bool,
+) -> Tensor:
+    """The terms of all pairs in one row; the pair's own embeddings join the `negatives` `(3, N)` here."""
+    own = local.own_scores(scale)
+    terms = []
+    for a, b in pairs:
+        first, second = MODALITIES.index(a), MODALITIES.index(b)
+        denominator = [negatives[first], own[first][second]]
+        if not exclude_other_positive:
+            denominator.append(own[first][3 - first - second])
+        if not exclude_self:
+            denominator.append(own[first][first])
+        both = local.present[:, first] & local.present[:, second]
+        terms.append(torch.stack(denominator, dim=1)[both].logsumexp(1) - own[first][second][both])
+    return torch.cat(terms)
 
 
 class _Rows:
@@ -146,17 +154,26 @@ class _Rows:
         self.index = self.present.T.flatten().nonzero().squeeze(1)
         self.pair_of, self.groups = self.index % count, self.index // count
         self.ids = self.pair_ids[self.pair_of]
-        if present is not None:  # a constant stands in for what is missing, which may be zero or NaN
+        missing = not self.present.all()
+        if missing:  # a constant stands in for what is missing, which may be zero or NaN
             matrices = [m.where(p[:, None], 1.0) for m, p in zip(matrices, self.present.T, strict=True)]
         self.full = torch.stack([unit(m, names + n) for m, n in zip(matrices, MODALITIES, strict=True)])
         self.vectors = self.full.flatten(0, 1)
-        if present is not None:
+        if missing:
             self.vectors = self.vectors[self.index]
 
     def count_terms(self, pairs: Sequence[tuple[str, str]]) -> int:
-        """How many (row, pair) have both modalities."""
+        """How many (row, pair) have both modalities.
+
+        Raises:
+            ValueError: None has, or a pair is unknown.
+        """
+        check_pairs(pairs)
         has = dict(zip(MODALITIES, self.present.T, strict=True))
-        return sum(int((has[a] & has[b]).sum()) for a, b in pairs)
+        count = sum(int((has[a] & has[b]).sum()) for a, b in pairs)
+        if not count:
+            raise ValueError("no row has both modalities of any pair: there is nothing to contrast")
+        return count
 
     def own_scores(self, scale: Tensor | float) -> list[list[Tensor]]:
         """`[a][b]`: scaled similarity of each pair's a to its own b, `(N,)`; minus infinity where one is missing."""
