@@ -35,6 +35,10 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+torch.set_num_threads(
+    1
+)  # tests run side by side; and the processes they start, with one thread, must agree bit by bit
+
 LETTERS = string.ascii_lowercase + string.digits
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PIXELS = {"height": 16, "width": 16}

@@ -252,9 +252,7 @@ def _names_an_image(text: str, name: str) -> bool:
     if _is_url(text) or os.path.isfile(text):
         return True
     if len(text.split()) == 1:
-        raise FileNotFoundError(
-            f'{name}: no such file: {_describe(text)}; if this is a text and no path, pass {{"text": ...}}'
-        )
+        raise FileNotFoundError(f'{name}: no such file: {text!r}; if this is a text and no path, pass {{"text": ...}}')
     return False
 
 
