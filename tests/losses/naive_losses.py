@@ -106,3 +106,53 @@ def assert_same(found, expected, inputs, tolerance=1e-10):
     for grad, reference in zip(mine, theirs, strict=True):
         assert reference.abs().max() > 1e-5
         torch.testing.assert_close(grad, reference, rtol=0, atol=tolerance)
+
+
+def alignment_scores(globals_, local, mask, global_mask):
+    """All single scores of matching and of other pairs."""
+    positive, negative = [], []
+    for i in range(len(globals_)):
+        for j in range(len(local)):
+            for k in range(local.shape[1]):
+                if mask[j, k] and global_mask[i].any():
+                    score = F.cosine_similarity(globals_[i], local[j, k], dim=0)
+                    (positive if i == j else negative).append(score)
+    return positive, negative
+
+
+def alignment(text_global, image_local, image_mask, image_global, text_local, text_mask, margin):
+    total = 0
+    for globals_, local, mask, global_mask in (
+        (text_global, image_local, image_mask, text_mask),
+        (image_global, text_local, text_mask, image_mask),
+    ):
+        positive, negative = alignment_scores(globals_, local, mask, global_mask)
+        total = total + (torch.stack(negative).mean() + margin - torch.stack(positive).mean()).clamp(min=0)
+    return total
+
+
+def pearson(a, b):
+    return torch.corrcoef(torch.stack([a, b]))[0, 1]
+
+
+def local_distillation(student, teacher, mask):
+    samples = []
+    for x, y, kept in zip(student, teacher, mask, strict=True):
+        x, y = x[kept], y[kept]
+        tokens = []
+        for k in range(len(x)):
+            others = [index for index in range(len(x)) if index != k]
+            a, b = cosines(x[k : k + 1], x[others])[0], cosines(y[k : k + 1], y[others])[0]
+            if len(x) >= 3 and a.std() > 1e-9 and b.std() > 1e-9:
+                tokens.append(pearson(a, b))
+        if tokens:
+            samples.append(torch.stack(tokens).mean())
+    return 1 - torch.stack(samples).mean()
+
+
+def global_distillation(student, teacher):
+    pairs = [(i, j) for i in range(len(student)) for j in range(len(student)) if i != j]
+    rows = [
+        torch.stack([F.cosine_similarity(x[i], x[j], dim=0) for i, j in pairs]) for x in (student, teacher.detach())
+    ]
+    return 1 - pearson(*rows)

@@ -4,13 +4,18 @@ import torch
 from torch import Tensor
 
 
+def widen(embeddings: Tensor) -> Tensor:
+    """At least float32."""
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
 def unit(embeddings: Tensor, name: str) -> Tensor:
     """Normalise the last dimension in at least float32.
 
     Raises:
         ValueError: A vector is zero, NaN or infinite; the message names the first such row.
     """
-    embeddings = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+    embeddings = widen(embeddings)
     norms = embeddings.norm(dim=-1)
     usable = norms.isfinite() & (norms > 0)
     if not usable.all():
@@ -20,6 +25,19 @@ def unit(embeddings: Tensor, name: str) -> Tensor:
             f"{name}[{where}] has norm {norms[tuple(row)].item()}; expected a finite vector that is not zero"
         )
     return embeddings / norms[..., None]
+
+
+def masked_unit(embeddings: Tensor, mask: Tensor, name: str) -> Tensor:
+    """Normalise `(..., D)` where `mask` `(...)` holds and return zero elsewhere, whatever stands there.
+
+    Raises:
+        ValueError: The mask has another shape, or a vector that it keeps is zero, NaN or infinite.
+    """
+    if mask.shape != embeddings.shape[:-1]:
+        raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, expected {tuple(embeddings.shape[:-1])}")
+    kept = mask.bool()[..., None]
+    # A constant stands in for what is masked, so that no NaN enters the gradient.
+    return unit(torch.where(kept, embeddings, torch.ones_like(embeddings)), name) * kept
 
 
 def inverse(temperature: Tensor | float, name: str = "temperature") -> Tensor | float:

@@ -1,0 +1,187 @@
+"""Global-to-local alignment (SOLAR Eq. 1), and the statistics of its scores that the QDA threshold is fitted to."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conjoin.ops import is_distributed
+
+from .checks import check_matrix, masked_unit
+
+BLOCK_ENTRIES = 2**22
+"""Scores that the sum of squares holds at a time."""
+
+
+class ScoreStatistics(NamedTuple):
+    """Sufficient statistics of a population of scores: three 0-d tensors without gradient.
+
+    Args:
+        n: How many scores.
+        total: Their sum.
+        squares: The sum of their squares.
+    """
+
+    n: Tensor
+    total: Tensor
+    squares: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean, 0 of an empty population."""
+        return self.total / self.n.clamp(min=1)
+
+    @property
+    def std(self) -> Tensor:
+        """The deviation of the fitted Gaussian (divided by n), 0 of an empty population."""
+        return (self.squares / self.n.clamp(min=1) - self.mean.square()).clamp(min=0).sqrt()
+
+
+class LocalScores(NamedTuple):
+    """How one modality's local tokens agree with global tokens of the other.
+
+    Args:
+        scores: `(N, T)` cosines with the global token of the own sample; 0 where either is missing. No gradient.
+        positive: The population S+: `scores` of all samples.
+        negative: The population S-: cosines with the global tokens of all other samples of the batch.
+    """
+
+    scores: Tensor
+    positive: ScoreStatistics
+    negative: ScoreStatistics
+
+
+class AlignmentTerms(NamedTuple):
+    """The alignment loss, and what it computed on the way.
+
+    Args:
+        loss: `L_GLA = L_L2V + L_V2L`, a scalar.
+        image: S_L2V: patches against the global tokens of texts.
+        text: S_V2L: text tokens against the global tokens of images.
+    """
+
+    loss: Tensor
+    image: LocalScores
+    text: LocalScores
+
+
+def global_to_local_alignment(
+    text_global: Tensor,
+    image_local: Tensor,
+    image_mask: Tensor,
+    image_global: Tensor,
+    text_local: Tensor,
+    text_mask: Tensor,
+    margin: float = 0.1,
+) -> Tensor:
+    """`[mean(S-) + margin - mean(S+)]_+` of both directions, added (SOLAR Eq. 1).
+
+    The means run over all local tokens of all pairs of the batch: S+ joins the local tokens of a sample with its own
+    global token of the other modality, S- with those of all other samples. A direction without S- (one sample) or
+    without S+ adds 0, and so do its gradients.
+
+    Args:
+        text_global: `(N, D)` l_cls, raw.
+        image_local: `(N, P, D)` V', raw.
+        image_mask: `(N, P)` bool, which patches exist; the others may hold anything. A sample without any has no
+            image: its `image_global` takes no part.
+        image_global: `(N, D)` v_cls, raw.
+        text_local: `(N, T, D)` L', raw.
+        text_mask: `(N, T)` bool; special tokens are not local tokens.
+        margin: delta, 0.1 in the paper (Fig. 10).
+
+    Raises:
+        ValueError: Shapes do not fit, or a vector that takes part is zero or not finite.
+    """
+    return alignment_terms(text_global, image_local, image_mask, image_global, text_local, text_mask, margin).loss
+
+
+def alignment_terms(
+    text_global: Tensor,
+    image_local: Tensor,
+    image_mask: Tensor,
+    image_global: Tensor,
+    text_local: Tensor,
+    text_mask: Tensor,
+    margin: float = 0.1,
+    *,
+    reduce_scores_across_devices: bool = False,
+) -> AlignmentTerms:
+    """`global_to_local_alignment` with the scores and the statistics that masks are made of (SOLAR App. C.1).
+
+    With `reduce_scores_across_devices` the statistics are summed over all ranks (App. G.1); scores are never
+    exchanged, and the loss stays the device's own. The other arguments are those of `global_to_local_alignment`.
+    """
+    check_matrix(text_global, "text_global")
+    check_matrix(image_global, "image_global", text_global, same_rows=True)
+    _check_local(image_local, "image_local", text_global)
+    _check_local(text_local, "text_local", text_global)
+    with torch.autocast(text_global.device.type, enabled=False):
+        patches = masked_unit(image_local, image_mask, "image_local")
+        tokens = masked_unit(text_local, text_mask, "text_local")
+        images = masked_unit(image_global, image_mask.bool().any(1), "image_global")
+        texts = masked_unit(text_global, text_mask.bool().any(1), "text_global")
+        image_loss, image = _direction(texts, patches, text_mask, image_mask, margin)
+        text_loss, text = _direction(images, tokens, image_mask, text_mask, margin)
+    if reduce_scores_across_devices and is_distributed():
+        image, text = _sum_over_ranks(image, text)
+    return AlignmentTerms(image_loss + text_loss, image, text)
+
+
+def _check_local(local: Tensor, name: str, globals_: Tensor) -> None:
+    if local.ndim != 3 or local.shape[0] != len(globals_) or local.shape[2] != globals_.shape[1]:
+        expected = f"({len(globals_)}, *, {globals_.shape[1]})"
+        raise ValueError(f"{name} has shape {tuple(local.shape)}, expected {expected}")
+
+
+def _direction(
+    globals_: Tensor, local: Tensor, global_mask: Tensor, local_mask: Tensor, margin: float
+) -> tuple[Tensor, LocalScores]:
+    """The hinge of one direction, and its scores.
+
+    A mean of cosines is a product of sums of unit vectors, so S- needs no matrix of N x N x T for its mean.
+
+    Args:
+        globals_: `(N, D)` unit or zero.
+        local: `(N, T, D)` unit or zero.
+        global_mask: `(N, *)` bool, the local mask of the modality of `globals_`.
+        local_mask: `(N, T)` bool.
+        margin: delta.
+    """
+    has_global, exists = global_mask.bool().any(1), local_mask.bool()
+    own = torch.bmm(local, globals_[:, :, None]).squeeze(2)
+    pulled, together = own.sum(), local.sum((0, 1)) @ globals_.sum(0)
+    num_pulled = (exists & has_global[:, None]).sum()
+    num_pushed = exists.sum() * has_global.sum() - num_pulled
+    any_pushed = num_pushed > 0
+    pushed = (together - pulled) * any_pushed
+    hinge = (pushed / num_pushed.clamp(min=1) + margin - pulled / num_pulled.clamp(min=1)).relu()
+    own = own.detach()
+    own_squares = own.square().sum()
+    squares = _sum_of_squares(globals_.detach(), local.detach().flatten(0, 1)) - own_squares
+    squares = squares.clamp(min=0) * any_pushed
+    positive = ScoreStatistics(num_pulled.to(own.dtype), pulled.detach(), own_squares)
+    negative = ScoreStatistics(num_pushed.to(own.dtype), pushed.detach(), squares)
+    return hinge * ((num_pulled > 0) & any_pushed), LocalScores(own, positive, negative)
+
+
+def _sum_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
+    """`sum_ij (r_i . c_j)^2` of `(N, D)` and `(M, D)`, in blocks of columns.
+
+    It depends on the rows through their D x D Gram matrix only, which the R of their QR decomposition shares.
+    """
+    if len(rows) > rows.shape[1]:
+        rows = torch.linalg.qr(rows, mode="r").R
+    blocks = columns.split(max(1, BLOCK_ENTRIES // len(rows)))
+    return torch.stack([(block @ rows.T).square().sum() for block in blocks]).sum()
+
+
+def _sum_over_ranks(*parts: LocalScores) -> list[LocalScores]:
+    """Replace the statistics by their sums over all ranks, in one exchange."""
+    sums = torch.stack([torch.stack([*part.positive, *part.negative]) for part in parts])
+    dist.all_reduce(sums)
+    return [
+        LocalScores(part.scores, ScoreStatistics(*row[:3]), ScoreStatistics(*row[3:]))
+        for part, row in zip(parts, sums, strict=True)
+    ]
