@@ -59,7 +59,9 @@ def cached_backward(
             states.append(RandomState(device))
             parts.append(objective.embed(**chunk))
     end_state = RandomState(device)
-    leaves = {view: torch.cat([part[view] for part in parts]).requires_grad_() for view in objective.views}
+    leaves = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    for leaf in leaves.values():
+        leaf.requires_grad_(leaf.is_floating_point())
     with autocast():
         terms = objective.contrast(leaves, ids, batch)
     backward(total_loss(terms))
@@ -68,12 +70,12 @@ def cached_backward(
         state.restore()
         with autocast():
             embeddings = objective.embed(**chunk)
-        rows = slice(row, row + len(embeddings[objective.views[0]]))
+        rows = slice(row, row + len(next(iter(embeddings.values()))))
         row = rows.stop
-        kept = [view for view in objective.views if leaves[view].grad is not None]
+        kept = [name for name in leaves if leaves[name].grad is not None and embeddings[name].requires_grad]
         torch.autograd.backward(
-            [embeddings[view] for view in kept],
-            [leaves[view].grad[rows].to(embeddings[view].dtype) for view in kept],  # type: ignore[index]
+            [embeddings[name] for name in kept],
+            [leaves[name].grad[rows].to(embeddings[name].dtype) for name in kept],  # type: ignore[index]
         )
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}

@@ -40,7 +40,14 @@ class Objective(nn.Module):
         return self.loss(**embeddings, ids=ids, present=torch.stack([image, text, image & text], dim=1))
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return `{view: (N, D)}` raw embeddings."""
+        """Return what `contrast` needs of the rows, here `{view: (N, D)}` raw embeddings.
+
+        Every tensor has the N rows as dimension 0, so that a batch can be embedded in chunks.
+        """
+        return self.encode(**batch)
+
+    def encode(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Return `{view: (N, D)}` raw embeddings of the items as they are, which is what evaluation ranks."""
         stacked = self.encoder(**batch, views=self.views).pooler_output
         return dict(zip(self.views, stacked.chunk(len(self.views)), strict=True))
 

@@ -30,9 +30,9 @@ class RetrievalTrainer(Trainer):
     in the layout that `AutoModel.from_pretrained` reads, with any LoRA adapters merged.
 
     Args:
-        model: The encoder.
+        model: The encoder; or an `Objective` around it, for a method that needs more than a loss over its views.
         args: The method's configuration.
-        loss: Module from embeddings by view to named terms.
+        loss: Module from embeddings by view to named terms; not with an `Objective`.
         train_dataset: Rows with `image`, `text` and optionally `id` and `group` columns, or `CachedFeatures`.
         eval_dataset: The same, for R@k.
         processing_class: The model's processor.
@@ -46,9 +46,9 @@ class RetrievalTrainer(Trainer):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Objective,
         args: RetrievalConfig,
-        loss: nn.Module,
+        loss: nn.Module | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
         processing_class: ProcessorMixin | None = None,
@@ -59,10 +59,14 @@ class RetrievalTrainer(Trainer):
             if processing_class is None:
                 raise ValueError("pass processing_class (the model's processor) or a data_collator")
             data_collator = PairCollator(processing_class)
+        if isinstance(model, Objective) == (loss is not None):
+            raise ValueError(
+                f"expected an encoder and a loss, or an Objective alone; got {type(model).__name__}, {loss}"
+            )
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         super().__init__(
-            model=Objective(model, loss, self.views),
+            model=model if loss is None else Objective(model, loss, self.views),
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -159,12 +163,12 @@ class RetrievalTrainer(Trainer):
             inputs = self._prepare_inputs(batch)
             named = {"ids": inputs.pop("ids")} if "ids" in inputs else {}
             with self.accelerator.autocast():
-                embedded = self.model.embed(**inputs)
+                embedded = self.model.encode(**inputs)
             for name, rows in self.accelerator.gather_for_metrics(embedded | named).items():
                 parts[name].append(rows)
         self.model.train()
-        embeddings = {view: torch.cat(parts[view]).float() for view in self.views}
-        every_row = torch.arange(len(embeddings[self.views[0]]))
+        embeddings = {view: torch.cat(parts[view]).float() for view in self.model.views}
+        every_row = torch.arange(len(embeddings[self.model.views[0]]))
         return embeddings, torch.cat(parts["ids"]) if "ids" in parts else every_row
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

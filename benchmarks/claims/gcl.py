@@ -1,0 +1,267 @@
+"""Does GCL beat plain contrastive learning on the emoji sample? Same model, data and steps, several seeds.
+
+Trains the demo's joint encoder on cached tower features by each objective, then ranks one mixed gallery of image, text
+and image+text candidates for nine query/candidate combinations on unseen concepts. "CL + triplets" is the paper's
+baseline of composed queries: it also learns from a picture and an edit ("but with dark skin tone") that lead to the
+edited picture. Finished runs are kept in the result file, so the script can be stopped and started again.
+
+    python benchmarks/claims/gcl.py --steps 150 --seeds 0 1 2
+"""
+
+import argparse
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.utils import logging
+
+import conjoin
+from conjoin.data import edit_triplets, load_emoji
+from conjoin.evaluation import Embedded, evaluate_combinations
+from conjoin.losses import PAIRS, ContrastiveLoss, GclLoss, info_nce
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.training import (
+    CachedFeatures,
+    Objective,
+    RetrievalTrainer,
+    build_model,
+    cache_features,
+    collate_features,
+    load_recipe,
+)
+
+ROOT = Path(__file__).parents[2]
+MODALITIES = {"image": "image", "text": "text", "image,text": "fused"}
+KS = (1, 10, 50)
+
+
+class Separation(GclLoss):
+    """The paper's intra-modality separation: image-text pairs, with same-modality negatives in the denominators."""
+
+    def forward(self, image: Tensor, text: Tensor, ids: Tensor | None = None) -> dict[str, Tensor]:
+        """The terms of `GclLoss` with no fused embedding present."""
+        present = torch.tensor([True, True, False], device=image.device).expand(len(image), 3)
+        return super().forward(image=image, text=text, fused=image, ids=ids, present=present)
+
+
+class WithEdits(CachedFeatures):
+    """Pairs, each with a composed query drawn at random: what it starts from, how to edit it, what it leads to."""
+
+    def __init__(self, pairs: str | Path, queries: str | Path, targets: str | Path, seed: int) -> None:
+        super().__init__(pairs, seed=seed)
+        self.queries, self.targets = CachedFeatures(queries, first_only=True), CachedFeatures(targets, first_only=True)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        edit = int(np.random.default_rng((self.seed, self.epoch, index, 1)).integers(len(self.queries)))
+        query = {f"query_{name}": value for name, value in self.queries[edit].items()}
+        return super().__getitem__(index) | query | {"target_features": self.targets[edit]["image_features"]}
+
+
+class EditObjective(Objective):
+    """Symmetric InfoNCE over the pairs and InfoNCE from each composed query to its target."""
+
+    def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """The terms of the pairs, and `edit_loss`."""
+        query = {name.removeprefix("query_"): value for name, value in batch.items() if name.startswith("query_")}
+        targets = query.pop("ids")
+        composed = self.encoder(**query).pooler_output
+        found = self.encoder(image_features=batch["target_features"]).pooler_output
+        # several edits can lead to one picture: the copies are no negatives of each other
+        edit_loss = info_nce(composed, found, self.loss.temperature(), candidate_ids=targets)
+        return super().contrast(embeddings, ids, batch) | {"edit_loss": edit_loss}
+
+    def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Embeddings of the pairs."""
+        return super().embed(**{name: batch[name] for name in batch if not name.startswith(("query_", "target_"))})
+
+
+def objectives(model: JointEncoderModel, temperature: float = 0.07) -> dict[str, Objective]:
+    """What to train, by name."""
+    fixed = {"temperature": temperature, "learn_temperature": False}
+    two, three = ("image", "text"), ("image", "text", "fused")
+    table = {
+        "CL": Objective(model, ContrastiveLoss(**fixed), two),
+        "CL + triplets": EditObjective(model, ContrastiveLoss(**fixed), two),
+        "intra-modality separation": Objective(model, Separation(**fixed, pairs=[two, two[::-1]]), two),
+        "GCL": Objective(model, GclLoss(**fixed), three),
+    }
+    for left_out in PAIRS:
+        kept = [pair for pair in PAIRS if pair != left_out]
+        table[f"GCL without {left_out[0]}→{left_out[1]}"] = Objective(model, GclLoss(**fixed, pairs=kept), three)
+    return table
+
+
+@torch.inference_mode()
+def embed(model: JointEncoderModel, features: CachedFeatures) -> dict[str, Tensor]:
+    """Embeddings of every row in the three views, with the last of each row's texts if it has two."""
+    model.eval()
+    batch = collate_features([features[index] for index in range(len(features))])
+    batch.pop("ids")
+    parts = [
+        model(**{name: value[start : start + 128] for name, value in batch.items()}, views=tuple(MODALITIES.values()))
+        for start in range(0, len(features), 128)
+    ]
+    views = [part.embeddings.chunk(3) for part in parts]
+    return {name: torch.cat([view[place] for view in views]) for place, name in enumerate(MODALITIES)}
+
+
+def measure(model: JointEncoderModel, test: dict[str, CachedFeatures], concepts: list[str], keep: list[bool]) -> dict:
+    """Global hit rates, distances between the centroids of the modalities, and the vectors themselves."""
+    query, gallery = embed(model, test["query"]), embed(model, test["gallery"])
+    with_text = [name for name in MODALITIES if "text" in name]
+    cells = evaluate_combinations(
+        {name: Embedded(vectors, concepts) for name, vectors in query.items()},
+        {name: Embedded(vectors, concepts) for name, vectors in gallery.items()},
+        settings=("global",),
+        ks=KS,
+        keep={(a, b): keep for a in with_text for b in with_text},
+        resamples=100,
+    )
+    rates = {
+        f"{cell.query} → {cell.candidates}": {k: cell.metrics[f"hit_rate@{k}"].value for k in KS} for cell in cells
+    }
+    rates["mean"] = {k: float(np.mean([rate[k] for rate in rates.values()])) for k in KS}
+    centres = {name: F.normalize(vectors, dim=1).mean(0) for name, vectors in gallery.items()}
+    gap = {
+        f"{a} – {b}": (centres[a] - centres[b]).norm().item() for a, b in (("image", "text"), ("image", "image,text"))
+    }
+    return {"hit_rate": rates, "gap": gap, "vectors": gallery}
+
+
+def draw_pca(panels: dict[str, dict[str, Tensor]], path: Path, size: int = 300) -> None:
+    """Scatter of the three modalities in their first two principal components, one panel per model, as SVG."""
+    colours = {"image": "#0b6bb5", "text": "#d1600a", "image,text": "#3a8f3a"}
+    marks = []
+    for column, (title, views) in enumerate(panels.items()):
+        stacked = torch.cat(list(views.values())).double()
+        centred = stacked - stacked.mean(0)
+        flat = centred @ torch.linalg.svd(centred, full_matrices=False)[2][:2].T
+        flat = 0.5 + 0.45 * flat / flat.abs().max()
+        left = column * (size + 20)
+        marks.append(f'<text x="{left + 8}" y="18" font-size="14">{title}</text>')
+        for (name, vectors), start in zip(
+            views.items(), range(0, len(flat), len(next(iter(views.values())))), strict=True
+        ):
+            for x, y in flat[start : start + len(vectors)].tolist():
+                marks.append(
+                    f'<circle cx="{left + x * size:.1f}" cy="{24 + y * size:.1f}" r="1.6" fill="{colours[name]}" '
+                    'fill-opacity="0.6"/>'
+                )
+    legend = "".join(
+        f'<text x="{8 + 90 * place}" y="{size + 44}" font-size="13" fill="{colour}">● {name}</text>'
+        for place, (name, colour) in enumerate(colours.items())
+    )
+    width = len(panels) * (size + 20)
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{size + 56}" font-family="sans-serif">'
+        f'<rect width="100%" height="100%" fill="white"/>{"".join(marks)}{legend}</svg>\n',
+        encoding="utf-8",
+    )
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="names of objectives to run")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/gcl.json")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    recipe = load_recipe(ROOT / "training_args/sample/demo.yaml", {"training.output_dir": "runs/claims"})
+    encoder, processor = build_model(recipe.model)
+    rows = {"train": load_emoji("train").rename_column("concept", "group")}
+    test = load_emoji("test")
+    for name, style in (("query", "openmoji"), ("gallery", "twemoji")):
+        rows[name] = test.select([i for i, found in enumerate(test["style"]) if found == style])
+    concepts = list(rows["query"]["concept"])
+    if concepts != list(rows["gallery"]["concept"]):
+        raise ValueError("the two styles of the test split are not in the same order")
+    keep = [other is not None for other in rows["gallery"]["alternative_text"]]
+    other = [a or b for a, b in zip(rows["gallery"]["alternative_text"], rows["gallery"]["text"], strict=True)]
+    rows["gallery"] = rows["gallery"].remove_columns(["text", "alternative_text"]).add_column("text", other)
+    edits = edit_triplets("train", skin_tones=False)
+    rows["edit queries"] = edits.rename_columns(
+        {"reference_image": "image", "edit_text": "text", "target_text": "group"}
+    )
+    rows["edit targets"] = edits.rename_columns({"target_image": "image", "target_text": "text"})
+    folders = {
+        name: cache_features(encoder, processor, table, f"runs/claims/features/{name}", dtype=torch.bfloat16, key="v1")
+        for name, table in rows.items()
+    }
+    test_features = {name: CachedFeatures(folders[name], first_only=True) for name in ("query", "gallery")}
+    record = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
+    done = {(run["objective"], run["seed"]) for run in record["runs"]}
+    pictures: dict[str, dict[str, Tensor]] = {}
+    for seed in args.seeds:
+        for name in ["untrained", *objectives(encoder)]:
+            if (args.only and name not in args.only) or (name, seed) in done:
+                continue
+            torch.manual_seed(seed)
+            model = JointEncoderModel(encoder.config)
+            model.vision_model, model.text_model = encoder.vision_model, encoder.text_model
+            if name != "untrained":
+                config = replace(
+                    recipe.training,
+                    max_steps=args.steps,
+                    per_device_train_batch_size=args.batch_size,
+                    seed=seed,
+                    eval_strategy="no",
+                    logging_strategy="no",
+                    disable_tqdm=True,
+                )
+                if name == "CL + triplets":
+                    train = WithEdits(folders["train"], folders["edit queries"], folders["edit targets"], seed)
+                else:
+                    train = CachedFeatures(folders["train"], seed=seed)
+                RetrievalTrainer(
+                    objectives(model)[name], config, train_dataset=train, data_collator=collate_features
+                ).train()
+            found = measure(model, test_features, concepts, keep)
+            if seed == args.seeds[0] and name in ("untrained", "CL", "GCL"):
+                pictures[name] = found["vectors"]
+            record["runs"].append(
+                {"objective": name, "seed": seed, "hit_rate": found["hit_rate"], "gap": found["gap"]}
+            )
+            record |= {
+                "steps": args.steps,
+                "batch_size": args.batch_size,
+                "test concepts": len(concepts),
+                "versions": {
+                    "conjoin": conjoin.__version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+            }
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(record, indent=1) + "\n")
+            print(f"{name:32s} seed {seed}  mean R@10 {100 * found['hit_rate']['mean'][10]:.1f}", flush=True)
+    if len(pictures) > 1:
+        draw_pca(pictures, args.out.with_suffix(".svg"))
+    print_table(json.loads(args.out.read_text()))
+
+
+def print_table(record: dict) -> None:
+    """Mean and standard deviation over seeds, in percent."""
+    names = list(dict.fromkeys(run["objective"] for run in record["runs"]))
+    print(f"\n{'objective':32s} {'R@1':>12s} {'R@10':>12s} {'R@50':>12s} {'gap i–t':>8s} {'gap i–it':>8s}")
+    for name in names:
+        runs = [run for run in record["runs"] if run["objective"] == name]
+        cells = []
+        for k in KS:
+            values = [100 * run["hit_rate"]["mean"][str(k)] for run in runs]
+            cells.append(f"{np.mean(values):6.1f} ± {np.std(values):3.1f}")
+        gaps = [np.mean([run["gap"][pair] for run in runs]) for pair in ("image – text", "image – image,text")]
+        print(f"{name:32s} {cells[0]:>12s} {cells[1]:>12s} {cells[2]:>12s} {gaps[0]:8.2f} {gaps[1]:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
