@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from conjoin import __version__
 
-from . import demo, encode, index, search, train
+from . import demo, encode, index, mine, search, train
 
-COMMANDS = (demo, train, encode, index, search)
+COMMANDS = (demo, train, encode, index, search, mine)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

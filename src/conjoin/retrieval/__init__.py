@@ -6,20 +6,32 @@ from conjoin.retrieval.embedding_store import EmbeddingStore
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.index import ExactIndex, Index, SearchResult
+from conjoin.retrieval.mined_negatives import Finding, MinedNegatives, load_mined
+from conjoin.retrieval.mining import mine_hard_negatives
+from conjoin.retrieval.mining_metrics import MiningMetric, parse_metrics
+from conjoin.retrieval.mining_plan import MiningPlan, plan_mining
 
 __all__ = [
     "INDEX_KINDS",
     "EmbeddingStore",
     "ExactIndex",
     "FaissIndex",
+    "Finding",
     "Index",
     "ItemEncoder",
+    "MinedNegatives",
+    "MiningMetric",
+    "MiningPlan",
     "ModelIdentity",
     "SearchResult",
     "build_index",
     "check_model",
     "encode_corpus",
     "load_index",
+    "load_mined",
+    "mine_hard_negatives",
     "new_index",
+    "parse_metrics",
+    "plan_mining",
     "search_items",
 ]

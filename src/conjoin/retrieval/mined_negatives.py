@@ -1,0 +1,136 @@
+"""Mined hard negatives on disk: one row per anchor, with where each negative came from, and the draw of a few of them.
+
+The file is Parquet with the columns
+
+* `id`: string, the anchor;
+* `negatives`: list of strings, the ids of its negatives, best rank first;
+* `found_by`: for each of the negatives, in the same order, a list of `{metric, rank, score}`: the metrics that found
+  it, its rank there (from 1, the anchor itself and its duplicates not counted) and its cosine.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from conjoin.retrieval.atomic_files import atomic_path
+
+NEGATIVES_FILE = "negatives.parquet"
+MINED_SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "negatives": pa.list_(pa.string()),
+        "found_by": pa.list_(
+            pa.list_(pa.struct({"metric": pa.string(), "rank": pa.int32(), "score": pa.float32()})),
+        ),
+    }
+)
+
+
+class Finding(NamedTuple):
+    """How one metric found a negative."""
+
+    metric: str
+    rank: int
+    score: float
+
+
+class MinedNegatives(Mapping[str, list[str]]):
+    """From the id of an anchor to the ids of its hard negatives, best rank first.
+
+    The ids are kept once each and the lists as numbers, so that millions of anchors fit in memory; where the negatives
+    came from stays in the file until `findings` asks for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            table = pq.read_table(path, columns=["id", "negatives"], read_dictionary=["negatives.list.element"])
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise ValueError(f"{str(path)!r} is not a file of mined negatives ({error})") from error
+        if table.column_names != ["id", "negatives"]:
+            raise ValueError(f"{str(path)!r} has the columns {table.column_names}, expected {MINED_SCHEMA.names}")
+        lists = table["negatives"].unify_dictionaries().combine_chunks()
+        self._offsets = lists.offsets.to_numpy()
+        self._codes = lists.values.indices.to_numpy()
+        self._names: list[str] = lists.values.dictionary.to_pylist()
+        self._rows = {id_: row for row, id_ in enumerate(table["id"].to_pylist())}
+
+    def __getitem__(self, anchor: str) -> list[str]:
+        return [self._names[code] for code in self._codes_of(anchor).tolist()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def draw(self, anchor: str, n: int, generator: torch.Generator) -> list[str]:
+        """Draw `n` different negatives of an anchor, uniformly; all of them, in random order, if it has fewer.
+
+        Args:
+            anchor: Its id.
+            n: How many; two in the paper.
+            generator: Equal states give equal draws.
+
+        Raises:
+            ValueError: `n` is negative.
+            KeyError: Nothing was mined for this anchor.
+        """
+        if n < 0:
+            raise ValueError(f"n must be at least 0, got {n}")
+        codes = self._codes_of(anchor)
+        order = torch.randperm(len(codes), generator=generator)[:n]
+        return [self._names[code] for code in codes[order.numpy()].tolist()]
+
+    def findings(self, anchor: str) -> dict[str, list[Finding]]:
+        """Which metrics found each negative of an anchor, at which rank and score; reads the file.
+
+        Raises:
+            KeyError: Nothing was mined for this anchor.
+        """
+        row = self._rows[anchor]
+        with pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                if row < size:
+                    found = file.read_row_group(group, ["found_by"])["found_by"][row].as_py()
+                    break
+                row -= size
+        return {
+            name: [Finding(**entry) for entry in entries] for name, entries in zip(self[anchor], found, strict=True)
+        }
+
+    def _codes_of(self, anchor: str) -> np.ndarray:
+        row = self._rows[anchor]
+        return self._codes[self._offsets[row] : self._offsets[row + 1]]
+
+
+def load_mined(path: str | Path) -> MinedNegatives:
+    """Read what `mine_hard_negatives` wrote.
+
+    Args:
+        path: The Parquet file, or the folder that holds it as `negatives.parquet`.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is another kind of file, or damaged.
+    """
+    path = Path(path)
+    file = path / NEGATIVES_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{str(file)!r}: no such file; `conjoin mine` writes it when it is done")
+    return MinedNegatives(file)
+
+
+def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:
+    """Write blocks of rows `MINED_SCHEMA`, one row group each; the file appears when all of them are in."""
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, MINED_SCHEMA, compression="zstd") as writer:
+        for rows in blocks:
+            writer.write_table(pa.Table.from_pylist(rows, schema=MINED_SCHEMA))
