@@ -11,13 +11,14 @@ LAYERS = {
     "processing": set(),
     "models": set(),
     "ops": set(),
+    "masking": {"ops"},
     "losses": {"ops"},
     "data": {"processing"},
     "retrieval": {"processing", "ops", "data"},
     "evaluation": {"processing", "retrieval", "data", "ops"},
-    "training": {"processing", "models", "ops", "losses", "data", "retrieval", "evaluation"},
+    "training": {"processing", "models", "ops", "masking", "losses", "data", "retrieval", "evaluation"},
     "hub": {"processing", "models", "evaluation"},
-    "cli": {"processing", "models", "ops", "losses", "data", "retrieval", "evaluation", "training", "hub"},
+    "cli": {"processing", "models", "ops", "masking", "losses", "data", "retrieval", "evaluation", "training", "hub"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 
