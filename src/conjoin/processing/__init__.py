@@ -2,7 +2,17 @@
 
 from .item_inputs import Item, load_image, parse_item, parse_items, to_rgb
 from .processing_image_text import ImageTextProcessor
+from .processing_mllm import MllmRetrieverProcessor
 
 ImageTextProcessor.register_for_auto_class()
+MllmRetrieverProcessor.register_for_auto_class()
 
-__all__ = ["ImageTextProcessor", "Item", "load_image", "parse_item", "parse_items", "to_rgb"]
+__all__ = [
+    "ImageTextProcessor",
+    "Item",
+    "MllmRetrieverProcessor",
+    "load_image",
+    "parse_item",
+    "parse_items",
+    "to_rgb",
+]

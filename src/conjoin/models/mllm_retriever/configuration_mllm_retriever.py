@@ -1,0 +1,105 @@
+"""Configuration of the MLLM retriever."""
+
+import copy
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+ARCHITECTURES = ("internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+READOUTS = ("token", "before_token", "last")
+POSITION_MODES = ("mrope", "1d")
+
+
+class MllmRetrieverConfig(PreTrainedConfig):
+    """Configuration of `MllmRetrieverModel`: a multimodal language model, how much of it is kept, where it is read.
+
+    Args:
+        backbone_config: Configuration (or its dict) of an image-text MLLM: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA or
+            InternVL. It is copied and then describes what is kept.
+        keep_layers: How many of the language model's first layers are kept (PUMA: 12 of Qwen2-VL's 28); all of them
+            when None.
+        readout: Whose state becomes the embedding: `"token"` that of [RET] (PUMA), `"before_token"` that of the token
+            before it (LamRA), `"last"` that of the last token, whatever it is (Coral).
+        ret_token_id: Id of [RET]. It may lie beyond the backbone's vocabulary, which never grows for it: its vector is
+            a parameter of its own.
+        position_mode: `"mrope"`, the backbone's own positions, three-dimensional within an image where it has them
+            (Qwen); or `"1d"`, consecutive positions throughout, as PUMA's authors trained with an earlier library.
+        embedding_dim: Matryoshka dimension: embeddings are the first so many components, renormalised. The whole
+            state when None.
+        train_ret_token: Train the vector of [RET], and of all token embeddings that one alone.
+
+    Raises:
+        ValueError: The backbone is of another architecture, or a field is out of its range.
+    """
+
+    model_type = "mllm_retriever"
+    sub_configs = {"backbone_config": AutoConfig}  # noqa: RUF012 - the library's convention
+
+    def __init__(
+        self,
+        backbone_config: PreTrainedConfig | dict[str, Any] | None = None,
+        keep_layers: int | None = None,
+        readout: str = "token",
+        ret_token_id: int | None = None,
+        position_mode: str = "mrope",
+        embedding_dim: int | None = None,
+        train_ret_token: bool = False,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        if not isinstance(backbone_config, PreTrainedConfig):
+            values = dict(backbone_config or {})
+            backbone_config = AutoConfig.for_model(values.pop("model_type", "qwen2_vl"), **values)
+        if backbone_config.model_type not in ARCHITECTURES:
+            raise ValueError(
+                f"backbone_config: {backbone_config.model_type!r} is no MLLM that can be read here; "
+                f"expected one of {ARCHITECTURES}"
+            )
+        if readout not in READOUTS:
+            raise ValueError(f"readout={readout!r}; expected one of {READOUTS}")
+        if position_mode not in POSITION_MODES:
+            raise ValueError(f"position_mode={position_mode!r}; expected one of {POSITION_MODES}")
+        self.backbone_config = keep_first_layers(backbone_config, keep_layers)
+        text_config = self.backbone_config.get_text_config()
+        if embedding_dim is not None and not 1 <= embedding_dim <= text_config.hidden_size:
+            raise ValueError(
+                f"embedding_dim={embedding_dim}; expected 1..{text_config.hidden_size}, the backbone's width"
+            )
+        self.keep_layers = text_config.num_hidden_layers
+        self.readout = readout
+        self.ret_token_id = ret_token_id
+        self.position_mode = position_mode
+        self.embedding_dim = embedding_dim
+        self.train_ret_token = train_ret_token
+        super().__init__(**kwargs)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the embedding."""
+        return self.embedding_dim or self.get_text_config().hidden_size
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:  # noqa: ANN401
+        """The language model's configuration."""
+        return self.backbone_config.get_text_config(*args, **kwargs)
+
+
+def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreTrainedConfig:
+    """A copy of an MLLM's configuration with the first `keep_layers` layers of its language model.
+
+    Raises:
+        ValueError: There are not so many, or image features enter at a deeper layer (Qwen3-VL).
+    """
+    config = copy.deepcopy(config)
+    text_config = config.get_text_config()
+    depth = text_config.num_hidden_layers
+    least = max(1, len(config.vision_config.to_dict().get("deepstack_visual_indexes") or ()))
+    if keep_layers is None:
+        return config
+    if not least <= keep_layers <= depth:
+        raise ValueError(f"keep_layers={keep_layers}; expected {least}..{depth} of {config.model_type!r}")
+    if "layer_types" in text_config.to_dict() and text_config.layer_types is not None:
+        text_config.layer_types = text_config.layer_types[:keep_layers]
+    text_config.num_hidden_layers = keep_layers
+    return config
+
+
+__all__ = ["MllmRetrieverConfig"]

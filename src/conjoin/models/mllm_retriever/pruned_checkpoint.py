@@ -1,0 +1,88 @@
+"""Reading of an MLLM checkpoint only what is kept: the other tensors, and files of nothing else, are never touched."""
+
+import json
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
+
+_LANGUAGE = r"^(?:model\.|language_model\.)*"  # however the checkpoint nests it; vision towers have other names
+_LAYER = re.compile(_LANGUAGE + r"layers\.(\d+)\.")
+_HEAD = re.compile(_LANGUAGE + r"lm_head\.")
+
+
+def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
+    """The folder of a checkpoint, a local one as it is; of one on the Hub everything but the weights is downloaded."""
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
+    return Path(snapshot_download(checkpoint, revision=revision, allow_patterns=SMALL_FILES))
+
+
+def load_pruned_backbone(
+    checkpoint: str, config: PreTrainedConfig, dtype: torch.dtype | str, revision: str | None = None
+) -> PreTrainedModel:
+    """Load the backbone that `config` describes from a deeper checkpoint.
+
+    Args:
+        checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
+        config: The backbone's configuration, its language model already cut.
+        dtype: What the weights are held in.
+        revision: Branch, tag or commit on the Hub.
+
+    Raises:
+        FileNotFoundError: There are no safetensors weights, or a shard that is needed is missing.
+        ValueError: The checkpoint lacks weights of the backbone, so it is another model's.
+    """
+    folder, shards = _find_shards(checkpoint, config.get_text_config().num_hidden_layers, revision)
+    model_class: Any = AutoModel._model_mapping[type(config)]
+    with ExitStack() as files:
+        tensors = {}
+        for shard, names in shards.items():
+            file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
+            for name in names if names is not None else file.keys():
+                if _is_kept(name, config.get_text_config().num_hidden_layers):
+                    tensors[name] = file.get_slice(name)  # read when it is copied into the model
+        model, report = model_class.from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+        )
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if wrong:
+        raise ValueError(
+            f"{checkpoint!r} is not a checkpoint of {config.model_type!r} with these sizes: "
+            f"{len(wrong)} weights are missing or of another shape, {wrong[:3]} ..."
+        )
+    return model
+
+
+def _find_shards(checkpoint: str, depth: int, revision: str | None) -> tuple[Path, dict[str, list[str] | None]]:
+    """The folder and the needed files in it, each with the names of its tensors (None: not known before opening)."""
+    folder = fetch_small_files(checkpoint, revision)
+    shards: dict[str, list[str] | None] = {SINGLE: None}
+    if (folder / INDEX).is_file():
+        shards = {}
+        for name, shard in json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].items():
+            if _is_kept(name, depth):
+                shards.setdefault(shard, []).append(name)  # type: ignore[union-attr]
+    if not Path(checkpoint).is_dir():
+        folder = Path(snapshot_download(checkpoint, revision=revision, allow_patterns=list(shards)))
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent:
+        raise FileNotFoundError(f"{checkpoint!r} lacks {', '.join(absent)}, which holds weights that are kept")
+    return folder, shards
+
+
+def _is_kept(name: str, depth: int) -> bool:
+    """Whether a tensor, as checkpoints name it, belongs to the first `depth` layers or to no layer, head excluded."""
+    layer = _LAYER.match(name)
+    return int(layer[1]) < depth if layer else not _HEAD.match(name)
+
+
+__all__ = ["fetch_small_files", "load_pruned_backbone"]

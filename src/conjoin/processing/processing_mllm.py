@@ -1,0 +1,353 @@
+"""The processor of the MLLM retriever: items become prompts that end in the readout token."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
+from transformers.utils import logging
+
+from .item_inputs import Item, check_text, parse_item
+
+logger = logging.get_logger(__name__)
+
+ASK = "Summarize above {} in one word: "
+"""What every prompt asks (PUMA, after LamRA); `{}` is one of `NOUNS`."""
+
+NOUNS = {"image": "image", "text": "sentence", "image,text": "image and sentence"}
+
+CHATML = {"start": "<|im_start|>user\n", "end": "<|im_end|>\n<|im_start|>assistant\n", "ask": ASK}
+QWEN = CHATML | {"image_start": "<|vision_start|>", "image_end": "<|vision_end|>"}
+SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+TEMPLATES = {
+    "internvl": CHATML | {"image_start": "<img>", "image_end": "</img>\n"},
+    "llava": {"start": "<s>USER: ", "image_start": "", "image_end": "\n", "ask": ASK, "end": "ASSISTANT: "},
+    "qwen2_5_vl": QWEN | {"start": SYSTEM + CHATML["start"]},
+    "qwen2_vl": QWEN | {"start": SYSTEM + CHATML["start"]},
+    "qwen3_vl": QWEN,
+}
+"""By architecture, the text around and between the parts of an item."""
+
+VIEWS = ("image", "text", "fused")
+VIEW_MODALITIES = {"fused": "image,text", "image": "image", "text": "text"}
+"""The views of an item of both modalities, in the order of their endings in a prompt, and what each shows."""
+
+
+class Pictures(NamedTuple):
+    """The images of a batch: rows of pixels of all of them, and for each how many rows and tokens it has."""
+
+    tensors: dict[str, Tensor]
+    rows: list[int]
+    tokens: list[int]
+
+
+class Piece(NamedTuple):
+    """A part of a prompt: token ids, the views of the item that hold it, and what it is."""
+
+    ids: list[int]
+    views: tuple[str, ...]
+    kind: Literal["image", "text", "frame"] = "frame"
+
+
+class MllmRetrieverProcessor(ProcessorMixin):
+    """Turns items (text, images, both, interleaved in any way) into one batch of prompts for `MllmRetrieverModel`.
+
+    A prompt is, on lines of their own, the images and texts in the item's own order with the instruction before the
+    first text, then "Summarize above image and sentence in one word: ", then [RET] as the answer. The paper's prompts
+    have the image first; its period after [RET] is left out, for no earlier token sees it. Behind the prompt stand
+    the endings of the item's other views (its images alone, its texts alone), outside `attention_mask`.
+    Words in an item that look like special tokens are ordinary words.
+
+    Args:
+        image_processor: The backbone's image processor: Qwen's with its dynamic resolution, or one that brings all
+            pictures to one size.
+        tokenizer: The backbone's tokenizer, which knows `image_token` and `ret_token`.
+        image_token: The placeholder of image features.
+        ret_token: The readout token; None for a prompt without one (`readout="last"`).
+        template: The texts `start`, `image_start`, `image_end`, `ask` and `end`; one of `TEMPLATES`.
+        tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, where its grid of patches tells.
+        max_length: Longest prompt in tokens; the tokenizer's own limit when None. Texts are cut to fit, images never.
+        chat_template: Unused (a chat message is read part by part); kept for the library's interface.
+
+    Raises:
+        ValueError: The tokenizer does not know the image token or the readout token, or the template lacks a text.
+    """
+
+    def __init__(
+        self,
+        image_processor: Any = None,  # noqa: ANN401
+        tokenizer: Any = None,  # noqa: ANN401
+        image_token: str = "<|image_pad|>",
+        ret_token: str | None = "[RET]",
+        template: dict[str, str] | None = None,
+        tokens_per_picture: int | None = None,
+        max_length: int | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_token = image_token
+        self.ret_token = ret_token
+        self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)
+        self.tokens_per_picture = tokens_per_picture
+        self.max_length = max_length
+        absent = [key for key in QWEN if key not in self.template]
+        if absent:
+            raise ValueError(f"template lacks {absent}; expected {list(QWEN)}")
+        for token in (image_token, ret_token):
+            if token is not None and token not in tokenizer.get_vocab():
+                raise ValueError(
+                    f"{token!r} is not a token of this tokenizer ({len(tokenizer)} tokens): was it changed? "
+                    "MllmRetrieverProcessor.from_mllm makes one that fits"
+                )
+
+    @classmethod
+    def from_mllm(
+        cls,
+        checkpoint: str,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        ret_token: str | None = "[RET]",
+        revision: str | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> "MllmRetrieverProcessor":
+        """Make the processor of a pretrained MLLM, its tokenizer with the readout token added.
+
+        Args:
+            checkpoint: A folder or the name of a repository on the Hub; no video processor is read.
+            min_pixels: Smaller images are enlarged to so many pixels (Qwen; PUMA: `4 * 28 * 28`).
+            max_pixels: Larger images are reduced to so many (Qwen; PUMA: `300 * 28 * 28`).
+            ret_token: As for the class.
+            revision: Branch, tag or commit on the Hub.
+            kwargs: Other arguments of the class.
+
+        Raises:
+            ValueError: The architecture is unknown, or its resolution is fixed and pixels were given.
+        """
+        config = AutoConfig.from_pretrained(checkpoint, revision=revision)
+        if config.model_type not in TEMPLATES:
+            raise ValueError(f"{config.model_type!r} is no MLLM known here; expected one of {sorted(TEMPLATES)}")
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=revision)
+        if ret_token is not None:
+            tokenizer.add_tokens([ret_token], special_tokens=True)
+        image_processor = AutoImageProcessor.from_pretrained(checkpoint, revision=revision)
+        if config.model_type.startswith("qwen"):
+            size = dict(image_processor.size)
+            limits = {"shortest_edge": min_pixels, "longest_edge": max_pixels}
+            image_processor.size = size | {key: value for key, value in limits.items() if value is not None}
+        else:
+            kwargs.setdefault("tokens_per_picture", config.image_seq_length)
+            if min_pixels is not None or max_pixels is not None:
+                raise ValueError(f"{config.model_type!r} has a fixed resolution; leave min_pixels and max_pixels out")
+        kwargs.setdefault("template", TEMPLATES[config.model_type])
+        image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
+        return cls(image_processor, tokenizer, image_token=image_token, ret_token=ret_token, **kwargs)
+
+    @property
+    def model_input_names(self) -> list[str]:
+        """Names of the tensors that a batch may hold."""
+        names = ["input_ids", "attention_mask", "pixel_values", "pixel_mask", "image_grid_thw"]
+        return [*names, "image_view_mask", "text_view_mask", "image_mask", "text_mask"]
+
+    def __call__(
+        self,
+        items: Sequence[Any],
+        *,
+        instruction: str | Sequence[str | None] | None = None,
+        ids: Sequence[str] | None = None,
+        max_length: int | None = None,
+    ) -> BatchFeature:
+        """Prepare `N` items.
+
+        Args:
+            items: Strings, PIL images, paths, `{"image", "text"}` dicts or chat messages, in any mix, each with any
+                number of images. A system message is the item's instruction.
+            instruction: What to look for, e.g. `"Find an image that matches the caption."`: one for all items, or one
+                for each. It stands before the first text.
+            ids: Names to report in error messages.
+            max_length: Overrides the processor's.
+
+        Returns:
+            `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`, its
+            rows of pixels padded per item, `pixel_mask` `(N, P)` and, for Qwen, `image_grid_thw` `(N, I, 3)`; when the
+            batch holds images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
+            `(N,)` when some items lack it.
+
+        Raises:
+            TypeError: `items` is a single item rather than a list.
+            ValueError: An item cannot be used, or its images do not fit into `max_length`; the message names it.
+        """
+        if isinstance(items, str | bytes | Mapping | Image.Image):
+            raise TypeError(f"expected a list of items, got one {type(items).__name__}; wrap it in a list")
+        if not items:
+            raise ValueError("got an empty list of items")
+        names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
+        parsed, instructions = _read_items(items, instruction, names)
+        pictures = self._pictures([image for item in parsed for image in item.images])
+        limit = min(max_length or self.max_length or self.tokenizer.model_max_length, self.tokenizer.model_max_length)
+        prompts = self._prompts(parsed, instructions, pictures.tokens)
+        batch = self._pad([_fit(prompt, limit, name) for prompt, name in zip(prompts, names, strict=True)])
+        batch |= _pad_pixels(pictures, [len(item.images) for item in parsed])
+        has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
+        if not all(any(found) for found in has.values()):  # one modality: every view that there is is the whole item
+            return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
+        return BatchFeature(
+            batch | {f"{name}_mask": torch.tensor(found) for name, found in has.items() if not all(found)}
+        )
+
+    def apply_chat_template(  # type: ignore[override]
+        self,
+        conversation: Sequence[Any],
+        chat_template: str | None = None,
+        processor_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> BatchFeature:
+        """Read conversations (one, or a batch) as items: the way sentence-transformers passes its inputs.
+
+        The parts of all messages count in order; a system message, such as a prompt of sentence-transformers, is the
+        item's instruction.
+        """
+        if conversation and isinstance(conversation[0], dict):
+            conversation = [conversation]
+        max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
+        return self(list(conversation), max_length=max_length)
+
+    def _pictures(self, images: list[Image.Image]) -> Pictures:
+        """Run the image processor."""
+        if not images:
+            return Pictures({}, [], [])
+        output = self.image_processor(images=images, return_tensors="pt")
+        tensors = {"pixel_values": output["pixel_values"]}
+        if "image_grid_thw" in output:
+            tensors["image_grid_thw"] = output["image_grid_thw"]
+            rows = output["image_grid_thw"].prod(1).tolist()
+            return Pictures(tensors, rows, [count // self.image_processor.merge_size**2 for count in rows])
+        if self.tokens_per_picture is None:
+            raise ValueError("tokens_per_picture is None, but this image processor gives no grid of patches")
+        rows = output["num_patches"].tolist() if "num_patches" in output else [1] * len(images)
+        return Pictures(tensors, rows, [count * self.tokens_per_picture for count in rows])
+
+    def _prompts(
+        self, items: list[Item], instructions: list[str | None], image_lengths: list[int]
+    ) -> Iterator[list[Piece]]:
+        """The pieces of each item's prompt; the endings of its views stand last."""
+        texts = iter(self._tokens([f"{text}\n" for item in items for text in item.texts]))
+        asked = iter(self._tokens([f"{text}\n" for text in instructions if text is not None]))
+        lengths = iter(image_lengths)
+        start, opening, closing = self._tokens(
+            [self.template[key] for key in ("start", "image_start", "image_end")], special=True
+        )
+        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        endings = self._endings()
+        for item, instruction in zip(items, instructions, strict=True):
+            is_mixed = item.modality == "image,text"
+            views = {kind: (kind, "fused") if is_mixed else VIEWS for kind in ("image", "text")}
+            body = [
+                Piece(next(texts), views["text"], "text")
+                if isinstance(part, str)
+                else Piece([*opening, *[placeholder] * next(lengths), *closing], views["image"], "image")
+                for part in item.parts
+            ]
+            if instruction is not None:
+                place = next((place for place, piece in enumerate(body) if piece.kind == "text"), len(body))
+                body.insert(place, Piece(next(asked), VIEWS))
+            prompt = [Piece(start, VIEWS), *body]
+            for view, modality in VIEW_MODALITIES.items() if is_mixed else (("fused", item.modality),):
+                last = [piece.kind for piece in body if view in piece.views][-1]
+                ids = endings[modality, last == "image"]
+                prompt.append(Piece(ids, (view,) if is_mixed else VIEWS))
+            yield prompt
+
+    def _endings(self) -> dict[tuple[str, bool], list[int]]:
+        """What a prompt asks and the readout token, by modality and by whether an image stands right before it."""
+        cases = [(modality, after_image) for modality in NOUNS for after_image in (False, True)]
+        line = "" if self.template["image_end"].endswith("\n") else "\n"
+        asks = [(line if after_image else "") + self.template["ask"].format(NOUNS[m]) for m, after_image in cases]
+        tail = self.template["end"] + (self.ret_token or "")
+        return dict(zip(cases, self._tokens([ask + tail for ask in asks], special=True), strict=True))
+
+    def _tokens(self, texts: list[str], special: bool = False) -> list[list[int]]:
+        """The token ids of texts; special tokens in them count as such only if `special`."""
+        if not texts:
+            return []
+        options = {"add_special_tokens": False, "split_special_tokens": not special, "verbose": False}
+        return self.tokenizer(texts, **options)["input_ids"]
+
+    def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
+        """Ids `(N, T)`, padded on the tokenizer's side, and the mask of each view."""
+        rows = {"input_ids": [[token for piece in prompt for token in piece.ids] for prompt in prompts]}
+        for name, view in (("attention_mask", "fused"), ("image_view_mask", "image"), ("text_view_mask", "text")):
+            rows[name] = [[int(view in piece.views) for piece in prompt for _ in piece.ids] for prompt in prompts]
+        padding = {"input_ids": self.tokenizer.pad_token_id or 0}
+        return {
+            name: pad_sequence(
+                [torch.tensor(row) for row in values],
+                batch_first=True,
+                padding_value=padding.get(name, 0),
+                padding_side=self.tokenizer.padding_side,
+            )
+            for name, values in rows.items()
+        }
+
+
+def _read_items(
+    values: Sequence[Any], instruction: str | Sequence[str | None] | None, names: list[str]
+) -> tuple[list[Item], list[str | None]]:
+    """Items without their system messages, and their instructions: what those say, then what `instruction` says."""
+    given = [instruction] * len(values) if instruction is None or isinstance(instruction, str) else list(instruction)
+    if len(given) != len(values):
+        raise ValueError(f"{len(given)} instructions for {len(values)} items; pass one for all, or one for each")
+    items, instructions = [], []
+    for value, own, name in zip(values, given, names, strict=True):
+        system: list[str] = []
+        if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
+            spoken = [message for message in value if message.get("role") == "system"]
+            value = [message for message in value if message.get("role") != "system"] if spoken else value
+            system = parse_item(spoken, name).texts if spoken else []
+        items.append(parse_item(value, name))
+        words = [*system, *([] if own is None else [check_text(own, name)])]
+        instructions.append(" ".join(word.strip() for word in words) or None)
+    return items, instructions
+
+
+def _fit(prompt: list[Piece], limit: int, name: str) -> list[Piece]:
+    """Cut texts, the last first, until the prompt of the whole item has at most `limit` tokens.
+
+    Raises:
+        ValueError: What may not be cut is longer than that.
+    """
+    over = sum(len(piece.ids) for piece in prompt if "fused" in piece.views) - limit
+    if over <= 0:
+        return prompt
+    fitted = list(prompt)
+    for place in reversed(range(len(prompt))):
+        ids = prompt[place].ids
+        if prompt[place].kind == "text" and over > 0 and len(ids) > 2:
+            taken = min(over, len(ids) - 2)
+            fitted[place] = prompt[place]._replace(ids=[*ids[: -1 - taken], ids[-1]])  # the last one ends the line
+            over -= taken
+    if over > 0:
+        raise ValueError(
+            f"{name}: images and prompt take {limit + over} tokens, {over} more than max_length={limit}, and images "
+            "are never cut; lower max_pixels, pass fewer images or raise max_length"
+        )
+    logger.warning("text cut to fit %d tokens: %s", limit, name)
+    return fitted
+
+
+def _pad_pixels(pictures: Pictures, counts: list[int]) -> dict[str, Tensor]:
+    """The rows of pixels `(N, P, ...)` and grids `(N, I, 3)` per item, given how many images each has."""
+    if not pictures.rows:
+        return {}
+    rows = iter(pictures.rows)
+    lengths = [sum(next(rows) for _ in range(count)) for count in counts]
+    batch = {"pixel_values": pad_sequence(pictures.tensors["pixel_values"].split(lengths), batch_first=True)}
+    if "image_grid_thw" in pictures.tensors:
+        batch["image_grid_thw"] = pad_sequence(pictures.tensors["image_grid_thw"].split(counts), batch_first=True)
+    return batch | {"pixel_mask": torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]}
+
+
+__all__ = ["TEMPLATES", "MllmRetrieverProcessor"]
