@@ -31,6 +31,16 @@ def test_local_is_the_same_in_chunks(entries, monkeypatch):
     assert_same(local_distillation(student, teacher, MASK), expected, [student], 1e-14)
 
 
+def test_local_names_the_row_whatever_the_chunk(monkeypatch):
+    student = tokens()
+    student.data[3, 4] = 0.0
+    with pytest.raises(ValueError, match=r"student\[\(3, 4\)\] has norm 0"):
+        local_distillation(student, tokens(), MASK)
+    monkeypatch.setattr(distillation, "CHUNK_ENTRIES", 72)
+    with pytest.raises(ValueError, match=r"student\[2:\]\[\(1, 4\)\] has norm 0"):
+        local_distillation(student, tokens(), MASK)
+
+
 def test_local_compares_structure_not_features():
     student = tokens()
     rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))).Q

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from conjoin.ops import is_distributed
 
-from .checks import check_matrix, masked_unit
+from .checks import check_matrix, check_norms, fill_masked, unit
 
 BLOCK_ENTRIES = 2**22
 """Scores that the sum of squares holds at a time."""
@@ -118,12 +118,13 @@ def alignment_terms(
     _check_local(image_local, "image_local", text_global)
     _check_local(text_local, "text_local", text_global)
     with torch.autocast(text_global.device.type, enabled=False):
-        patches = masked_unit(image_local, image_mask, "image_local")
-        tokens = masked_unit(text_local, text_mask, "text_local")
-        images = masked_unit(image_global, image_mask.bool().any(1), "image_global")
-        texts = masked_unit(text_global, text_mask.bool().any(1), "text_global")
-        image_loss, image = _direction(texts, patches, text_mask, image_mask, margin)
-        text_loss, text = _direction(images, tokens, image_mask, text_mask, margin)
+        has_image, has_text = image_mask.bool().any(1), text_mask.bool().any(1)
+        images, texts = (
+            _globals(image_global, has_image, "image_global"),
+            _globals(text_global, has_text, "text_global"),
+        )
+        image_loss, image = _direction(texts, has_text, image_local, image_mask, margin, "image_local")
+        text_loss, text = _direction(images, has_image, text_local, text_mask, margin, "text_local")
     if reduce_scores_across_devices and is_distributed():
         image, text = _sum_over_ranks(image, text)
     return AlignmentTerms(image_loss + text_loss, image, text)
@@ -135,23 +136,31 @@ def _check_local(local: Tensor, name: str, globals_: Tensor) -> None:
         raise ValueError(f"{name} has shape {tuple(local.shape)}, expected {expected}")
 
 
+def _globals(embeddings: Tensor, has: Tensor, name: str) -> Tensor:
+    """Unit global tokens, zero where the sample lacks the modality: `(N, D)`."""
+    return unit(fill_masked(embeddings, has, name), name) * has[:, None]
+
+
 def _direction(
-    globals_: Tensor, local: Tensor, global_mask: Tensor, local_mask: Tensor, margin: float
+    globals_: Tensor, has_global: Tensor, local: Tensor, mask: Tensor, margin: float, name: str
 ) -> tuple[Tensor, LocalScores]:
     """The hinge of one direction, and its scores.
 
-    A mean of cosines is a product of sums of unit vectors, so S- needs no matrix of N x N x T for its mean.
+    A mean of cosines is a product of sums of unit vectors, so S- needs no matrix of N x N x T for its mean. Nor are
+    the local tokens copied to be normalised: their inverse norms go with them, zero at padding.
 
     Args:
         globals_: `(N, D)` unit or zero.
-        local: `(N, T, D)` unit or zero.
-        global_mask: `(N, *)` bool, the local mask of the modality of `globals_`.
-        local_mask: `(N, T)` bool.
+        has_global: `(N,)` bool, which are not zero.
+        local: `(N, T, D)`, raw.
+        mask: `(N, T)` bool.
         margin: delta.
+        name: Of `local`, in messages.
     """
-    has_global, exists = global_mask.bool().any(1), local_mask.bool()
-    own = torch.bmm(local, globals_[:, :, None]).squeeze(2)
-    pulled, together = own.sum(), local.sum((0, 1)) @ globals_.sum(0)
+    exists, local = mask.bool(), fill_masked(local, mask, name)
+    inverse_norms = exists / check_norms(local.norm(dim=-1), name)
+    own = torch.bmm(local, globals_[:, :, None]).squeeze(2) * inverse_norms
+    pulled, together = own.sum(), torch.einsum("nt,ntd->d", inverse_norms, local) @ globals_.sum(0)
     num_pulled = (exists & has_global[:, None]).sum()
     num_pushed = exists.sum() * has_global.sum() - num_pulled
     any_pushed = num_pushed > 0
@@ -159,22 +168,23 @@ def _direction(
     hinge = (pushed / num_pushed.clamp(min=1) + margin - pulled / num_pulled.clamp(min=1)).relu()
     own = own.detach()
     own_squares = own.square().sum()
-    squares = _sum_of_squares(globals_.detach(), local.detach().flatten(0, 1)) - own_squares
-    squares = squares.clamp(min=0) * any_pushed
+    squares = _sum_of_squares(globals_.detach(), local.detach().flatten(0, 1), inverse_norms.detach().flatten())
+    other_squares = (squares - own_squares).clamp(min=0) * any_pushed
     positive = ScoreStatistics(num_pulled.to(own.dtype), pulled.detach(), own_squares)
-    negative = ScoreStatistics(num_pushed.to(own.dtype), pushed.detach(), squares)
+    negative = ScoreStatistics(num_pushed.to(own.dtype), pushed.detach(), other_squares)
     return hinge * ((num_pulled > 0) & any_pushed), LocalScores(own, positive, negative)
 
 
-def _sum_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
-    """`sum_ij (r_i . c_j)^2` of `(N, D)` and `(M, D)`, in blocks of columns.
+def _sum_of_squares(rows: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
+    """`sum_ij (r_i . c_j s_j)^2` of `(N, D)`, `(M, D)` and `(M,)`, in blocks of columns.
 
     It depends on the rows through their D x D Gram matrix only, which the R of their QR decomposition shares.
     """
     if len(rows) > rows.shape[1]:
         rows = torch.linalg.qr(rows, mode="r").R
-    blocks = columns.split(max(1, BLOCK_ENTRIES // len(rows)))
-    return torch.stack([(block @ rows.T).square().sum() for block in blocks]).sum()
+    size = max(1, BLOCK_ENTRIES // len(rows))
+    sums = [(block @ rows.T).square().sum(1) for block in columns.split(size)]
+    return torch.cat(sums) @ scales.square()
 
 
 def _sum_over_ranks(*parts: LocalScores) -> list[LocalScores]:

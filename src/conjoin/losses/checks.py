@@ -16,7 +16,15 @@ def unit(embeddings: Tensor, name: str) -> Tensor:
         ValueError: A vector is zero, NaN or infinite; the message names the first such row.
     """
     embeddings = widen(embeddings)
-    norms = embeddings.norm(dim=-1)
+    return embeddings / check_norms(embeddings.norm(dim=-1), name)[..., None]
+
+
+def check_norms(norms: Tensor, name: str) -> Tensor:
+    """Return `norms` `(...)` if vectors of such norms can be normalised.
+
+    Raises:
+        ValueError: A norm is zero, NaN or infinite; the message names the first such row.
+    """
     usable = norms.isfinite() & (norms > 0)
     if not usable.all():
         row = (~usable).nonzero()[0].tolist()
@@ -24,20 +32,21 @@ def unit(embeddings: Tensor, name: str) -> Tensor:
         raise ValueError(
             f"{name}[{where}] has norm {norms[tuple(row)].item()}; expected a finite vector that is not zero"
         )
-    return embeddings / norms[..., None]
+    return norms
 
 
-def masked_unit(embeddings: Tensor, mask: Tensor, name: str) -> Tensor:
-    """Normalise `(..., D)` where `mask` `(...)` holds and return zero elsewhere, whatever stands there.
+def fill_masked(embeddings: Tensor, mask: Tensor, name: str) -> Tensor:
+    """`(..., D)` in at least float32, a constant in place of the vectors where `mask` `(...)` does not hold.
+
+    Those may hold anything then: no NaN enters the gradient.
 
     Raises:
-        ValueError: The mask has another shape, or a vector that it keeps is zero, NaN or infinite.
+        ValueError: The mask has another shape.
     """
     if mask.shape != embeddings.shape[:-1]:
         raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, expected {tuple(embeddings.shape[:-1])}")
-    kept = mask.bool()[..., None]
-    # A constant stands in for what is masked, so that no NaN enters the gradient.
-    return unit(torch.where(kept, embeddings, torch.ones_like(embeddings)), name) * kept
+    embeddings, kept = widen(embeddings), mask.bool()
+    return embeddings if kept.all() else torch.where(kept[..., None], embeddings, 1.0)
 
 
 def inverse(temperature: Tensor | float, name: str = "temperature") -> Tensor | float:

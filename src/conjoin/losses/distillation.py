@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .checks import check_matrix, inverse, masked_unit, unit, widen
+from .checks import check_matrix, check_norms, fill_masked, inverse, unit, widen
 
 CHUNK_ENTRIES = 2**22
 """Similarities between tokens that are held at a time: 64 samples of 256 tokens."""
@@ -36,12 +36,13 @@ def local_distillation(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor
             f"student and teacher have shapes {tuple(student.shape)} and {tuple(teacher.shape)}, "
             "expected (N, T, D) and (N, T, D')"
         )
-    parts = (masked_unit(student, mask, "student"), masked_unit(teacher.detach(), mask, "teacher"), mask.bool())
+    parts = (fill_masked(student, mask, "student"), fill_masked(teacher.detach(), mask, "teacher"), mask.bool())
     size = max(1, CHUNK_ENTRIES // max(1, student.shape[1]) ** 2)
     if len(student) <= size:
         correlation, usable = _token_correlations(*parts)
     else:
-        chunks = zip(*(part.split(size) for part in parts), strict=True)
+        starts = range(0, len(student), size)
+        chunks = zip(*(part.split(size) for part in parts), starts, strict=True)
         found = [checkpoint(_token_correlations, *chunk, use_reentrant=False) for chunk in chunks]
         correlation, usable = (torch.cat(column) for column in zip(*found, strict=True))
     return ((1 - correlation) * usable).sum() / usable.sum().clamp(min=1)
@@ -64,7 +65,7 @@ def global_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     if len(student) != len(teacher):
         raise ValueError(f"teacher has {len(teacher)} rows, expected {len(student)}")
     others = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
-    matrices = [_gram(unit(student, "student")), _gram(unit(teacher.detach(), "teacher"))]
+    matrices = [_cosines(widen(student), "student"), _cosines(widen(teacher.detach()), "teacher")]
     correlation, defined = _pearson(matrices[0].flatten(), matrices[1].flatten(), others.flatten())
     return (1 - correlation) * defined
 
@@ -107,16 +108,22 @@ def self_distillation(
     return term(student_queries, teachers[0]) + term(student_candidates, teachers[1])
 
 
-def _gram(vectors: Tensor) -> Tensor:
-    """Inner products `(..., T, T)` of `(..., T, D)`, in full precision under autocast too."""
+def _cosines(vectors: Tensor, name: str) -> Tensor:
+    """Cosines `(..., T, T)` of `(..., T, D)`, in full precision under autocast too."""
     with torch.autocast(vectors.device.type, enabled=False):
-        return vectors @ vectors.mT
+        products = vectors @ vectors.mT
+    norms = check_norms(products.diagonal(dim1=-2, dim2=-1).sqrt(), name)
+    return products / (norms[..., :, None] * norms[..., None, :])
 
 
-def _token_correlations(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean correlation over the tokens of each sample, and which samples have one: `(n,)` and `(n,)` bool."""
+def _token_correlations(student: Tensor, teacher: Tensor, mask: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Mean correlation over the tokens of each sample, and which samples have one: `(n,)` and `(n,)` bool.
+
+    `start` is where the samples stand in the batch, for messages.
+    """
     others = mask[:, :, None] & mask[:, None] & ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
-    correlation, defined = _pearson(_gram(student), _gram(teacher), others)
+    where = f"[{start}:]" if start else ""
+    correlation, defined = _pearson(_cosines(student, f"student{where}"), _cosines(teacher, f"teacher{where}"), others)
     count = defined.sum(1)
     return (correlation * defined).sum(1) / count.clamp(min=1), count > 0
 
