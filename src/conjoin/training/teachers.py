@@ -1,0 +1,295 @@
+"""Frozen teachers of SOLAR's stage 1: a vision model on the student's patch grid, a text model on its tokens.
+
+A teacher is no module of the student: nothing trains, moves or saves it. `TeacherCollator` prepares its inputs beside
+the student's in the data-loader workers; its forward runs where the batch is.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    BatchEncoding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from conjoin.models.joint_encoder import JointEncoderOutput
+from conjoin.processing import ImageTextProcessor, load_image
+
+from .collator import PairCollator
+from .distillation_targets import TeacherTargets
+from .token_alignment import align_tokens, tokenize_with_spans
+
+IMAGE_TARGETS = ("teacher_image_tokens", "teacher_image_global")
+TEXT_TARGETS = ("teacher_text_tokens", "teacher_text_global")
+
+
+class VisionTeacher:
+    """A frozen vision model whose patches are the student's (DINOv2 in the paper).
+
+    Args:
+        model: Any transformers vision model with patches.
+        image_processor: Its image processor, of which colour statistics and resampling are used; what part of the
+            picture is seen, and at what resolution, follows the student.
+        hidden_layer: Which `hidden_states` entry to read; the final, normalised output when None.
+    """
+
+    def __init__(self, model: PreTrainedModel, image_processor: Any, hidden_layer: int | None = None) -> None:  # noqa: ANN401
+        if "patch_size" not in model.config.to_dict():
+            raise ValueError(f"{type(model).__name__} has no patches (no patch_size), so it cannot teach patches")
+        self.model = _frozen(model)
+        self.image_processor = image_processor
+        self.hidden_layer = hidden_layer
+
+    @classmethod
+    def from_pretrained(cls, name: str, hidden_layer: int | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Load from a model id or folder; of a two-tower checkpoint (CLIP, SigLIP) its vision tower."""
+        model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32)
+        tower = model.vision_model if "vision_config" in AutoConfig.from_pretrained(name).sub_configs else model
+        return cls(tower, AutoImageProcessor.from_pretrained(name), hidden_layer)
+
+    @property
+    def patch_size(self) -> int:
+        """Pixels along a side of a patch."""
+        return self.model.config.patch_size
+
+    @torch.no_grad()
+    def __call__(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return local `(N, P, D)`, row by row, and global (CLS) `(N, D)` states of `pixel_values` `(N, 3, H, W)`.
+
+        Raises:
+            ValueError: The model has neither a CLS token nor a pooled state.
+        """
+        nn.Module.to(self.model, pixel_values.device)
+        extra = {"interpolate_pos_encoding": True} if _takes(self.model, "interpolate_pos_encoding") else {}
+        with torch.autocast(pixel_values.device.type, enabled=False):
+            output = self.model(
+                pixel_values=pixel_values.to(self.model.dtype),
+                output_hidden_states=self.hidden_layer is not None,
+                **extra,
+            )
+        layer = self.hidden_layer
+        states = output.last_hidden_state if layer is None else output.hidden_states[layer]
+        height, width = (side // self.patch_size for side in pixel_values.shape[-2:])
+        num_prefix = states.shape[1] - height * width  # CLS and register tokens
+        pooled = states[:, 0] if num_prefix else output.pooler_output
+        if pooled is None:
+            raise ValueError(f"{type(self.model).__name__} has neither a CLS token nor a pooled state")
+        return states[:, num_prefix:], pooled
+
+
+class TextTeacher:
+    """A frozen text model with its own tokenizer (BGE-m3 in the paper).
+
+    Args:
+        model: Any transformers text model whose first token is CLS.
+        tokenizer: Its tokenizer, a fast one.
+        max_length: Longest text in tokens; the tokenizer's own limit when None.
+        global_model: Gives the global state in place of `model`, over the same tokens (the paper takes tokens from
+            BGE-m3-retromae and global states from BGE-m3).
+
+    Raises:
+        ValueError: The tokenizer is a slow one, or the vocabularies of both models differ in size.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None = None,
+        global_model: PreTrainedModel | None = None,
+    ) -> None:
+        sizes = [each.config.get_text_config().vocab_size for each in (model, global_model or model)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"model and global_model read the same tokens, but their vocabularies have sizes {sizes}")
+        self.model = _frozen(model)
+        self.global_model = None if global_model is None else _frozen(global_model)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        tokenize_with_spans(tokenizer, ["a"])
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        max_length: int | None = None,
+        global_model: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Load from model ids or folders."""
+        dtype = dtype or torch.float32
+        pooling = None if global_model is None else AutoModel.from_pretrained(global_model, dtype=dtype)
+        return cls(
+            AutoModel.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name), max_length, pooling
+        )
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states of all tokens `(N, U, D)`, 0 at padding (behind), and the global state (CLS) `(N, D')`."""
+        found = []
+        for model in (self.model,) if self.global_model is None else (self.model, self.global_model):
+            nn.Module.to(model, input_ids.device)
+            with torch.autocast(input_ids.device.type, enabled=False):
+                found.append(model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
+        return found[0].masked_fill(attention_mask[..., None] == 0, 0.0), found[-1][:, 0]
+
+
+class Teachers:
+    """Both teachers as `JointEncoderStage1Trainer` takes them; pass it the matching `TeacherCollator` too.
+
+    Args:
+        vision: Teaches patches and images.
+        text: Teaches tokens and texts.
+    """
+
+    def __init__(self, vision: VisionTeacher, text: TextTeacher) -> None:
+        self.vision, self.text = vision, text
+
+    def __call__(self, batch: Mapping[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+        """Return the targets of a batch of `TeacherCollator`, aligned to the student's tokens.
+
+        Raises:
+            ValueError: The batch has no teacher inputs, or those are for another grid or other tokens.
+        """
+        found = self.states(batch)
+        mask = cast(Tensor, output.text_token_mask)
+        tokens, known = align_tokens(
+            found["teacher_text_tokens"], batch["teacher_text_spans"], batch["teacher_student_spans"]
+        )
+        image = found["teacher_image_tokens"]
+        for name, ours, students in (("patches", image, output.image_token_mask), ("text tokens", tokens, mask)):
+            if students is None or ours.shape[:2] != students.shape:
+                raise ValueError(
+                    f"the student has {None if students is None else tuple(students.shape)} {name} (N, T), "
+                    f"the teacher {tuple(ours.shape[:2])}"
+                )
+        return TeacherTargets(
+            image, found["teacher_image_global"], tokens, found["teacher_text_global"], known & mask.bool()
+        )
+
+    def states(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return what the teachers say of a batch, under the names in `IMAGE_TARGETS` and `TEXT_TARGETS`.
+
+        What is in the batch already, from a cache, is taken as it is.
+        """
+        needed = {"teacher_pixel_values", *IMAGE_TARGETS}, {"teacher_input_ids", *TEXT_TARGETS}
+        if not all(names & batch.keys() for names in needed):
+            raise ValueError(f"the batch has no teacher inputs, only {sorted(batch)}; collate it by TeacherCollator")
+        found = {name: batch[name] for name in (*IMAGE_TARGETS, *TEXT_TARGETS) if name in batch}
+        if "teacher_pixel_values" in batch:
+            found |= dict(zip(IMAGE_TARGETS, self.vision(batch["teacher_pixel_values"]), strict=True))
+        if "teacher_input_ids" in batch:
+            states = self.text(batch["teacher_input_ids"], batch["teacher_attention_mask"])
+            found |= dict(zip(TEXT_TARGETS, states, strict=True))
+        return found
+
+
+class TeacherCollator:
+    """Collates rows of pairs into the student's batch and, prefixed `teacher_`, the inputs of the teachers.
+
+    Every tensor has the N rows as dimension 0. It holds no model, so that workers can. Rows that bring what a
+    `TeacherCache` knows of them need no teacher inputs.
+
+    Args:
+        processor: The student's.
+        patch_size: Of the student.
+        teachers: Whose inputs to prepare.
+
+    Raises:
+        ValueError: The student's tokenizer is a slow one; on a call, a row lacks its image or text.
+    """
+
+    def __init__(self, processor: ImageTextProcessor, patch_size: int, teachers: Teachers) -> None:
+        self.collator = PairCollator(processor)
+        self.processor = processor
+        self.patch_size = patch_size
+        self.teacher_patch_size = teachers.vision.patch_size
+        self.image_processor = matching_image_processor(
+            processor.image_processor, teachers.vision.image_processor, self.teacher_patch_size, patch_size
+        )
+        self.tokenizer, self.max_length = teachers.text.tokenizer, teachers.text.max_length
+        tokenize_with_spans(processor.tokenizer, ["a"])
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows."""
+        names = [f"item {index} (id {str(row.get('id', index))!r})" for index, row in enumerate(rows)]
+        lacking = [
+            name for row, name in zip(rows, names, strict=True) if row.get("image") is None or not row.get("text")
+        ]
+        if lacking:
+            raise ValueError(f"teachers need an image and a text in every row: {', '.join(lacking[:3])}")
+        images = [load_image(row["image"], name) for row, name in zip(rows, names, strict=True)]
+        batch = self.collator([{**row, "image": image} for row, image in zip(rows, images, strict=True)])
+        texts = [row["text"].strip() for row in rows]
+        encoded, batch["teacher_student_spans"] = tokenize_with_spans(
+            self.processor.tokenizer, texts, self.processor.max_text_length, self.processor.text_padding
+        )
+        if not torch.equal(encoded["input_ids"], batch["input_ids"]):
+            raise ValueError("the processor tokenises otherwise than its tokenizer: its tokens cannot be aligned")
+        encoded, batch["teacher_text_spans"] = self.tokenize(texts)
+        if set(TEXT_TARGETS) <= rows[0].keys():
+            batch |= {name: _stack([row[name] for row in rows]) for name in TEXT_TARGETS}
+        else:
+            batch |= {f"teacher_{name}": encoded[name] for name in ("input_ids", "attention_mask")}
+        if set(IMAGE_TARGETS) <= rows[0].keys():
+            return batch | {name: _stack([row[name] for row in rows]) for name in IMAGE_TARGETS}
+        return batch | {"teacher_pixel_values": self.pixels(images, batch["pixel_values"].shape[-2:])}
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[BatchEncoding, Tensor]:
+        """The text teacher's tokens, padded behind, and their spans."""
+        return tokenize_with_spans(self.tokenizer, texts, self.max_length, padding_side="right")
+
+    def pixels(self, images: Sequence[Image.Image], student_size: Sequence[int]) -> Tensor:
+        """What the vision teacher sees, `(N, 3, H, W)`: the patches of a student that sees `student_size` pixels.
+
+        What goes beyond the student's grid is cut off.
+        """
+        pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        height, width = (side // self.patch_size * self.teacher_patch_size for side in student_size)
+        if pixels.shape[-2] < height or pixels.shape[-1] < width:
+            raise ValueError(
+                f"the teacher's image processor gives {tuple(pixels.shape[-2:])} pixels, but the student's grid needs "
+                f"{(height, width)}"
+            )
+        return pixels[..., :height, :width].contiguous()
+
+
+def matching_image_processor(student: Any, teacher: Any, teacher_patch_size: int, patch_size: int) -> Any:  # noqa: ANN401
+    """The student's image processor at the teacher's scale (both see the same patches), with the teacher's colours.
+
+    Args:
+        student: The student's image processor.
+        teacher: The teacher's; its mean, deviation, rescaling and resampling are taken.
+        teacher_patch_size: Pixels per patch of the teacher.
+        patch_size: Pixels per patch of the student.
+    """
+    settings = student.to_dict()
+    for name in ("size", "crop_size"):
+        if settings.get(name):
+            settings[name] = {
+                side: -(-pixels * teacher_patch_size // patch_size) for side, pixels in settings[name].items()
+            }
+    colours = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+    theirs = teacher.to_dict()
+    return type(student).from_dict(settings | {name: theirs[name] for name in colours if name in theirs})
+
+
+def _stack(states: Sequence[Tensor]) -> Tensor:
+    """Stack states; those of texts, `(U, D)` each, are padded with zeros behind."""
+    return nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+
+
+def _frozen(model: PreTrainedModel) -> PreTrainedModel:
+    return model.requires_grad_(False).eval()
+
+
+def _takes(model: PreTrainedModel, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
