@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.overrides = rest
     try:
         arguments.func(arguments)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, FileNotFoundError, FileExistsError, ImportError) as error:
         print(f"conjoin: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

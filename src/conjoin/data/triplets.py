@@ -10,8 +10,9 @@ import datasets
 
 from conjoin.data.emoji_names import GENDER_WORDS, EmojiConcept, emoji_concepts, name_words
 from conjoin.data.emoji_sample import load_emoji
+from conjoin.data.json_lines import JsonLines
 from conjoin.data.pair_sources import open_table
-from conjoin.data.pairs import check_ids, resolve_image_path, row_name, unknown_column
+from conjoin.data.pairs import check_ids, resolve_image_path, unknown_column
 from conjoin.processing.item_inputs import check_text
 
 TRIPLET_ROLES = ("query", "positive", "negative", "variant")
@@ -88,17 +89,25 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     relative to the folder of the file, or URLs. An image or a text may be null, but not both of one item.
 
     Raises:
-        FileNotFoundError: The file, or an image that it names, does not exist.
-        ValueError: A column is missing, an item is empty, an id occurs twice, or the file has no rows.
+        FileNotFoundError: The file, or an image that it names, does not exist; the message names line and field.
+        ValueError: A column is missing, an item is empty, a field is of another type (line and field are named), an id
+            occurs twice, or the file has no rows.
     """
     path = Path(path).expanduser()
-    rows = open_table(path).to_list()
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        rows, unit, first = list(JsonLines(path)), "line", 1
+    else:
+        rows, unit, first = open_table(path).to_list(), "row", 0
     if not rows:
         raise ValueError(f"{str(path)!r} has no triplets")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in TRIPLET_FEATURES:
-        if column not in rows[0] and column != "id" and not column.startswith("variant"):
-            raise unknown_column(column, rows[0])
-    triplets = [_triplet(index, row, path.parent) for index, row in enumerate(rows)]
+        if column not in columns and column != "id" and not column.startswith("variant"):
+            raise unknown_column(column, columns)
+    triplets = []
+    for index, row in enumerate(rows):
+        row_id = str(index if row.get("id") is None else row["id"])
+        triplets.append(_triplet(row_id, row, path.parent, f"{unit} {index + first} (id {row_id!r})"))
     check_ids([triplet["id"] for triplet in triplets])
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)
 
@@ -132,14 +141,15 @@ def _confusability(concept: EmojiConcept, other: EmojiConcept) -> tuple[float, .
     )
 
 
-def _triplet(index: int, row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    row_id = str(index if row.get("id") is None else row["id"])
+def _triplet(row_id: str, row: Mapping[str, Any], folder: Path, name: str) -> dict[str, Any]:
     triplet: dict[str, Any] = {"id": row_id}
     for role in TRIPLET_ROLES:
-        name = f"{row_name(index, row_id)}, {role}"
-        image, text = row.get(f"{role}_image"), row.get(f"{role}_text")
+        image_field, text_field = f"{role}_image", f"{role}_text"
+        image, text = row.get(image_field), row.get(text_field)
         if image is None and text is None and role != "variant":
-            raise ValueError(f"{name}: both the image and the text are null")
-        triplet[f"{role}_image"] = None if image is None else resolve_image_path(image, folder, name)
-        triplet[f"{role}_text"] = None if text is None else check_text(text, name)
+            raise ValueError(f"{name}: both {image_field} and {text_field} are null")
+        if not isinstance(image, str | None):
+            raise ValueError(f"{name}, {image_field}: expected a path or a URL, got {image!r:.80}")
+        triplet[image_field] = None if image is None else resolve_image_path(image, folder, f"{name}, {image_field}")
+        triplet[text_field] = None if text is None else check_text(text, f"{name}, {text_field}")
     return triplet

@@ -2,6 +2,8 @@
 
 from .combinations import MODALITIES, Embedded, evaluate_combinations
 from .hf_metrics import load_metric
+from .mbeir import evaluate_mbeir, penalise_hubs
+from .mbeir_report import MBEIR_SETTINGS, MbeirScore, average_score, format_mbeir, mbeir_results
 from .metrics import (
     bootstrap_ci,
     chance_hit_rate,
@@ -19,9 +21,11 @@ from .report import render_report
 from .results import Cell, Curve, Example, Headline, Hit, Metric, Results, Shown, Symmetric, Table, picture
 from .run_file import read_qrels, read_run, write_qrels, write_run
 from .symmetric import evaluate_symmetric
+from .symmetric_benchmark import evaluate_triplets
 from .table import format_combinations
 
 __all__ = [
+    "MBEIR_SETTINGS",
     "MODALITIES",
     "Cell",
     "Curve",
@@ -29,22 +33,29 @@ __all__ = [
     "Example",
     "Headline",
     "Hit",
+    "MbeirScore",
     "Metric",
     "Results",
     "Shown",
     "Symmetric",
     "Table",
+    "average_score",
     "best_ranks",
     "bootstrap_ci",
     "chance_hit_rate",
     "chance_mrr",
     "check_relevant_in_corpus",
     "evaluate_combinations",
+    "evaluate_mbeir",
     "evaluate_symmetric",
+    "evaluate_triplets",
     "format_combinations",
+    "format_mbeir",
     "hit_rate_at_k",
     "load_metric",
+    "mbeir_results",
     "mrr_at_k",
+    "penalise_hubs",
     "picture",
     "rank_of_relevant",
     "read_qrels",

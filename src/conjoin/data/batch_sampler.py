@@ -1,0 +1,106 @@
+"""Batches for contrastive training: no two rows of a batch share a positive, optionally one dataset per batch."""
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+
+import torch
+from torch.utils.data import Sampler
+
+
+class RetrievalBatchSampler(Sampler[list[int]]):
+    """Yields lists of row numbers, shuffled anew in every epoch.
+
+    A row whose positive is already in the batch waits for a later one; rows that fit no full batch are left out of
+    the epoch (others of the next). Pass it as `batch_sampler` to a `DataLoader`; accelerate deals its batches out to
+    the processes in turn, so `processes` consecutive batches make one step, and the promises hold for all of them
+    together when `processes` says how many there are.
+
+    Args:
+        positives: For each row the ids of its positives, or one id.
+        batch_size: Rows per process.
+        sources: For each row its dataset: a step then holds rows of one dataset only. None mixes them.
+        processes: Over how many processes a step is spread.
+        seed: Of the order; with the epoch it says everything.
+
+    Raises:
+        ValueError: A size is not positive, lengths differ, or the rows do not fill one step.
+    """
+
+    drop_last = True
+
+    def __init__(
+        self,
+        positives: Sequence[Hashable | Collection[Hashable]],
+        batch_size: int,
+        sources: Sequence[Hashable] | None = None,
+        processes: int = 1,
+        seed: int = 0,
+    ) -> None:
+        if batch_size < 1 or processes < 1:
+            raise ValueError(f"batch_size={batch_size} and processes={processes} must be at least 1")
+        if sources is not None and len(sources) != len(positives):
+            raise ValueError(f"{len(sources)} sources but {len(positives)} rows")
+        self.positives = positives
+        self.batch_size = batch_size
+        self.sources = sources
+        self.processes = processes
+        self.seed = seed
+        self.epoch = 0
+        self._made: tuple[int, list[list[int]]] | None = None
+        if not len(self):
+            raise ValueError(
+                f"{len(positives)} rows do not fill a step of {batch_size * processes} with different positives"
+                + ("" if sources is None else " of one dataset")
+            )
+
+    @property
+    def sampler(self) -> "RetrievalBatchSampler":
+        """Itself: where accelerate looks for the `set_epoch` of a batch sampler that it has sharded."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches())
+
+    def _batches(self) -> list[list[int]]:
+        if self._made is None or self._made[0] != self.epoch:
+            self._made = self.epoch, self._make()
+        return self._made[1]
+
+    def _make(self) -> list[list[int]]:
+        generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+        by_source: dict[Hashable, list[int]] = {}
+        for row in torch.randperm(len(self.positives), generator=generator).tolist():
+            by_source.setdefault(None if self.sources is None else self.sources[row], []).append(row)
+        steps = [step for rows in by_source.values() for step in self._steps(rows)]
+        order = torch.randperm(len(steps), generator=generator).tolist()
+        size = self.batch_size
+        return [steps[place][start : start + size] for place in order for start in range(0, len(steps[place]), size)]
+
+    def _steps(self, rows: list[int]) -> list[list[int]]:
+        """Full steps out of `rows`, in order: each row goes into the first step behind all that hold its positives."""
+        size = self.batch_size * self.processes
+        steps: list[list[int]] = []
+        last: dict[Hashable, int] = {}
+        first_open = 0
+        for row in rows:
+            ids = self._ids(row)
+            place = max([first_open, *(last[key] + 1 for key in ids if key in last)])
+            while place < len(steps) and len(steps[place]) == size:
+                place += 1
+            if place == len(steps):
+                steps.append([])
+            steps[place].append(row)
+            last.update(dict.fromkeys(ids, place))
+            while first_open < len(steps) and len(steps[first_open]) == size:
+                first_open += 1
+        return [step for step in steps if len(step) == size]
+
+    def _ids(self, row: int) -> set[Hashable]:
+        ids = self.positives[row]
+        return set(ids) if isinstance(ids, Collection) and not isinstance(ids, str) else {ids}

@@ -1,0 +1,56 @@
+"""A JSON-lines file as a sequence of rows that stay on disk."""
+
+import json
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class JsonLines:
+    """Rows of a JSON-lines file, read when asked for; only where each begins is held in memory (8 bytes a row).
+
+    The file is opened for each read, so that worker processes can share an instance.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It has no rows; when read, a row is no JSON object (its line is named).
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"no such file: {str(path)!r}")
+        with self.path.open("rb") as file:
+            ends = np.fromiter(accumulate(map(len, file)), dtype=np.int64)
+        if not len(ends):
+            raise ValueError(f"{str(path)!r} is empty: it has no rows")
+        self._starts = np.concatenate(([0], ends[:-1]))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.path.open("rb") as file:
+            file.seek(int(self._starts[index]))
+            return self._parse(file.readline(), index)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb") as file:
+            for index, line in enumerate(file):
+                yield self._parse(line, index)
+
+    def _parse(self, line: bytes, index: int) -> dict[str, Any]:
+        where = f"{str(self.path)!r}, line {index + 1}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: not valid JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
+        return row
