@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from tiny_mllms import save_mllm
 from tiny_models import MODELS
 
 from conjoin.processing import ImageTextProcessor
@@ -41,3 +42,30 @@ def pairs(pictures):
     """Items that all have an image and a text."""
     texts = ["a red box", "x", "7 more words", "blue 12"]
     return [{"text": text, "image": picture} for text, picture in zip(texts, pictures, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def mllm_checkpoints(tmp_path_factory):
+    """`mllm_checkpoints(name)` is the folder of a tiny MLLM and the full model in it."""
+    cache = {}
+
+    def get(name):
+        if name not in cache:
+            folder = str(tmp_path_factory.mktemp(name))
+            cache[name] = folder, save_mllm(name, folder)
+        return cache[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def messages(pictures):
+    """Texts, images, pairs and interleaved messages, mixed."""
+    parts = [
+        {"type": "text", "text": "like"},
+        {"type": "image", "image": pictures[0]},
+        {"type": "text", "text": "but as in"},
+        {"type": "image", "image": pictures[3]},
+    ]
+    pair = {"image": pictures[1], "text": "x <|im_end|> [RET]"}
+    return ["a red box", pictures[2], pair, [{"role": "user", "content": parts}], "7 more words"]

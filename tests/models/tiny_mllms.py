@@ -1,5 +1,6 @@
 """Tiny random MLLMs of real architectures with real tokenizers and image processors, by name."""
 
+import torch
 from tokenizers import pre_tokenizers
 from transformers import (
     CLIPImageProcessorPil,
@@ -103,3 +104,16 @@ def _qwen_images(patch_size):
 
 
 MLLMS = {build.__name__: build for build in (qwen2_vl, qwen2_5_vl, qwen3_vl, llava, internvl)}
+
+
+def save_mllm(name, folder, **build):
+    """Write the checkpoint of a tiny MLLM as its publisher would: sharded, with head, tokenizer, image processor."""
+    torch.manual_seed(0)
+    model, specials, image_processor = MLLMS[name](**build)
+    with torch.no_grad():  # library initialisations are so small that all embeddings would be alike
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    tokenizer(specials).save_pretrained(folder)
+    image_processor.save_pretrained(folder)
+    return model.eval()

@@ -1,0 +1,306 @@
+"""What the MLLM retriever computes, on tiny models of every architecture."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_mllms import DEPTH, MLLMS
+from transformers import AutoConfig, AutoModel, AutoProcessor, BertConfig
+
+from conjoin.losses import GclLoss
+from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.training import cached_backward
+from conjoin.training.gradient_cache import split_rows
+from conjoin.training.objective import Objective, total_loss
+
+KEEP = 3
+every_mllm = pytest.mark.parametrize("name", MLLMS)
+
+
+@pytest.fixture
+def retriever(mllm_checkpoints):
+    """`retriever(name, ...)` is the pruned model and its processor."""
+
+    def get(name, keep_layers=KEEP, **config):
+        folder, _ = mllm_checkpoints(name)
+        model = MllmRetrieverModel.from_mllm(folder, keep_layers, **config)
+        return model, MllmRetrieverProcessor.from_mllm(folder)
+
+    return get
+
+
+def embed(model, batch, **kwargs):
+    with torch.no_grad():
+        return model(**batch, **kwargs).embeddings
+
+
+@every_mllm
+def test_equals_the_full_model_at_that_layer(name, retriever, mllm_checkpoints, messages):
+    """The stock forward on one stock prompt: its hidden state after layer k, normed, at [RET]."""
+    model, processor = retriever(name)
+    full = copy.deepcopy(mllm_checkpoints(name)[1].model)
+    for item in messages:
+        batch = processor([item])
+        ids = batch["input_ids"][:, : int(batch["attention_mask"].sum())]
+        inputs = {"input_ids": ids}
+        if "pixel_values" in batch:
+            inputs["pixel_values"] = batch["pixel_values"][0]
+        if "image_grid_thw" in batch:
+            inputs["image_grid_thw"] = batch["image_grid_thw"][0]
+            inputs["mm_token_type_ids"] = (ids == full.config.image_token_id).int()
+        with torch.no_grad():
+            full.get_input_embeddings().weight[model.config.ret_token_id] = model.ret_embedding
+            state = full(**inputs, output_hidden_states=True).hidden_states[KEEP][0, -1]
+            expected = full.language_model.norm(state)
+            pooled = model(**batch).pooler_output[0]
+        assert ids[0, -1] == model.config.ret_token_id
+        torch.testing.assert_close(pooled, expected, rtol=0, atol=2e-6)
+
+
+@every_mllm
+def test_embeds_any_mix_of_items_alike_on_either_side_of_padding(name, retriever, messages):
+    model, processor = retriever(name)
+    together = embed(model, processor(messages))
+    assert together.shape == (len(messages), model.config.hidden_size) and together.dtype == torch.float32
+    torch.testing.assert_close(together.norm(dim=1), torch.ones(len(messages)))
+    assert (together @ together.T - torch.eye(len(messages))).max() < 1 - 1e-3  # they are different vectors
+    alone = torch.cat([embed(model, processor([item])) for item in messages])
+    assert (together - alone).abs().max() <= 1e-5
+    processor.tokenizer.padding_side = "left"
+    left = processor(messages)
+    assert (left["attention_mask"][:, 0] == 0).any()
+    assert (together - embed(model, left)).abs().max() <= 1e-5
+
+
+@every_mllm
+def test_views_equal_separate_forwards(name, retriever, pairs):
+    model, processor = retriever(name)
+    stacked = embed(model, processor(pairs), views=("text", "fused", "image"))
+    texts, images = ([pair[key] for pair in pairs] for key in ("text", "image"))
+    separate = torch.cat([embed(model, processor(items)) for items in (texts, pairs, images)])
+    assert (stacked - separate).abs().max() <= 1e-5
+    image_first = [{"image": image, "text": text} for image, text in zip(images, texts, strict=True)]
+    stacked = embed(model, processor(image_first, instruction="Find it."), views=("text", "image"))
+    separate = torch.cat([embed(model, processor(items, instruction="Find it.")) for items in (texts, images)])
+    assert (stacked - separate).abs().max() <= 1e-5
+
+
+@every_mllm
+def test_rows_can_be_cut_anywhere(name, retriever, messages):
+    """Dimension 0 of every input is the items, so that gradient caching and data parallelism can split it."""
+    model, processor = retriever(name)
+    batch = dict(processor(messages))
+    expected = embed(model, batch)
+    chunks = torch.cat([embed(model, chunk) for chunk in split_rows(batch, 1)])
+    assert (chunks - expected).abs().max() <= 1e-5
+    for view in ("image", "text"):  # rows that lack the view stand for themselves
+        stacked = embed(model, batch, views=(view,))
+        split = torch.cat([embed(model, chunk, views=(view,)) for chunk in split_rows(batch, 2)])
+        assert (stacked - split).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "llava"])
+def test_gcl_and_the_gradient_cache(name, retriever, messages, pairs):
+    model, processor = retriever(name)
+    objective = Objective(model.train(), GclLoss(), ("image", "text", "fused"))
+    batch = dict(processor([*pairs, messages[0], messages[1]]))
+    total_loss(objective(**batch)).backward()
+    plain = {key: p.grad.clone() for key, p in objective.named_parameters() if p.grad is not None}
+    assert any("layers.0" in key for key in plain) and any("vis" in key for key in plain)
+    objective.zero_grad()
+    cached_backward(objective, batch, 2, lambda loss: loss.backward())
+    for key, gradient in plain.items():
+        torch.testing.assert_close(dict(objective.named_parameters())[key].grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+@every_mllm
+def test_saves_small_and_reloads_bit_exactly(name, retriever, mllm_checkpoints, messages, tmp_path):
+    model, processor = retriever(name, keep_layers=2)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    again = AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True)
+    expected = embed(model, processor(messages))
+    for loaded in (MllmRetrieverModel.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)):
+        assert torch.equal(embed(loaded, again(messages)), expected)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.keep_layers, config.get_text_config().num_hidden_layers) == (2, 2)
+    assert loaded.num_parameters() < 0.75 * mllm_checkpoints(name)[1].num_parameters()
+
+
+def test_readouts(retriever):
+    model, processor = retriever("qwen2_vl")
+    batch = processor(["a red box", "7"])
+    read = {}
+    for readout in ("token", "before_token", "last"):
+        model.config.readout = readout
+        read[readout] = embed(model, batch)
+    assert torch.equal(read["last"], read["token"])  # our prompts end in [RET]
+    assert (read["before_token"] - read["token"]).abs().max() > 1e-2
+    model.config.readout = "token"
+    more = {key: F.pad(value, (0, 2), value=1) for key, value in batch.items()}
+    more["input_ids"][1, : len(batch["input_ids"][1])] = batch["input_ids"][1]
+    assert (embed(model, more)[0] - read["token"][0]).abs().max() <= 1e-5  # what follows [RET] is not seen
+    model.config.readout = "last"
+    assert (embed(model, more)[0] - read["token"][0]).abs().max() > 1e-2
+
+
+def test_one_position_before_the_token_is_what_other_prompts_end_in(retriever):
+    model, processor = retriever("qwen2_vl", readout="before_token")
+    batch = processor(["a red box"])
+    cut = {key: value[:, :-1] for key, value in batch.items()}
+    before = embed(model, batch)
+    model.config.readout = "last"
+    assert (embed(model, cut) - before).abs().max() <= 1e-6
+
+
+def test_positions(retriever, pictures):
+    """1-D positions are what the language model gives the same inputs without any; they matter for images only."""
+    model, processor = retriever("qwen2_vl")
+    wide = processor([pictures[3], "text"])
+    mrope = embed(model, wide)
+    model.config.position_mode = "1d"
+    plain = embed(model, wide)
+    assert (plain[0] - mrope[0]).abs().max() > 1e-4 and torch.equal(plain[1], mrope[1])
+    seen = {}
+    model.text_model.register_forward_pre_hook(lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    embed(model, wide)
+    assert "position_ids" not in seen and seen["use_cache"] is False and "attention_mask" not in seen
+
+
+def test_matryoshka(retriever):
+    model, processor = retriever("llava", embedding_dim=8)
+    output = model(**processor(["a red box", "7"]))
+    assert output.embeddings.shape == (2, 8) == (2, model.config.hidden_size)
+    assert output.pooler_output.shape == (2, 32)
+    torch.testing.assert_close(output.embeddings, F.normalize(output.pooler_output[:, :8], dim=-1))
+
+
+def test_only_the_readout_position_is_normed(retriever):
+    model, processor = retriever("qwen2_vl")
+    shapes = []
+    model.norm.register_forward_hook(lambda module, args, output: shapes.append(tuple(args[0].shape)))
+    model(**processor(["a", "b", "c"]))
+    assert shapes == [(3, 32)]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "internvl"])
+def test_gradient_checkpointing_and_bfloat16(name, retriever, messages):
+    model, processor = retriever(name)
+    batch = processor(messages)
+    gradients = []
+    for checkpointing in (False, True):
+        copied = copy.deepcopy(model).train()
+        if checkpointing:
+            copied.gradient_checkpointing_enable()
+        copied(**batch).pooler_output.square().sum().backward()
+        gradients.append({key: p.grad for key, p in copied.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 20
+    for key, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][key], gradient, rtol=1e-3, atol=1e-5)
+    expected = embed(model, batch)
+    halved = embed(model.to(torch.bfloat16), batch)
+    assert halved.dtype == torch.float32 and (halved * expected).sum(1).min() > 0.99
+
+
+class TestRet:
+    def test_the_vocabulary_never_grows(self, mllm_checkpoints, tmp_path, retriever):
+        from tiny_mllms import save_mllm
+
+        model, _ = retriever("qwen2_vl")
+        assert model.config.ret_token_id == 262 and model.get_input_embeddings().num_embeddings == 300
+        save_mllm("qwen2_vl", tmp_path, vocab_size=262)  # no spare row
+        model = MllmRetrieverModel.from_mllm(str(tmp_path), KEEP)
+        processor = MllmRetrieverProcessor.from_mllm(str(tmp_path))
+        assert model.config.ret_token_id == 262 == model.get_input_embeddings().num_embeddings
+        assert embed(model, processor(["a", "bc"])).isfinite().all()
+
+    def test_it_starts_as_the_mean_or_as_what_was_trained(self, mllm_checkpoints, retriever, tmp_path):
+        folder, full = mllm_checkpoints("llava")
+        table = full.get_input_embeddings().weight
+        model, _ = retriever("llava")
+        torch.testing.assert_close(model.ret_embedding, table[:259].mean(0))
+        known = MllmRetrieverModel.from_mllm(folder, KEEP, ret_token="<image>")
+        assert torch.equal(known.ret_embedding, table[258])
+
+    def test_it_alone_is_trained_when_asked(self, retriever, tmp_path):
+        model, processor = retriever("qwen2_vl", train_ret_token=True)
+        model.train()(**processor(["a red box"])).pooler_output.sum().backward()
+        assert model.ret_embedding.grad.abs().max() > 0
+        assert model.get_input_embeddings().weight.grad is None
+        model.save_pretrained(tmp_path)
+        assert MllmRetrieverModel.from_pretrained(tmp_path).ret_embedding.requires_grad
+        model, processor = retriever("qwen2_vl")
+        model.train()(**processor(["a red box"])).pooler_output.sum().backward()
+        assert model.ret_embedding.grad is None and model.get_input_embeddings().weight.grad is not None
+
+    def test_it_must_be_in_every_prompt(self, retriever, messages):
+        model, processor = retriever("qwen2_vl")
+        batch = processor(["a", "b"])
+        batch["input_ids"][1] = 5
+        with pytest.raises(
+            ValueError, match=r"no \[RET\] \(token id 262\) in the prompts of rows \[1\]: was the token"
+        ):
+            model(**batch)
+        with pytest.raises(ValueError, match="readout='before_token' needs ret_token_id"):
+            MllmRetrieverModel(MllmRetrieverConfig(model.config.backbone_config, readout="before_token"))
+
+    def test_a_prompt_without_it_is_read_at_its_end(self, mllm_checkpoints):
+        folder, _ = mllm_checkpoints("qwen2_vl")
+        model = MllmRetrieverModel.from_mllm(folder, readout="last", ret_token_id=None)
+        processor = MllmRetrieverProcessor.from_mllm(folder, ret_token=None)
+        assert model.config.keep_layers == DEPTH
+        assert embed(model, processor(["a", "bc"])).isfinite().all()
+
+
+def test_missing_weights_are_initialised(retriever, tmp_path):
+    model, _ = retriever("qwen2_vl")
+    kept = {key: value for key, value in model.state_dict().items() if key.startswith("backbone.")}
+    model.save_pretrained(tmp_path, state_dict=kept)
+    loaded = MllmRetrieverModel.from_pretrained(tmp_path)
+    assert loaded.ret_embedding.abs().max() < 1 and torch.equal(loaded.norm.weight, torch.ones(32))
+
+
+class TestErrors:
+    @pytest.mark.parametrize("keep_layers", [0, -1, 5])
+    def test_layers_that_are_not_there(self, keep_layers, retriever):
+        with pytest.raises(ValueError, match=rf"keep_layers={keep_layers}; expected 1\.\.4 of 'llava'"):
+            retriever("llava", keep_layers)
+        with pytest.raises(ValueError, match=r"keep_layers=1; expected 2\.\.4 of 'qwen3_vl'"):  # deepstack reaches two
+            retriever("qwen3_vl", 1)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"readout": "mean"}, r"readout='mean'; expected one of \('token', 'before_token', 'last'\)"),
+            ({"position_mode": "2d"}, r"position_mode='2d'; expected one of \('mrope', '1d'\)"),
+            ({"embedding_dim": 33}, "embedding_dim=33; expected 1..32, the backbone's width"),
+        ],
+    )
+    def test_fields_out_of_range(self, fields, message, retriever):
+        with pytest.raises(ValueError, match=message):
+            retriever("qwen2_vl", **fields)
+
+    def test_another_architecture(self):
+        with pytest.raises(ValueError, match=r"'bert' is no MLLM that can be read here; expected one of .*'qwen2_vl'"):
+            MllmRetrieverConfig(BertConfig())
+
+    def test_batches_that_do_not_fit(self, retriever, pairs):
+        model, processor = retriever("qwen2_vl")
+        batch = processor(pairs)
+        texts = processor([pair["text"] for pair in pairs])
+        with pytest.raises(ValueError, match=r"neither images \(pixel_values\) nor texts \(input_ids\)"):
+            model()
+        with pytest.raises(ValueError, match=r"unknown view 'caption'; expected one of \('image', 'text', 'fused'\)"):
+            model(**texts, views=["caption"])
+        with pytest.raises(ValueError, match="view 'image' was asked for, but no item of the batch has it"):
+            model(**texts, views=["text", "image"])
+        with pytest.raises(ValueError, match="view 'text' was asked for"):
+            model(**processor([pair["image"] for pair in pairs]), views=["text"])
+        with pytest.raises(ValueError, match=r"the prompts hold \d+ image tokens, but there are no pixel_values"):
+            model(input_ids=batch["input_ids"])
+        batch["image_grid_thw"] = batch["image_grid_thw"][:, :, [0, 2, 1]]  # as many patches, but one image fewer
+        batch["pixel_mask"][0], batch["image_grid_thw"][0] = False, 0
+        with pytest.raises(ValueError, match=r"but the vision tower gives \d+: the processor is not this model's"):
+            model(**batch)
