@@ -132,9 +132,11 @@ def test_load_triplets(image_folder, row):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"query_image": "rad.png"}, FileNotFoundError, r"row 1 \(id 'b'\), query, image '.*rad.png': no such file"),
-        ({"negative_image": None}, ValueError, r"row 1 \(id 'b'\), negative: both the image and the text are null"),
-        ({"positive_text": " "}, ValueError, r"row 1 \(id 'b'\), positive: text is empty"),
+        ({"query_image": "rad.png"}, FileNotFoundError, r"line 2 \(id 'b'\), query_image, image '.*rad.png': no such"),
+        ({"negative_image": None}, ValueError, r"line 2 \(id 'b'\): both negative_image and negative_text are"),
+        ({"positive_text": " "}, ValueError, r"line 2 \(id 'b'\), positive_text: text is empty"),
+        ({"query_text": 5}, ValueError, r"line 2 \(id 'b'\), query_text: text must be a string, got int 5"),
+        ({"variant_image": ["a.png"]}, ValueError, r"line 2 \(id 'b'\), variant_image: expected a path or a URL, got"),
         ({"id": "a"}, ValueError, r"1 ids occur more than once: 'a' \(2 times\)"),
     ],
 )
@@ -153,5 +155,28 @@ def test_missing_or_empty_triplet_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: '.*none.jsonl'"):
         load_triplets(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match=r"empty.jsonl' has zero bytes"):
+    with pytest.raises(ValueError, match=r"empty.jsonl' is empty: it has no rows"):
         load_triplets(tmp_path / "empty.jsonl")
+
+
+def test_a_broken_line_of_triplets(image_folder, row):
+    path = write(image_folder, [row])
+    path.write_text(path.read_text() + "\n{broken")
+    with pytest.raises(ValueError, match=r"triplets.jsonl', line 2: not valid JSON"):
+        load_triplets(path)
+
+
+def test_a_key_may_be_left_out_where_others_have_it(image_folder, row):
+    short = {key: value for key, value in row.items() if key not in ("query_image", "negative_text")} | {"id": 2}
+    triplets = load_triplets(write(image_folder, [row, short]))
+    assert triplets[1]["query_image"] is None and triplets[1]["query_text"] == "a red square"
+
+
+def test_triplets_in_a_table(image_folder, row):
+    path = image_folder / "triplets.csv"
+    row["negative_text"] = "blue"
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    assert load_triplets(path)[0]["negative_text"] == "blue"
+    path.write_text(path.read_text().replace("red.png", "rad.png"))
+    with pytest.raises(FileNotFoundError, match=r"row 0 \(id 'a'\), query_image, image '.*rad.png': no such file"):
+        load_triplets(path)

@@ -3,6 +3,7 @@
 from conjoin.data.augment import ImageAugmentation
 from conjoin.data.batch_sampler import RetrievalBatchSampler
 from conjoin.data.collator import ItemCollator, ItemProcessor
+from conjoin.data.construction_models import describe_with, edit_with, synthesise_with
 from conjoin.data.edit_triplets import EDIT_FEATURES, Edit, edit_triplets, find_edits
 from conjoin.data.emoji_art import EMOJI_STYLES
 from conjoin.data.emoji_names import EMOJI_LANGUAGES, EmojiConcept, emoji_concepts, split_of
@@ -28,12 +29,14 @@ from conjoin.data.retrieval_collator import (
     process_queries,
     takes_instruction,
 )
+from conjoin.data.review_sheet import write_review_sheet
 from conjoin.data.sample_weights import (
     SAMPLE_VISION_LAYER,
     load_sample_text_tower,
     load_sample_vision_tower,
     sample_image_processor,
 )
+from conjoin.data.symmetric_construction import assemble_triplets, construct_symmetric
 from conjoin.data.triplets import TRIPLET_FEATURES, load_triplets, symmetric_triplets
 
 __all__ = [
@@ -66,7 +69,11 @@ __all__ = [
     "PairSource",
     "RetrievalBatchSampler",
     "RetrievalCollator",
+    "assemble_triplets",
+    "construct_symmetric",
+    "describe_with",
     "edit_triplets",
+    "edit_with",
     "emoji_concepts",
     "find_cells",
     "find_edits",
@@ -84,5 +91,7 @@ __all__ = [
     "sample_image_processor",
     "split_of",
     "symmetric_triplets",
+    "synthesise_with",
     "takes_instruction",
+    "write_review_sheet",
 ]
