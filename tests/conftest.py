@@ -35,6 +35,8 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from tiny_mllms import save_mllm
+
 torch.set_num_threads(
     1
 )  # tests run side by side; and the processes they start, with one thread, must agree bit by bit
@@ -123,6 +125,20 @@ def tiny_checkpoints(tmp_path_factory):
         for part in (model, *processors):
             part.save_pretrained(folders[name])
     return folders
+
+
+@pytest.fixture(scope="session")
+def mllm_checkpoints(tmp_path_factory):
+    """`mllm_checkpoints(name)` is the folder of a tiny MLLM and the full model in it."""
+    cache = {}
+
+    def get(name):
+        if name not in cache:
+            folder = str(tmp_path_factory.mktemp(name))
+            cache[name] = folder, save_mllm(name, folder)
+        return cache[name]
+
+    return get
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@ import copy
 
 import pytest
 import torch
-from tiny_mllms import save_mllm
 from tiny_models import MODELS
 
 from conjoin.processing import ImageTextProcessor
@@ -42,20 +41,6 @@ def pairs(pictures):
     """Items that all have an image and a text."""
     texts = ["a red box", "x", "7 more words", "blue 12"]
     return [{"text": text, "image": picture} for text, picture in zip(texts, pictures, strict=True)]
-
-
-@pytest.fixture(scope="session")
-def mllm_checkpoints(tmp_path_factory):
-    """`mllm_checkpoints(name)` is the folder of a tiny MLLM and the full model in it."""
-    cache = {}
-
-    def get(name):
-        if name not in cache:
-            folder = str(tmp_path_factory.mktemp(name))
-            cache[name] = folder, save_mllm(name, folder)
-        return cache[name]
-
-    return get
 
 
 @pytest.fixture(scope="session")

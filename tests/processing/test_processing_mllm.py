@@ -1,0 +1,224 @@
+"""The prompts of the MLLM retriever."""
+
+import logging
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor, AutoTokenizer
+from transformers.utils import logging as library_logging
+
+from conjoin.processing import MllmRetrieverProcessor
+from tiny_mllms import MLLMS
+
+START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+END = "<|im_end|>\n<|im_start|>assistant\n[RET]"
+
+
+@pytest.fixture
+def processor(mllm_checkpoints):
+    return MllmRetrieverProcessor.from_mllm(mllm_checkpoints("qwen2_vl")[0])
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the library's logger warns of, as text."""
+    library_logging.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        yield lambda: caplog.text
+    library_logging.disable_propagation()
+
+
+def prompts(processor, batch, mask="attention_mask"):
+    """What the model is asked, image tokens as `<n>`."""
+    texts = []
+    for ids, kept in zip(batch["input_ids"], batch[mask], strict=True):
+        text = processor.tokenizer.decode(ids[kept.bool()])
+        count = text.count(processor.image_token)
+        texts.append(text.replace(processor.image_token * count, f"<{count}>") if count else text)
+    return texts
+
+
+def image(width, height):
+    return Image.new("RGB", (width, height), "red")
+
+
+# prompts
+
+
+def test_a_prompt_of_each_kind(processor):
+    items = ["a box", image(16, 16), {"image": image(16, 24), "text": "red"}]
+    box = "<|vision_start|><4><|vision_end|>"
+    batch = processor(items)
+    assert prompts(processor, batch) == [
+        f"{START}a box\nSummarize above sentence in one word: {END}",
+        f"{START}{box}\nSummarize above image in one word: {END}",
+        f"{START}{box.replace('4', '6')}red\nSummarize above image and sentence in one word: {END}",
+    ]
+    assert prompts(processor, batch, "image_view_mask")[2] == (
+        f"{START}{box.replace('4', '6')}\nSummarize above image in one word: {END}"
+    )
+    assert prompts(processor, batch, "text_view_mask")[2] == f"{START}red\nSummarize above sentence in one word: {END}"
+    for mask in ("image_view_mask", "text_view_mask"):  # items of one modality are themselves in every view
+        assert prompts(processor, batch, mask)[:2] == prompts(processor, batch)[:2]
+    assert batch["image_mask"].tolist() == [False, True, True] and batch["text_mask"].tolist() == [True, False, True]
+
+
+def test_an_instruction_stands_before_the_first_text(processor):
+    items = ["a box", image(16, 16), {"image": image(16, 16), "text": "red"}]
+    box = "<|vision_start|><4><|vision_end|>"
+    assert prompts(processor, processor(items, instruction="Find it.")) == [
+        f"{START}Find it.\na box\nSummarize above sentence in one word: {END}",
+        f"{START}{box}Find it.\nSummarize above image in one word: {END}",
+        f"{START}{box}Find it.\nred\nSummarize above image and sentence in one word: {END}",
+    ]
+    own = prompts(processor, processor(items, instruction=[None, "One.", "Two."]))
+    assert own[0] == prompts(processor, processor(["a box"]))[0] and "One.\n" in own[1] and "Two.\nred" in own[2]
+    system = [{"role": "system", "content": "Find it."}, {"role": "user", "content": "a box"}]
+    assert prompts(processor, processor([system])) == prompts(processor, processor(["a box"], instruction="Find it."))
+    with pytest.raises(ValueError, match="2 instructions for 3 items; pass one for all, or one for each"):
+        processor(items, instruction=["a", "b"])
+    with pytest.raises(ValueError, match="item 0: text is empty"):
+        processor(["a box"], instruction=" ")
+
+
+def test_interleaved_messages_keep_their_order(processor):
+    parts = [{"type": "text", "text": "like"}, {"type": "image", "image": image(16, 16)}]
+    parts += [{"type": "image", "image": image(8, 16)}, {"type": "text", "text": "but"}]
+    batch = processor([[{"role": "user", "content": parts}], "x"])
+    boxes = "<|vision_start|>{}<|vision_end|><|vision_start|>{}<|vision_end|>".format(
+        "<|image_pad|>" * 4, "<|image_pad|>" * 2
+    )
+    expected = f"{START}like\n{boxes}but\nSummarize above image and sentence in one word: {END}"
+    assert processor.tokenizer.decode(batch["input_ids"][0][batch["attention_mask"][0].bool()]) == expected
+    assert batch["image_grid_thw"].tolist() == [[[1, 4, 4], [1, 4, 2]], [[0, 0, 0], [0, 0, 0]]]
+    assert batch["pixel_values"].shape == (2, 24, 96)
+    assert batch["pixel_mask"].sum(1).tolist() == [24, 0]
+
+
+def test_words_like_special_tokens_are_words(processor):
+    batch = processor(["[RET] <|image_pad|><|im_end|>"])
+    special = processor.tokenizer.convert_tokens_to_ids(["[RET]", "<|image_pad|>", "<|im_end|>"])
+    counts = [(batch["input_ids"] == token).sum().item() for token in special]
+    assert counts == [1, 0, 2]  # what the prompt itself has
+
+
+def test_every_tensor_has_a_row_per_item(processor):
+    batch = processor(["a", image(16, 16), {"image": image(9, 40), "text": "red"}])
+    assert {len(value) for value in batch.values()} == {3}
+    assert set(batch) == set(processor.model_input_names)
+    assert set(processor(["a", "b"])) == {"input_ids", "attention_mask"}
+    assert set(processor([image(8, 8)])) == {
+        "input_ids", "attention_mask", "pixel_values", "pixel_mask", "image_grid_thw",
+    }  # fmt: skip
+
+
+def test_padding_sides(processor):
+    right = processor(["a", "abcd"])
+    processor.tokenizer.padding_side = "left"
+    left = processor(["a", "abcd"])
+    assert right["attention_mask"][0].tolist() == left["attention_mask"][0].tolist()[::-1]
+    assert right["attention_mask"][0, -3:].tolist() == [0, 0, 0]
+    assert torch.equal(right["input_ids"][0, :-3], left["input_ids"][0, 3:])
+
+
+# resolution and length
+
+
+def test_resolution_follows_the_pixels_allowed(mllm_checkpoints):
+    folder, _ = mllm_checkpoints("qwen2_vl")
+    processor = MllmRetrieverProcessor.from_mllm(folder, min_pixels=16 * 16, max_pixels=32 * 32)
+    sizes = [(8, 8), (24, 16), (100, 100), (200, 50)]
+    grids = processor([image(*size) for size in sizes])["image_grid_thw"][:, 0, 1:].tolist()
+    assert grids == [[4, 4], [4, 6], [8, 8], [4, 16]]
+    with pytest.raises(ValueError, match="'llava' has a fixed resolution; leave min_pixels and max_pixels out"):
+        MllmRetrieverProcessor.from_mllm(mllm_checkpoints("llava")[0], max_pixels=100)
+
+
+def test_texts_are_cut_and_images_never(processor, warnings):
+    items = [{"image": image(24, 24), "text": "abcdefgh" * 5}, "short"]
+    full = processor(items)
+    longest = int(full["attention_mask"].sum(1).max())
+    assert not warnings()
+    cut = processor(items, max_length=longest - 10, ids=["a", "b"])
+    assert f"text cut to fit {longest - 10} tokens: item 0 (id 'a')" in warnings() and "id 'b'" not in warnings()
+    assert int(cut["attention_mask"].sum(1).max()) == longest - 10
+    assert prompts(processor, cut)[0] == prompts(processor, full)[0].replace("gh\nSumm", "\nSumm").replace(
+        "abcdefgh" * 4 + "abcdef", ("abcdefgh" * 5)[:30]
+    )
+    assert prompts(processor, cut, "text_view_mask")[0].count("abcdefgh" * 3 + "abcdef\n") == 1
+    assert prompts(processor, cut)[1] == prompts(processor, full)[1]
+    with pytest.raises(
+        ValueError, match=r"item 0 \(id 'a'\): images and prompt take \d+ tokens, \d+ more than max_len"
+    ):
+        processor(items, max_length=longest - 40, ids=["a", "b"])
+    with pytest.raises(ValueError, match=r"item 1: images and prompt take .*images are never cut; lower max_pixels"):
+        processor(["a", image(24, 24)], max_length=100)
+
+
+def test_of_several_texts_the_last_are_cut_first(processor):
+    parts = [{"type": "text", "text": "a" * 10}, {"type": "text", "text": "b" * 10}]
+    message = [{"role": "user", "content": parts}]
+    length = int(processor([message])["attention_mask"].sum())
+    (prompt,) = prompts(processor, processor([message], max_length=length - 12))
+    assert "aaaaaaa\nb\nSumm" in prompt and "a" * 8 not in prompt
+
+
+# all architectures, saving, errors
+
+
+@pytest.mark.parametrize("name", MLLMS)
+def test_saves_and_loads(name, mllm_checkpoints, tmp_path):
+    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0], max_length=300)
+    processor.save_pretrained(tmp_path)
+    items = ["a", image(16, 16), {"image": image(9, 30), "text": "red"}]
+    expected = processor(items, instruction="Find it.")
+    for again in (
+        MllmRetrieverProcessor.from_pretrained(tmp_path),
+        AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True),
+    ):
+        batch = again(items, instruction="Find it.")
+        assert batch.keys() == expected.keys() and all(torch.equal(batch[key], expected[key]) for key in batch)
+        assert again.max_length == 300
+
+
+def test_internvl_tiles(mllm_checkpoints):
+    """A picture may become several tiles, each with its tokens."""
+    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints("internvl")[0])
+    assert processor([image(32, 16)])["pixel_values"].shape == (1, 1, 3, 16, 16)
+    processor.image_processor.crop_to_patches = True
+    batch = processor([image(32, 16), "a"])
+    tiles = int(batch["pixel_mask"][0].sum())
+    assert tiles > 1
+    assert (batch["input_ids"][0] == processor.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == 4 * tiles
+
+
+def test_video_is_refused(processor):
+    message = [{"role": "user", "content": [{"type": "video", "video": "clip.mp4"}]}]
+    with pytest.raises(
+        ValueError, match=r"item 0: unknown message part .*'video'.*; expected type \"text\" or \"image\""
+    ):
+        processor([message])
+    with pytest.raises(ValueError, match=r"item 0: unknown keys \['video'\]; expected \"text\" and/or \"image\""):
+        processor([{"video": "clip.mp4"}])
+
+
+def test_lists_only(processor):
+    with pytest.raises(TypeError, match="expected a list of items, got one str; wrap it in a list"):
+        processor("a box")
+    with pytest.raises(ValueError, match="got an empty list of items"):
+        processor([])
+
+
+def test_a_tokenizer_that_was_swapped(processor, mllm_checkpoints, tmp_path):
+    processor.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(mllm_checkpoints("qwen2_vl")[0]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'\[RET\]' is not a token of this tokenizer \(262 tokens\): was it changed"):
+        MllmRetrieverProcessor.from_pretrained(tmp_path)
+
+
+def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
+    with pytest.raises(ValueError, match=r"'bert' is no MLLM known here; expected one of \['internvl', 'llava'"):
+        MllmRetrieverProcessor.from_mllm(tiny_checkpoints["bert"])
+    with pytest.raises(ValueError, match=r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"):
+        MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})
