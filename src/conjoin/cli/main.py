@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from conjoin import __version__
 
-from . import demo, encode, index, mine, search, train
+from . import demo, encode, index, mine, search, teacher_cache, train
 
-COMMANDS = (demo, train, encode, index, search, mine)
+COMMANDS = (demo, train, encode, index, search, mine, teacher_cache)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -159,7 +159,7 @@ class Teachers:
         Raises:
             ValueError: The batch has no teacher inputs, or those are for another grid or other tokens.
         """
-        found = self.states(batch)
+        found = {name: states.float() for name, states in self.states(batch).items()}
         mask = cast(Tensor, output.text_token_mask)
         tokens, known = align_tokens(
             found["teacher_text_tokens"], batch["teacher_text_spans"], batch["teacher_student_spans"]

@@ -1,0 +1,52 @@
+"""`conjoin teacher-cache` from the command line."""
+
+import pytest
+import torch
+from transformers import AutoProcessor
+
+from conjoin.cli.main import main
+from conjoin.data import load_pairs
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+from conjoin.training.teacher_cache import TaughtRows, TeacherCache
+from conjoin.training.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
+
+
+@pytest.fixture
+def arguments(tiny_checkpoints, pictures, tmp_path):
+    clip = tiny_checkpoints["clip"]
+    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
+    export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    for number, picture in enumerate(pictures):
+        picture.save(tmp_path / f"data/p{number}.png")
+        (tmp_path / f"data/p{number}.txt").write_text(f"a picture number {number}")
+    teachers = ["--vision", tiny_checkpoints["dinov2"], "--text", tiny_checkpoints["xlm_roberta"]]
+    return ["teacher-cache", str(tmp_path / "model"), str(tmp_path / "data"), *teachers]
+
+
+def test_writes_what_the_teachers_say(arguments, tiny_checkpoints, tmp_path, capsys):
+    out = tmp_path / "cache"
+    settings = ["--out", str(out), "--quiet", "--device", "cpu"]
+    assert main([*arguments, *settings]) == 0
+    assert "teacher states of 4 rows" in capsys.readouterr().out
+    rows = load_pairs(str(tmp_path / "data"))
+    teachers = Teachers(
+        VisionTeacher.from_pretrained(tiny_checkpoints["dinov2"]),
+        TextTeacher.from_pretrained(tiny_checkpoints["xlm_roberta"]),
+    )
+    processor = AutoProcessor.from_pretrained(str(tmp_path / "model"), trust_remote_code=True)
+    collator = TeacherCollator(processor, 8, teachers)
+    said = teachers.states(collator([rows[i] for i in range(4)]))
+    taught = TaughtRows(rows, TeacherCache(out))
+    cached = collator([taught[i] for i in range(4)])
+    assert all(torch.equal(cached[name], value) for name, value in said.items())
+    assert main([*arguments, *settings, "--dtype", "float16"]) == 2
+    assert "differs in: dtype" in capsys.readouterr().err
+
+
+def test_a_model_without_patches_and_words_is_refused(arguments, tiny_checkpoints, tmp_path, capsys):
+    arguments[1] = tiny_checkpoints["bert"]
+    assert main([*arguments, "--out", str(tmp_path / "cache")]) == 2
+    assert "is a bert; teachers are for a joint encoder" in capsys.readouterr().err
