@@ -10,6 +10,9 @@ from .lora import LoraArguments, add_lora, merge_lora
 from .objective import Objective
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe, load_recipe
 from .run import build_model, build_trainer, train
+from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
+from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
+from .stage2_rows import Stage2Collator, Stage2Rows
 from .trainer import RetrievalTrainer
 
 __all__ = [
@@ -21,6 +24,10 @@ __all__ = [
     "FeatureArguments",
     "GclConfig",
     "GclTrainer",
+    "JointEncoderStage1Config",
+    "JointEncoderStage1Trainer",
+    "JointEncoderStage2Config",
+    "JointEncoderStage2Trainer",
     "LoraArguments",
     "ModelArguments",
     "Objective",
@@ -28,6 +35,8 @@ __all__ = [
     "Recipe",
     "RetrievalConfig",
     "RetrievalTrainer",
+    "Stage2Collator",
+    "Stage2Rows",
     "add_lora",
     "build_model",
     "build_trainer",

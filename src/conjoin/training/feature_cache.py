@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,10 +45,14 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
         return len(self.tensors["ids"])
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.draw(index)
+
+    def draw(self, index: int, *salt: int) -> dict[str, Tensor]:
+        """The row as this epoch draws it; `salt` makes other draws."""
         images, texts = self.tensors["image_features"], self.tensors["text_rows"][index]
         copy, choice = 0, 0
         if not self.first_only:
-            draws = np.random.default_rng((self.seed, self.epoch, index))
+            draws = np.random.default_rng((self.seed, self.epoch, index, *salt))
             copy, choice = int(draws.integers(images.shape[0])), int(draws.integers(int((texts >= 0).sum())))
         text = int(texts[choice])
         return {
@@ -58,10 +62,16 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
         } | {name: self.tensors[name][text] for name in MASKS}
 
 
+class DrawsByEpoch(Protocol):
+    """A dataset whose rows are drawn anew in every epoch."""
+
+    epoch: int
+
+
 class NewDraws(TrainerCallback):
     """Tells the dataset which epoch it is."""
 
-    def __init__(self, dataset: CachedFeatures) -> None:
+    def __init__(self, dataset: DrawsByEpoch) -> None:
         self.dataset = dataset
 
     def on_epoch_begin(

@@ -59,14 +59,14 @@ class RetrievalTrainer(Trainer):
             if processing_class is None:
                 raise ValueError("pass processing_class (the model's processor) or a data_collator")
             data_collator = PairCollator(processing_class)
-        if isinstance(model, Objective) == (loss is not None):
-            raise ValueError(
-                f"expected an encoder and a loss, or an Objective alone; got {type(model).__name__}, {loss}"
-            )
+        if loss is not None and not isinstance(model, Objective):
+            model = Objective(model, loss, self.views)
+        elif loss is not None or not isinstance(model, Objective):
+            raise ValueError(f"pass an encoder and a loss, or an Objective alone; got {type(model).__name__}, {loss}")
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         super().__init__(
-            model=model if loss is None else Objective(model, loss, self.views),
+            model=model,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

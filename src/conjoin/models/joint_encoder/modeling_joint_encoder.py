@@ -203,9 +203,8 @@ class JointEncoderModel(PreTrainedModel):
             text_features: `(N, 1 + T, h_t)` cached tower output; the text masks are still needed.
             image_weights: `(N, P)` in [0, 1], the evolutionary mask M_V of SOLAR's Eq. 2; ones when absent.
             text_weights: `(N, T)` the same for text, M_L.
-            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the towers; the
-                outputs are stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, with
-                all it has.
+            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as; the outputs are stacked view by view,
+                `(len(views) * N, d)`. By default each item is embedded once, with all it has; empty gives tokens only.
             output_tokens: Also return tower features and adapter tokens.
             return_dict: Accepted for interface compatibility; the output is always a `JointEncoderOutput`.
 
@@ -224,8 +223,10 @@ class JointEncoderModel(PreTrainedModel):
             "image": self._keys(image_tokens, image_token_mask, image_weights, 0),
             "text": self._keys(text_tokens, text_token_mask, text_weights, 1),
         }
-        pooled = torch.cat([self._embed_view(parts, view) for view in (views or ("fused",))])
-        output = JointEncoderOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+        embedded = [self._embed_view(parts, view) for view in (("fused",) if views is None else views)]
+        pooled = torch.cat(embedded) if embedded else None
+        unit = None if pooled is None else F.normalize(pooled.float(), dim=-1)
+        output = JointEncoderOutput(embeddings=unit, pooler_output=pooled)
         if output_tokens:
             output.image_features, output.text_features = image_features, text_features
             output.image_tokens, output.text_tokens = image_tokens, text_tokens

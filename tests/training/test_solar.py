@@ -1,0 +1,376 @@
+"""SOLAR's trainers: the terms of both stages, what a mask hides, and that chunks and resumed runs change nothing."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_training import make_encoder, make_rows, without_dropout
+from transformers import AutoModel
+
+from conjoin.losses import (
+    global_distillation,
+    global_to_local_alignment,
+    local_distillation,
+    multi_positive,
+    symmetric_info_nce,
+)
+from conjoin.masking import ConstructedSamples
+from conjoin.retrieval import load_mined
+from conjoin.retrieval.mined_negatives import write_mined
+from conjoin.training import (
+    JointEncoderStage1Config,
+    JointEncoderStage1Trainer,
+    JointEncoderStage2Config,
+    JointEncoderStage2Trainer,
+    PairCollator,
+    Stage2Collator,
+    Stage2Rows,
+    cached_backward,
+)
+from conjoin.training.distillation_targets import TowerTeacher
+from conjoin.training.objective import total_loss
+from conjoin.training.solar_stage1 import Stage1Objective
+from conjoin.training.solar_stage2 import Stage2Objective, load_heads
+
+SETTINGS = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+}
+
+
+def frozen_encoder(checkpoints, **config):
+    model, processor = make_encoder(checkpoints, vl_init="normal", **config)
+    for tower in (model.vision_model, model.text_model):
+        tower.requires_grad_(False)
+    without_dropout(model)
+    return model, processor
+
+
+def texts(count):
+    rows = make_rows(count)
+    words = "red dog and blue cat on a big old tree by the sea".split()
+    return rows.map(lambda row, i: {"text": " ".join(words[i % 5 : i % 5 + 4 + i % 3])}, with_indices=True)
+
+
+def stage1(folder, model, processor, rows, **arguments):
+    config = JointEncoderStage1Config(output_dir=str(folder), **(SETTINGS | arguments))
+    return JointEncoderStage1Trainer(model, config, train_dataset=rows, processing_class=processor)
+
+
+def stage2_rows(folder, rows, **arguments):
+    ids = rows["id"]
+    blocks = [{"id": ids[i], "negatives": [ids[i - 1], ids[i - 2]], "found_by": [[], []]} for i in range(len(ids))]
+    blocks[0]["negatives"], blocks[0]["found_by"] = [ids[1]], [[]]
+    write_mined(folder / "negatives.parquet", [blocks])
+    return Stage2Rows(rows, ids, load_mined(folder), **arguments)
+
+
+def stage2(folder, model, processor, rows, **arguments):
+    config = JointEncoderStage2Config(output_dir=str(folder), **(SETTINGS | arguments))
+    return JointEncoderStage2Trainer(model, config, train_dataset=rows, processing_class=processor)
+
+
+def stage1_objective(checkpoints, **arguments):
+    model, processor = frozen_encoder(checkpoints)
+    config = JointEncoderStage1Config(output_dir="unused", use_cpu=True, report_to="none", **arguments)
+    objective = Stage1Objective(model, config, TowerTeacher(model)).eval()
+    rows = texts(6)
+    return objective, PairCollator(processor)([rows[i] for i in range(6)])
+
+
+def test_stage_1_terms_are_those_of_the_losses(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints, gla_weight=2.0, gd_weight=3.0, ld_weight=5.0, mask="none")
+    terms = objective(**batch)
+    ids = batch.pop("ids")
+    with torch.no_grad():
+        out = objective.encoder(**batch, views=("image", "text"), output_tokens=True)
+    image, text = out.pooler_output.chunk(2)
+    alignment = global_to_local_alignment(
+        out.text_tokens[:, 0], out.image_tokens[:, 1:], out.image_token_mask,
+        out.image_tokens[:, 0], out.text_tokens[:, 1:], out.text_token_mask, 0.1,
+    )  # fmt: skip
+    local = local_distillation(out.image_tokens[:, 1:], out.image_features[:, 1:], out.image_token_mask)
+    local = local + local_distillation(out.text_tokens[:, 1:], out.text_features[:, 1:], out.text_token_mask)
+    distilled = global_distillation(image, out.image_features[:, 0])
+    distilled = distilled + global_distillation(text, out.text_features[:, 0])
+    contrast = symmetric_info_nce(image, text, 0.07, gathered_ids=ids)
+    expected = {"gla_loss": 2 * alignment, "ld_loss": 5 * local, "gd_loss": 3 * distilled, "itc_loss": contrast}
+    for name, value in expected.items():
+        assert value > 1e-3
+        assert terms[name].item() == pytest.approx(value.item(), rel=1e-5), name
+    assert {name for name in terms if name.endswith("_loss")} == set(expected)
+
+
+def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints)
+    seen = []
+
+    def spy(_module, _args, kwargs):
+        if "image_weights" in kwargs:
+            seen.append((kwargs["image_weights"], kwargs["text_weights"]))
+
+    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
+    for objective.progress in (0.0, 0.25, 0.5, 1.0):
+        terms = objective(**batch)
+    start, middle, end, last = (image for image, _ in seen)
+    assert (start == 1).all()
+    assert end.unique().tolist() == [0.0, 1.0]
+    assert torch.equal(end, last)
+    assert torch.allclose(middle, 0.5 + 0.5 * end)
+    assert terms["rho"] == 0
+    assert terms["image_shared_rate"].item() == pytest.approx(end.mean().item())
+    assert terms["image_negative_mean"] != terms["image_positive_mean"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "losses"),
+    [
+        ({"gla_weight": 0, "gd_weight": 0, "ld_weight": 0, "mask": "none"}, {"itc_loss"}),
+        ({"itc_weight": 0}, {"gla_loss", "gd_loss", "ld_loss"}),
+        ({"gla_weight": 0}, {"itc_loss", "gd_loss", "ld_loss"}),
+        ({"gd_weight": 0}, {"itc_loss", "gla_loss", "ld_loss"}),
+        ({"ld_weight": 0}, {"itc_loss", "gla_loss", "gd_loss"}),
+        ({"mask": "hard"}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
+        ({"projection_heads": False}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
+    ],
+)
+def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, arguments, losses):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    trainer = stage1(tmp_path, model, processor, texts(8), **arguments)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
+    assert {name for name in trainer.state.log_history[0] if name.endswith("_loss")} - {"train_loss"} == losses
+    assert not any("vision_model" in name or "text_model" in name for name in moved)
+    assert any(name.startswith("encoder.vision_adapter") for name in moved)
+    heads = arguments.get("projection_heads", True) and "itc_loss" in losses
+    assert any(name.startswith("heads.") for name in moved) == heads
+    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss"})
+
+
+def test_stage_1_saves_an_encoder_without_heads_and_the_heads_beside_it(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    trainer = stage1(tmp_path, model, processor, texts(8))
+    trainer.train()
+    trainer.save_model()
+    assert not any("heads" in name for name in load_file(str(tmp_path / "model.safetensors")))
+    heads = load_heads(tmp_path)
+    assert torch.equal(heads.image.weight, trainer.model.heads.image.weight)
+    assert not torch.equal(heads.image.weight, torch.eye(16))
+    batch = PairCollator(processor)([texts(4)[i] for i in range(4)])
+    batch.pop("ids")
+    loaded = AutoModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).embeddings, model.eval()(**batch).embeddings)
+
+
+def test_a_resumed_stage_1_is_the_uninterrupted_one(tiny_checkpoints, tmp_path):
+    results = []
+    for name in ("whole", "parts"):
+        model, processor = frozen_encoder(tiny_checkpoints, token_dropout=0.3)
+        arguments = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+        trainer = stage1(tmp_path / name, model, processor, texts(8), **arguments)
+        if name == "whole":
+            trainer.train()
+        else:
+            trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+        results.append({key: value.clone() for key, value in trainer.model.state_dict().items()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_chunks_of_stage_1_contrast_all_rows_and_keep_their_own_statistics(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints)
+    objective.double()
+    objective.progress = 0.3
+    whole = objective(**batch)
+    total_loss(whole).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    terms = cached_backward(objective, dict(batch), 6, lambda loss: loss.backward())
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
+        {name: value.item() for name, value in whole.items()}, abs=1e-12
+    )
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
+    halves = cached_backward(objective, dict(batch), 3, lambda loss: loss.backward())
+    parts = [objective(**{key: value[rows] for key, value in batch.items()}) for rows in (slice(3), slice(3, 6))]
+    assert halves["gla_loss"].item() == pytest.approx(sum(part["gla_loss"].item() for part in parts) / 2)
+
+
+def test_stage_1_names_rows_that_are_no_pairs(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints)
+    batch["text_mask"] = torch.tensor([True, True, False, True, True, True])
+    with pytest.raises(ValueError, match=r"rows without text tokens: \[2\]"):
+        objective(**batch)
+
+
+def test_towers_in_training_are_no_teachers(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    with pytest.raises(ValueError, match="vision_model is being trained"):
+        stage1(tmp_path, model, processor, texts(8))
+
+
+def stage2_objective(checkpoints, folder, **arguments):
+    model, processor = frozen_encoder(checkpoints)
+    config = JointEncoderStage2Config(output_dir="unused", use_cpu=True, report_to="none", **arguments)
+    rows = stage2_rows(folder, texts(6), augmented=config.positive == "augmented")
+    batch = Stage2Collator(PairCollator(processor))([rows[i] for i in range(6)])
+    return Stage2Objective(model, config).eval(), batch
+
+
+def test_stage_2_contrasts_what_it_constructed_and_what_was_mined(tiny_checkpoints, tmp_path, monkeypatch):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, learn_temperature=False)
+    drawn = []
+
+    def construct(*args, **kwargs):
+        from conjoin.masking import construct_samples
+
+        drawn.append(construct_samples(*args, **kwargs))
+        return drawn[-1]
+
+    monkeypatch.setattr("conjoin.training.solar_stage2.construct_samples", construct)
+    terms = objective(**batch)
+    (samples,) = drawn
+    encoder, clean = objective.encoder, {n: v for n, v in batch.items() if not n.startswith("mined_") and n != "ids"}
+    with torch.no_grad():
+        anchors = encoder(**clean).pooler_output
+        made = [
+            encoder(**clean, image_weights=i, text_weights=t).pooler_output
+            for i, t in zip(samples.image_weights, samples.text_weights, strict=True)
+        ]
+        mined = [
+            encoder(**{n[6:]: v[:, k] for n, v in batch.items() if n.startswith("mined_") and n != "mined_rows_mask"})
+            for k in range(2)
+        ]
+    negatives = torch.stack([*made[1:], *(part.pooler_output for part in mined)], dim=1)
+    mask = torch.cat([samples.valid[1:].T, batch["mined_rows_mask"]], dim=1)
+    assert batch["mined_rows_mask"].sum() == 11  # the first anchor has one mined negative only
+    assert samples.valid.any(1).all()
+    expected = multi_positive(anchors, made[0][:, None], negatives, 0.07, samples.valid[:1].T, mask)
+    assert terms["solar_loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert terms["positive_rate"].item() == pytest.approx(samples.valid[0].float().mean().item())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"constructed_negatives": False},
+        {"positive": "random", "constructed_negatives": False},
+        {"positive": "augmented", "constructed_negatives": False},
+        {"segments": False},
+        {"mined_per_anchor": 0},
+        {"mask_level": "input"},
+        {"mask_source": "online"},
+        {"itc_weight": 1.0, "trainable_vl_layers": 2},
+    ],
+)
+def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    rows = stage2_rows(tmp_path, texts(8), augmented=arguments.get("positive") == "augmented")
+    model.vl_encoder.requires_grad_(False)
+    trainer = stage2(tmp_path, model, processor, rows, **arguments)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    log = trainer.state.log_history[0]
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
+    assert log["loss"] == pytest.approx(log["solar_loss"] + log.get("itc_loss", 0.0), abs=1e-4)
+    assert log["solar_loss"] > 0
+    assert any(name.startswith("encoder.text_adapter") for name in moved)
+    layers = {name.split(".")[3] for name in moved if name.startswith("encoder.vl_encoder.layers")}
+    assert layers == ({"0", "1"} if "itc_weight" in arguments else set())
+
+
+def test_a_frozen_scorer_does_not_follow_and_shares_frozen_towers(tiny_checkpoints, tmp_path):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path)
+    (scorer,) = objective._scorer
+    assert scorer.vision_model is objective.encoder.vision_model
+    assert scorer.vision_adapter is not objective.encoder.vision_adapter
+    assert not any("scorer" in name for name, _ in objective.named_parameters())
+    before = objective(**batch)["image_threshold"]
+    with torch.no_grad():
+        for parameter in objective.encoder.vision_adapter.parameters():
+            parameter.neg_()
+    assert objective(**batch)["image_threshold"] == before
+    online, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_source="online")
+    before = online(**batch)["image_threshold"]
+    with torch.no_grad():
+        for parameter in online.encoder.vision_adapter.parameters():
+            parameter.neg_()
+    assert online(**batch)["image_threshold"] != before
+
+
+@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5}])
+def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path, arguments, monkeypatch):
+    """With the samples held fixed; thresholds are those of a chunk."""
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
+
+    def everything_but_the_first(image_scores, image_mask, _t, text_scores, text_mask, *_):
+        image, text = torch.ones(4, *image_scores.shape), torch.ones(4, *text_scores.shape)
+        image[:, :, 0] = text[2:, :, 1] = 0
+        return ConstructedSamples(image.double(), text.double(), torch.ones(4, len(text_mask), dtype=torch.bool))
+
+    monkeypatch.setattr("conjoin.training.solar_stage2.construct_samples", everything_but_the_first)
+    objective.double()
+    whole = objective(**batch)
+    total_loss(whole).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    terms = cached_backward(objective, dict(batch), 2, lambda loss: loss.backward())
+    assert total_loss(terms).item() == pytest.approx(total_loss(whole).item(), abs=1e-10)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-9), name
+
+
+def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    first = stage1(tmp_path, model, processor, texts(8))
+    first.train()
+    first.save_model()
+    config = JointEncoderStage2Config(output_dir=str(tmp_path / "b"), itc_weight=1.0, mined_per_anchor=0, **SETTINGS)
+    trainer = JointEncoderStage2Trainer(
+        model, config, train_dataset=texts(8), processing_class=processor, heads=tmp_path
+    )
+    assert torch.equal(trainer.model.heads.text.weight, first.model.heads.text.weight)
+
+
+def test_draws_of_mined_negatives_differ_by_epoch_and_repeat(tiny_checkpoints, tmp_path):
+    rows = texts(8)
+    ids = rows["id"]
+    blocks = [{"id": name, "negatives": [o for o in ids if o != name], "found_by": [[]] * 7} for name in ids]
+    write_mined(tmp_path / "negatives.parquet", [blocks])
+    dataset = Stage2Rows(rows, ids, load_mined(tmp_path), per_anchor=2)
+
+    def drawn():
+        return [[other["id"] for other in dataset[i]["mined"]] for i in range(8)]
+
+    first = drawn()
+    assert first == drawn()
+    assert all(len(set(found)) == 2 and ids[i] not in found for i, found in enumerate(first))
+    dataset.epoch = 1
+    assert first != drawn()
+
+
+def test_bad_input_of_stage_2_is_named(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    with pytest.raises(ValueError, match=r"mined_per_anchor=2 .* need a Stage2Rows dataset, got Dataset"):
+        stage2(tmp_path, model, processor, texts(8))
+    with pytest.raises(ValueError, match="goes with constructed_negatives=False"):
+        JointEncoderStage2Config(output_dir="x", positive="random", use_cpu=True)
+    with pytest.raises(ValueError, match="mask_source='other'"):
+        JointEncoderStage2Config(output_dir="x", mask_source="other", use_cpu=True)
+    with pytest.raises(FileNotFoundError, match="no projection heads"):
+        load_heads(tmp_path)
+    rows = texts(4)
+    write_mined(tmp_path / "m.parquet", [[{"id": i, "negatives": ["gone"], "found_by": [[]]} for i in rows["id"]]])
+    with pytest.raises(ValueError, match=r"row 1 \('row1'\): its mined negative 'gone' is not in the data"):
+        Stage2Rows(rows, rows["id"], load_mined(tmp_path / "m.parquet"))[1]
+    with pytest.raises(ValueError, match="3 ids for 4 rows"):
+        Stage2Rows(rows, ["a", "b", "c"])
