@@ -1,5 +1,6 @@
 """Batches for contrastive training: no two rows of a batch share a positive, optionally one dataset per batch."""
 
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
 
 import torch
@@ -83,22 +84,27 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         return [steps[place][start : start + size] for place in order for start in range(0, len(steps[place]), size)]
 
     def _steps(self, rows: list[int]) -> list[list[int]]:
-        """Full steps out of `rows`, in order: each row goes into the first step behind all that hold its positives."""
+        """Full steps out of `rows`, in order: each row goes into the first step that has none of its positives."""
         size = self.batch_size * self.processes
         steps: list[list[int]] = []
-        last: dict[Hashable, int] = {}
+        holding: dict[Hashable, set[int]] = defaultdict(set)
+        free_from: dict[Hashable, int] = defaultdict(int)  # the open steps before this one hold the positive
         first_open = 0
         for row in rows:
             ids = self._ids(row)
-            place = max([first_open, *(last[key] + 1 for key in ids if key in last)])
-            while place < len(steps) and len(steps[place]) == size:
+            place = max([first_open, *(free_from[key] for key in ids)])
+            while place < len(steps) and (len(steps[place]) == size or any(place in holding[key] for key in ids)):
                 place += 1
             if place == len(steps):
                 steps.append([])
             steps[place].append(row)
-            last.update(dict.fromkeys(ids, place))
             while first_open < len(steps) and len(steps[first_open]) == size:
                 first_open += 1
+            for key in ids:
+                holding[key].add(place)
+                free_from[key] = max(free_from[key], first_open)
+                while free_from[key] in holding[key]:
+                    free_from[key] += 1
         return [step for step in steps if len(step) == size]
 
     def _ids(self, row: int) -> set[Hashable]:

@@ -1,0 +1,92 @@
+import itertools
+
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
+
+from conjoin.data import RetrievalBatchSampler
+
+POSITIVES = [(number % 17, 100 + number % 5) if number % 3 else (number % 17,) for number in range(200)]
+SOURCES = ["abc"[number % 3] for number in range(200)]
+
+
+def shares_a_positive(rows):
+    return any(set(POSITIVES[a]) & set(POSITIVES[b]) for a, b in itertools.combinations(rows, 2))
+
+
+def test_batches_are_full_and_share_no_positive_and_no_row():
+    batches = list(RetrievalBatchSampler(POSITIVES, 4))
+    assert len(batches) > 30
+    assert all(len(batch) == 4 and not shares_a_positive(batch) for batch in batches)
+    rows = [row for batch in batches for row in batch]
+    assert len(set(rows)) == len(rows)
+
+
+def test_without_shared_positives_only_the_last_rows_are_left_out():
+    sampler = RetrievalBatchSampler(list(range(103)), 10)
+    assert len(sampler) == 10 and len({row for batch in sampler for row in batch}) == 100
+
+
+def test_one_dataset_per_step_over_all_processes():
+    sampler = RetrievalBatchSampler(POSITIVES, 2, SOURCES, processes=2)
+    batches = list(sampler)
+    assert len(batches) == len(sampler) > 10 and len(batches) % 2 == 0
+    seen = set()
+    for first, second in zip(batches[::2], batches[1::2], strict=True):
+        assert not shares_a_positive(first + second)
+        assert len({SOURCES[row] for row in first + second}) == 1
+        seen.add(SOURCES[first[0]])
+    assert seen == set("abc")
+
+
+def test_the_order_follows_seed_and_epoch():
+    sampler, same = RetrievalBatchSampler(POSITIVES, 4, seed=3), RetrievalBatchSampler(POSITIVES, 4, seed=3)
+    first = list(sampler)
+    assert first == list(same) == list(sampler)
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    assert list(RetrievalBatchSampler(POSITIVES, 4, seed=4)) != first
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_accelerate_deals_steps_out_and_sets_the_epoch(processes):
+    steps = []
+    for process in range(processes):
+        sampler = RetrievalBatchSampler(POSITIVES, 4, processes=processes)
+        loader = DataLoader(torch.arange(200), batch_sampler=sampler)
+        prepared = prepare_data_loader(
+            loader, device=torch.device("cpu"), num_processes=processes, process_index=process, put_on_device=False
+        )
+        epochs = []
+        for epoch in range(2):
+            prepared.set_epoch(epoch)
+            epochs.append(list(prepared.base_dataloader.batch_sampler))
+        assert len(prepared) == len(epochs[1]) and epochs[0] != epochs[1]
+        steps.append(epochs[1])
+    expected = RetrievalBatchSampler(POSITIVES, 4, processes=processes)
+    expected.set_epoch(1)
+    assert [batch for step in zip(*steps, strict=True) for batch in step] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], 0), "batch_size=0 and processes=1 must be at least 1"),
+        (([1, 2], 1, ["a"]), "1 sources but 2 rows"),
+        (([1, 1, 1], 2), "3 rows do not fill a step of 2 with different positives$"),
+        ((["x", "y"], 2, ["a", "b"]), "2 rows do not fill a step of 2 with different positives of one dataset"),
+    ],
+)
+def test_mistakes(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RetrievalBatchSampler(*arguments)
+
+
+def test_a_frequent_positive_takes_one_place_per_step_and_costs_little():
+    positives = [("often",) if number % 2 else (number,) for number in range(20000)]
+    sampler = RetrievalBatchSampler(positives, 2)
+    assert len(sampler) > 9000
+    assert all((a % 2) + (b % 2) <= 1 for a, b in sampler)

@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from conjoin.data import MODALITY_IDS, RetrievalCollator, load_nli
+
+
+def plain(items, *, ids=None):
+    """A processor that remembers what it was given."""
+    return {"items": list(items), "ids": list(ids), "rows": torch.zeros(len(items))}
+
+
+def instructed(items, *, instruction=None, ids=None):
+    return {"items": list(items), "instruction": instruction, "ids": list(ids)}
+
+
+@pytest.fixture
+def rows():
+    first = {
+        "id": "0:1",
+        "query": {"image": "a.png", "text": "a cat.png"},
+        "instruction": "Find it.",
+        "positive": {"text": "cat"},
+        "positive_id": "0:7",
+        "negatives": [{"image": "b.png", "text": None}, {"text": "dog"}],
+        "negative_ids": ["0:8", "0:9"],
+        "target_modality": "text",
+        "negative_modalities": ["image", "text"],
+    }
+    second = {
+        "id": "0:2",
+        "query": {"image": "c.png"},
+        "instruction": "Match it.",
+        "positive": {"image": "d.png", "text": "both"},
+        "positive_id": "0:8",
+        "negatives": [],
+        "negative_ids": [],
+        "target_modality": "image,text",
+        "negative_modalities": [],
+    }
+    return [first, second]
+
+
+def test_instructions_stand_in_front_of_the_text(rows):
+    batch = RetrievalCollator(plain)(rows)
+    assert batch["queries"]["items"] == [
+        {"image": "a.png", "text": "Find it. a cat.png"},
+        {"image": "c.png", "text": "Match it."},
+    ]
+    assert batch["positives"]["items"] == [{"text": "cat"}, {"image": "d.png", "text": "both"}]
+    assert batch["negatives"]["items"] == [{"image": "b.png"}, {"text": "dog"}]
+    assert batch["queries"]["ids"] == ["0:1", "0:2"]
+    assert batch["negatives"]["ids"] == ["0:1, negative", "0:1, negative"]
+
+
+def test_a_processor_with_instructions_gets_them(rows):
+    rows[1]["instruction"] = None
+    batch = RetrievalCollator(instructed)(rows)
+    assert batch["queries"]["instruction"] == ["Find it.", None]
+    assert batch["queries"]["items"][0] == {"image": "a.png", "text": "a cat.png"}
+    assert batch["positives"]["instruction"] is None and batch["negatives"]["instruction"] is None
+
+
+def test_modalities_and_ids_are_those_of_the_candidates(rows):
+    batch = RetrievalCollator(plain)(rows)
+    names = ["text", "image,text", "image", "text"]
+    assert batch["candidate_modality"].tolist() == [MODALITY_IDS[name] for name in names]
+    positive, other, first, second = batch["candidate_ids"].tolist()
+    assert other == first and len({positive, other, second}) == 3
+
+
+def test_texts_alone_without_ids(tmp_path):
+    path = tmp_path / "nli.csv"
+    path.write_text("sent0,sent1,hard_neg\na.png,b,c\nd,e,f\n")
+    batch = RetrievalCollator(plain)(load_nli(path).to_list())
+    assert batch["queries"]["items"] == [{"text": "a.png"}, {"text": "d"}]
+    assert batch["negatives"]["items"] == [{"text": "c"}, {"text": "f"}]
+    assert batch["candidate_modality"].tolist() == [0] * 4 and "candidate_ids" not in batch
+
+
+def test_no_negatives_no_key(rows):
+    assert "negatives" not in RetrievalCollator(plain)(rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": None}, "row with id '0:2' has no 'query'"),
+        ({"positive": None}, "row with id '0:2' has no 'positive'"),
+        (
+            {"positive_id": None},
+            r"some rows have 'positive_id' \(and 'negative_ids' for their negatives\), but",
+        ),
+        ({"target_modality": "video"}, "unknown modality 'video'; expected one of text, image, image,text"),
+        ({"negatives": [{"text": "x"}]}, "some rows have 'positive_id'"),
+    ],
+)
+def test_mistakes_name_the_row(rows, change, message):
+    rows[1] |= change
+    with pytest.raises(ValueError, match=message):
+        RetrievalCollator(plain)(rows)
+
+
+def test_empty_batch():
+    with pytest.raises(ValueError, match="got an empty batch: no rows"):
+        RetrievalCollator(plain)([])
