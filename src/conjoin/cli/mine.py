@@ -88,15 +88,15 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from conjoin.data import load_pairs
-    from conjoin.retrieval import ItemEncoder, mine_hard_negatives, plan_mining
+    from conjoin.retrieval import ItemEncoder, load_encoder, mine_hard_negatives, plan_mining
 
     metrics = _metrics(args)
     columns = {name: vars(args)[name] for name in ("image_column", "text_column", "id_column", "split")}
     corpus = load_pairs(args.data, **columns)
     anchors = None if args.anchors is None else load_pairs(args.anchors, **columns)
 
-    def load_encoder(model: str) -> ItemEncoder:
-        return ItemEncoder.from_pretrained(
+    def load(model: str) -> ItemEncoder:
+        return load_encoder(
             model,
             batch_size=args.batch_size,
             device=args.device,
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings: dict[str, Any] = {
         "anchors": anchors,
-        "load_encoder": load_encoder,
+        "load_encoder": load,
         "index_options": {"device": device} if args.index == "exact" else {},
         "shard_size": args.shard_size,
     }

@@ -10,6 +10,7 @@ from conjoin.retrieval.mined_negatives import Finding, MinedNegatives, load_mine
 from conjoin.retrieval.mining import mine_hard_negatives
 from conjoin.retrieval.mining_metrics import MiningMetric, parse_metrics
 from conjoin.retrieval.mining_plan import MiningPlan, plan_mining
+from conjoin.retrieval.stock_encoder import load_encoder, load_stock_encoder
 
 __all__ = [
     "INDEX_KINDS",
@@ -27,8 +28,10 @@ __all__ = [
     "build_index",
     "check_model",
     "encode_corpus",
+    "load_encoder",
     "load_index",
     "load_mined",
+    "load_stock_encoder",
     "mine_hard_negatives",
     "new_index",
     "parse_metrics",

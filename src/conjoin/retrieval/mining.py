@@ -27,6 +27,7 @@ from conjoin.retrieval.mining_metrics import (
     store_folder,
     view_rows,
 )
+from conjoin.retrieval.stock_encoder import load_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def mine_hard_negatives(
     *,
     anchors: AnyDataset | None = None,
     k: int = 10,
-    load_encoder: Callable[[str], ItemEncoder] = ItemEncoder.from_pretrained,
+    load_encoder: Callable[[str], ItemEncoder] = load_encoder,
     index_kind: str = "exact",
     index_options: Mapping[str, Any] | None = None,
     shard_size: int = 4096,

@@ -21,7 +21,7 @@ class MiningMetric:
 
     Attributes:
         name: Unique; also the name of its folder.
-        model: Folder or Hub name, as `ItemEncoder.from_pretrained` takes it.
+        model: Folder or Hub name, as `load_encoder` takes it.
         query: What it looks at of the anchor: `"image"`, `"text"` or `"fused"`.
         candidate: What it looks at of the candidates.
         duplicate_above: A candidate of at least this cosine is a duplicate of the anchor, not a negative, whatever the

@@ -19,6 +19,7 @@ from conjoin.retrieval.mining_metrics import (
     store_folder,
     view_rows,
 )
+from conjoin.retrieval.stock_encoder import load_encoder
 
 _PROBE_BATCHES = 2
 _PROBE_CORPUS = 32_768
@@ -61,7 +62,7 @@ def plan_mining(
     folder: str | Path,
     *,
     anchors: datasets.Dataset | None = None,
-    load_encoder: Callable[[str], ItemEncoder] = ItemEncoder.from_pretrained,
+    load_encoder: Callable[[str], ItemEncoder] = load_encoder,
     index_options: Mapping[str, Any] | None = None,
     shard_size: int = 4096,
 ) -> MiningPlan:
