@@ -170,6 +170,8 @@ def _dimension(config: dict[str, Any]) -> int:
     if config["model_type"] == "token_fusion":
         return int(config["text_config"]["hidden_size"])
     backbone = config["backbone_config"]
+    if config["model_type"] == "mllm_retriever":
+        return int(config["embedding_dim"] or backbone["text_config"]["hidden_size"])
     return int(backbone.get("projection_dim") or backbone["vision_config"]["hidden_size"])
 
 

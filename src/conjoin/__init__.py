@@ -18,11 +18,14 @@ if TYPE_CHECKING:  # the same names as in _EXPORTS, for editors and type checker
     from conjoin.losses import symmetric_info_nce as symmetric_info_nce
     from conjoin.models.joint_encoder import JointEncoderConfig as JointEncoderConfig
     from conjoin.models.joint_encoder import JointEncoderModel as JointEncoderModel
+    from conjoin.models.mllm_retriever import MllmRetrieverConfig as MllmRetrieverConfig
+    from conjoin.models.mllm_retriever import MllmRetrieverModel as MllmRetrieverModel
     from conjoin.models.score_fusion import ScoreFusionConfig as ScoreFusionConfig
     from conjoin.models.score_fusion import ScoreFusionModel as ScoreFusionModel
     from conjoin.models.token_fusion import TokenFusionConfig as TokenFusionConfig
     from conjoin.models.token_fusion import TokenFusionModel as TokenFusionModel
     from conjoin.processing import ImageTextProcessor as ImageTextProcessor
+    from conjoin.processing import MllmRetrieverProcessor as MllmRetrieverProcessor
     from conjoin.retrieval import ItemEncoder as ItemEncoder
     from conjoin.retrieval import build_index as build_index
     from conjoin.retrieval import encode_corpus as encode_corpus
@@ -43,9 +46,10 @@ _EXPORTS = {
     "conjoin.hub": ("export",),
     "conjoin.losses": ("gcl", "info_nce", "mac", "multi_positive", "symmetric_info_nce"),
     "conjoin.models.joint_encoder": ("JointEncoderConfig", "JointEncoderModel"),
+    "conjoin.models.mllm_retriever": ("MllmRetrieverConfig", "MllmRetrieverModel"),
     "conjoin.models.score_fusion": ("ScoreFusionConfig", "ScoreFusionModel"),
     "conjoin.models.token_fusion": ("TokenFusionConfig", "TokenFusionModel"),
-    "conjoin.processing": ("ImageTextProcessor",),
+    "conjoin.processing": ("ImageTextProcessor", "MllmRetrieverProcessor"),
     "conjoin.retrieval": ("ItemEncoder", "build_index", "encode_corpus", "load_index", "search_items"),
     "conjoin.training": ("ContrastiveConfig", "ContrastiveTrainer", "GclConfig", "GclTrainer", "load_recipe", "train"),
 }
