@@ -175,6 +175,27 @@ def test_without_variants_it_is_the_plain_protocol(encoder, triplets, tmp_path):
     assert found == evaluate_symmetric(*vectors, resamples=50, name="n")
 
 
+@pytest.mark.parametrize("takes_it", [False, True])
+def test_an_instruction_goes_with_every_item(encoder, triplets, distractors, tmp_path, takes_it):
+    seen = []
+
+    def plain(items):
+        seen.extend(items)
+        return processor(items)
+
+    def instructed(items, instruction=None):
+        return plain([item | {"text": f"{instruction} {item['text']}"} for item in items])
+
+    encoder.processor = instructed if takes_it else plain
+    evaluate_triplets(encoder, triplets, tmp_path, distractors, instruction="Represent:", resamples=50)
+    assert len(seen) == 3 * 12 + 4 + 40 and all(item["text"].startswith("Represent: text ") for item in seen)
+    seen.clear()
+    evaluate_triplets(encoder, triplets, tmp_path, distractors, instruction="Other:", resamples=50)
+    assert sum(item["text"].startswith("Other: ") for item in seen) == 3 * 12 + 4 + 40  # encoded anew
+    config = Results.load(tmp_path / "results.json").config
+    assert config == {"resamples": 50, "instruction": "Other:"}
+
+
 def test_mistakes(encoder, triplets, distractors, tmp_path):
     with pytest.raises(ValueError, match="there are no triplets to evaluate"):
         evaluate_triplets(encoder, triplets.select([]), tmp_path)

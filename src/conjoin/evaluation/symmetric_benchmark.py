@@ -3,14 +3,16 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 
+from conjoin.data import prefixed, takes_instruction
 from conjoin.retrieval import EmbeddingStore, ItemEncoder, encode_corpus
 
 from .results import Headline, Results
@@ -27,6 +29,7 @@ def evaluate_triplets(
     folder: str | Path,
     distractors: Iterable[Mapping[str, Any]] | EmbeddingStore | None = None,
     *,
+    instruction: str | None = None,
     shard_size: int = 4096,
     dtype: str = "float32",
     resamples: int = 10000,
@@ -46,6 +49,9 @@ def evaluate_triplets(
         folder: For the distractors' embeddings and the results.
         distractors: Rows for `encode_corpus`, e.g. what `load_pairs` gives, streamed or not; or a finished store that
             this encoder's model made; `None`: the triplets' own items are the pool.
+        instruction: Given with every item, distractors included, to models that follow one (the paper's is
+            "Represent the given image with related text information:"); a processor that takes no `instruction` gets
+            it in front of the text. A store of distractors must have been encoded under the same one.
         shard_size: As for `encode_corpus`.
         dtype: As for `encode_corpus`.
         resamples: Bootstrap samples per interval.
@@ -60,13 +66,15 @@ def evaluate_triplets(
     if not len(triplets):
         raise ValueError("there are no triplets to evaluate")
     folder = Path(folder)
+    encoder = _instructed(encoder, instruction)
     rows = triplets.to_list()
     anchor, positive, negative = (_encode(encoder, rows, role, show_progress) for role in _ROLES)
     varied = [bool(_item(row, "variant")) for row in rows]
     variant = anchor.copy()
     if any(varied):
         variant[varied] = _encode(encoder, list(itertools.compress(rows, varied)), "variant", show_progress)
-    pool = _distractor_store(encoder, distractors, folder / "distractors", shard_size, dtype, show_progress)
+    asked = "" if instruction is None else "-" + hashlib.sha256(instruction.encode()).hexdigest()[:8]
+    pool = _distractor_store(encoder, distractors, folder / f"distractors{asked}", shard_size, dtype, show_progress)
     symmetric = evaluate_symmetric(
         anchor,
         positive,
@@ -86,7 +94,7 @@ def evaluate_triplets(
         seed=seed,
         model={"name": encoder.name, "fingerprint": encoder.fingerprint},
         dataset={"triplets": len(rows), "variants": sum(varied), "distractors": count},
-        config={"resamples": resamples},
+        config={"resamples": resamples, "instruction": instruction},
         headline=[Headline(label, symmetric.metrics[key], name) for key, label in _HEADLINE.items()],
         symmetric=[symmetric],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -94,6 +102,27 @@ def evaluate_triplets(
     folder.mkdir(parents=True, exist_ok=True)
     results.save(folder / RESULTS_FILE)
     return results
+
+
+def _instructed(encoder: ItemEncoder, instruction: str | None) -> ItemEncoder:
+    """The encoder with an instruction for every item."""
+    if instruction is None:
+        return encoder
+    processor: Any = encoder.processor
+    takes_it = takes_instruction(processor)
+    return ItemEncoder(
+        encoder.model,
+        partial(processor if takes_it else partial(_process_prefixed, processor), instruction=instruction),  # type: ignore[arg-type]
+        encoder.batch_size,
+        encoder.device,
+        encoder.dtype,
+        num_workers=encoder.num_workers,
+        name=encoder.name,
+    )
+
+
+def _process_prefixed(processor: Callable[[list[Any]], Any], items: Sequence[Any], instruction: str) -> Any:  # noqa: ANN401
+    return processor([prefixed(item, instruction) for item in items])
 
 
 def _encode(encoder: ItemEncoder, rows: list[dict[str, Any]], role: str, show_progress: bool) -> np.ndarray:
