@@ -1,7 +1,9 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from PIL import Image
 from tiny_encoder import tiny_encoder
 
@@ -218,9 +220,13 @@ def test_another_index_finds_the_same(tmp_path, kind):
     assert as_ranks(mine(rows, tmp_path, index_kind=kind)) == naive(rows, METRICS, 4)
 
 
-def test_streamed_rows(tmp_path):
+@pytest.mark.parametrize("knows_its_columns", [False, True])
+def test_streamed_rows(tmp_path, knows_its_columns):
     rows = pairs(groups=True)
     streamed = Dataset.from_list(rows).to_iterable_dataset()
+    if not knows_its_columns:
+        streamed = IterableDataset.from_generator(lambda: iter(rows))
+        assert streamed.column_names is None
     mined = mine_hard_negatives(streamed, METRICS, tmp_path, k=4, load_encoder=Loader(), shard_size=7)
     assert as_ranks(mined) == naive(rows, METRICS, 4)
 
@@ -229,6 +235,12 @@ def test_half_precision_on_disk(tmp_path):
     mined = mine(pairs(), tmp_path, dtype="float16")
     assert EmbeddingStore.open(next((tmp_path / "embeddings").iterdir())).manifest.dtype == "float16"
     assert all(len(negatives) >= 4 for negatives in mined.values())
+
+
+def test_the_result_travels_to_worker_processes(tmp_path):
+    mined = mine(pairs(), tmp_path)
+    copy = pickle.loads(pickle.dumps(mined))
+    assert dict(copy) == dict(mined) and copy.findings("row1") == mined.findings("row1")
 
 
 class TestDraw:

@@ -7,7 +7,7 @@ once; every metric is searched, one file of results per block of anchors; the re
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,10 @@ def _encode_views(
 
 def _groups(rows: AnyDataset) -> dict[str, str]:
     """The group of every row that has one."""
-    if "group" not in (rows.column_names or ()):
+    columns: Iterable[str] = rows.column_names or next(
+        iter(rows), {}
+    )  # a stream may not know its columns before it is read
+    if "group" not in columns:
         return {}
     named = rows.select_columns(["id", "group"])
     return {str(row["id"]): str(row["group"]) for row in named if row["group"] is not None}
