@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from conjoin import __version__
 
-from . import data, demo, encode, evaluate, index, mine, search, teacher_cache, train
+from . import data, demo, encode, evaluate, explain, index, mine, search, teacher_cache, train
 
-COMMANDS = (demo, train, encode, index, search, mine, teacher_cache, evaluate, data)
+COMMANDS = (demo, train, encode, index, search, mine, teacher_cache, evaluate, data, explain)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,120 @@
+"""`conjoin explain`: what a joint encoder finds of a text in an image, and the reverse."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conjoin.evaluation import Curve
+
+ROLES = {
+    "positive": "positive: intersection of one masked",
+    "image_difference": "negative: difference of image masked",
+    "text_difference": "negative: difference of text masked",
+    "intersection": "negative: both intersections masked",
+}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to the `conjoin` program."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="show which patches and words an image and a text share",
+        description="Draw how much each patch of an image is like a text, and each word like the image, by the local "
+        "scores of a joint encoder; the segments of the image; and, where thresholds are known, the intersection and "
+        "the samples that stage 2 of SOLAR would construct. Thresholds are given, or fitted to pairs (--data), or "
+        "those that a log of stage 1 ends with (--log).",
+        epilog='example: conjoin explain runs/demo/model --image photo.jpg --text "a dog on the beach" '
+        "--data photos.csv --out runs/explained",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a joint encoder (its own code is run)")
+    parser.add_argument("--image", required=True, metavar="FILE", help="path or URL of the image")
+    parser.add_argument("--text", required=True, metavar="TEXT", help="the text")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where explanation.png and explanation.html go")
+    parser.add_argument("--image-threshold", type=float, metavar="COSINE", help="patches above it are shared")
+    parser.add_argument("--text-threshold", type=float, metavar="COSINE", help="words above it are shared")
+    parser.add_argument("--data", metavar="DATA", help="pairs to fit thresholds to, as `conjoin encode` reads them")
+    parser.add_argument(
+        "--pairs", type=int, default=64, metavar="N", help="how many of them, from the start (default: %(default)s)"
+    )
+    parser.add_argument("--log", metavar="FILE", help="recipe.json, trainer_state.json or JSON lines of stage 1")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU when there is one)")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    import torch
+    from transformers import AutoModel, AutoProcessor
+
+    from conjoin.evaluation.explain import MaskedSample, explain_pair, render_explanation
+    from conjoin.masking import construct_samples, segment_patches
+
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()
+    processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
+    explanation = explain_pair(model, processor, args.image, args.text)
+    thresholds, curves = _thresholds(args, model, processor)
+    segments = segment_patches(explanation.patches[None])
+    samples = []
+    if None not in thresholds.values():
+        built = construct_samples(
+            explanation.image_scores[None],
+            torch.ones(1, len(explanation.image_scores), dtype=torch.bool),
+            thresholds["image"],
+            explanation.text_scores[None],
+            torch.ones(1, len(explanation.text_scores), dtype=torch.bool),
+            thresholds["text"],
+            segments,
+            torch.Generator().manual_seed(args.seed),
+        )
+        samples = [
+            MaskedSample(name, built.image_weights[role, 0], built.text_weights[role, 0])
+            for role, name in enumerate(ROLES.values())
+            if built.valid[role, 0]
+        ]
+    page = render_explanation(
+        explanation,
+        args.out,
+        image_threshold=thresholds["image"],
+        text_threshold=thresholds["text"],
+        segments=segments[0],
+        samples=samples,
+        curves=curves,
+    )
+    print(f"wrote {page} and {page.with_name('explanation.png')}")
+
+
+def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401
+    """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
+    from conjoin.data import load_pairs
+    from conjoin.evaluation.explain import score_populations
+    from conjoin.evaluation.score_charts import (
+        MODALITIES,
+        distribution_curves,
+        last_thresholds,
+        read_log,
+        score_histogram,
+    )
+    from conjoin.masking import qda_threshold
+
+    thresholds: dict[str, Any] = {"image": None, "text": None}
+    curves = []
+    if args.log is not None:
+        log = read_log(args.log)
+        thresholds, curves = {**last_thresholds(log)}, distribution_curves(log)
+    given = {"image": args.image_threshold, "text": args.text_threshold}
+    if args.data is not None:
+        rows = load_pairs(args.data)
+        pairs = [
+            {"image": row["image"], "text": row["text"]} for row in rows.select(range(min(args.pairs, len(rows))))
+        ]
+        for name, (positive, negative) in score_populations(model, processor, pairs).items():
+            moments = [
+                moment for scores in (positive, negative) for moment in (scores.mean(), scores.std(correction=0))
+            ]
+            fitted = float(qda_threshold(*moments).threshold)
+            thresholds[name] = fitted if given[name] is None else given[name]
+            title = f"{len(pairs)} pairs: {MODALITIES[name]}"
+            curves.append(score_histogram(positive.numpy(), negative.numpy(), thresholds[name], title))
+    return {name: thresholds[name] if given[name] is None else given[name] for name in thresholds}, curves

@@ -1,0 +1,237 @@
+"""What of an image a joint encoder finds in its text, and what of the text in the image (SOLAR Fig. 12-14)."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from .charts import line_chart
+from .patch_pictures import heat_map, masked_picture, relative, segment_map, strip, warmth
+from .results import Curve, picture
+
+PANEL_PIXELS = 640
+_STRUCK = (225, 225, 225)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The scores of one pair.
+
+    Args:
+        picture: The image as the model sees it: resized, cropped, on its patch grid.
+        grid: Rows and columns of patches.
+        image_scores: `(P,)` cosines of l_cls and each patch of V'.
+        patches: `(P, d)` V'.
+        words: The piece of text that each of the T local tokens stands for.
+        text_scores: `(T,)` cosines of v_cls and each token of L'.
+        similarity: The cosine of image and text embedded alone.
+    """
+
+    picture: Image.Image
+    grid: tuple[int, int]
+    image_scores: Tensor
+    patches: Tensor
+    words: list[str]
+    text_scores: Tensor
+    similarity: float
+
+
+class MaskedSample(NamedTuple):
+    """A constructed sample of the pair: its name, and the weights `(P,)` and `(T,)` of what is left, in [0, 1]."""
+
+    name: str
+    image_weights: Tensor
+    text_weights: Tensor
+
+
+@torch.no_grad()
+def explain_pair(model: Any, processor: Any, image: Any, text: str) -> Explanation:  # noqa: ANN401
+    """Score every patch of `image` against `text` and every token of `text` against `image`.
+
+    Args:
+        model: A joint encoder.
+        processor: Its processor.
+        image: Anything that is an image item.
+        text: The text.
+
+    Raises:
+        ValueError: Not a joint encoder.
+    """
+    _check_joint_encoder(model)
+    batch = processor([{"image": image, "text": text}]).to(model.device)
+    output = model(**batch, views=("image", "text"), output_tokens=True)
+    patch_size = model.config.vision_config.patch_size
+    grid = tuple(side // patch_size for side in batch["pixel_values"].shape[-2:])
+    seen = _denormalise(batch["pixel_values"][0].cpu(), processor.image_processor)
+    seen = seen.crop((0, 0, grid[1] * patch_size, grid[0] * patch_size))
+    local = output.text_token_mask[0].cpu()
+    scores = _cosines(output.text_tokens[0, :1], output.image_tokens[0, 1:])
+    text_scores = _cosines(output.image_tokens[0, :1], output.text_tokens[0, 1:])[local]
+    words = _words(processor, text.strip(), batch["input_ids"][0].cpu(), local)
+    unit = output.embeddings
+    return Explanation(
+        seen, (grid[0], grid[1]), scores, output.image_tokens[0, 1:].float().cpu(), words, text_scores,
+        float(unit[0] @ unit[1]),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def score_populations(model: Any, processor: Any, pairs: Sequence[Any]) -> dict[str, tuple[Tensor, Tensor]]:  # noqa: ANN401
+    """The scores S⁺ of matching pairs and S⁻ of all others in one batch, as stage 1 fits its thresholds to.
+
+    Args:
+        model: A joint encoder.
+        processor: Its processor.
+        pairs: N items `{"image", "text"}`.
+
+    Returns:
+        `"image"` (l_cls against V') and `"text"` (v_cls against L'), each positive and negative scores, 1-d.
+
+    Raises:
+        ValueError: Not a joint encoder, fewer than two pairs, or one lacks its image or text.
+    """
+    _check_joint_encoder(model)
+    if len(pairs) < 2:
+        raise ValueError(f"{len(pairs)} pairs have no scores between different ones; at least 2 are needed")
+    output = model(**processor(list(pairs)).to(model.device), views=("image",), output_tokens=True)
+    if output.text_tokens is None or not (output.image_token_mask.any(1) & output.text_token_mask.any(1)).all():
+        raise ValueError("every item must have an image and a text")
+    parts = {
+        "image": (output.text_tokens, output.image_tokens, output.image_token_mask),
+        "text": (output.image_tokens, output.text_tokens, output.text_token_mask),
+    }
+    found = {}
+    for name, (of_global, of_local, mask) in parts.items():
+        unit = F.normalize(of_local[:, 1:].float(), dim=-1)
+        scores = torch.einsum("id,jtd->ijt", F.normalize(of_global[:, 0].float(), dim=-1), unit).cpu()
+        matching = torch.eye(len(pairs), dtype=torch.bool)[..., None] & mask.cpu()
+        found[name] = (scores[matching], scores[mask.cpu().expand_as(matching) & ~matching])
+    return found
+
+
+def render_explanation(
+    explanation: Explanation,
+    out: str | os.PathLike[str],
+    *,
+    image_threshold: float | None = None,
+    text_threshold: float | None = None,
+    segments: Tensor | None = None,
+    samples: Sequence[MaskedSample] = (),
+    curves: Sequence[Curve] = (),
+) -> Path:
+    """Write `explanation.png` and `explanation.html`, a page without scripts that loads nothing.
+
+    Args:
+        explanation: Of `explain_pair`.
+        out: The folder; made if need be.
+        image_threshold: tau_V; patches above it are the intersection.
+        text_threshold: tau_L.
+        segments: `(P,)` the segment of each patch.
+        samples: Constructed samples.
+        curves: Charts to add: of `score_histogram`, `threshold_course`, ...
+
+    Returns:
+        The path of the page.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    panels = _panels(explanation, image_threshold, segments, samples)
+    lines = _lines(explanation, text_threshold, samples)
+    strip(panels, lines).save(folder / "explanation.png")
+    environment = Environment(
+        loader=PackageLoader("conjoin.evaluation", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    page = environment.get_template("explain.html.j2").render(
+        panels=[(caption, picture(image, PANEL_PIXELS)) for caption, image in panels],
+        lines=lines,
+        words=[
+            (word, float(score), warmth(value))
+            for word, score, value in zip(
+                explanation.words, explanation.text_scores, relative(explanation.text_scores), strict=True
+            )
+        ],
+        similarity=explanation.similarity,
+        thresholds={"image": image_threshold, "text": text_threshold},
+        charts=[(curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in curves],
+    )
+    target = folder / "explanation.html"
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+Words = list[tuple[str, tuple[int, int, int]]]
+
+
+def _panels(
+    explanation: Explanation, threshold: float | None, segments: Tensor | None, samples: Sequence[MaskedSample]
+) -> list[tuple[str, Image.Image]]:
+    shown, grid, scores = explanation.picture, explanation.grid, explanation.image_scores.numpy()
+    panels = [
+        ("image", masked_picture(shown, torch.ones(len(scores)).numpy(), grid)),
+        ("patches like the text", heat_map(shown, scores, grid)),
+    ]
+    if threshold is not None:
+        panels.append((f"above {threshold:.3f}", heat_map(shown, scores, grid, threshold)))
+    if segments is not None:
+        panels.append((f"{int(segments.max()) + 1} segments", segment_map(shown, segments.numpy(), grid)))
+    return panels + [(name, masked_picture(shown, image.numpy(), grid)) for name, image, _ in samples]
+
+
+def _lines(
+    explanation: Explanation, threshold: float | None, samples: Sequence[MaskedSample]
+) -> list[tuple[str, Words]]:
+    """Captions and words with their colours; words that are left out are grey."""
+    colours = [warmth(value) for value in relative(explanation.text_scores.numpy())]
+    every = list(zip(explanation.words, colours, strict=True))
+    lines: list[tuple[str, Words]] = [("words like the image", every)]
+    if threshold is not None:
+        kept = (explanation.text_scores > threshold).tolist()
+        lines.append((f"above {threshold:.3f}", _greyed(every, kept)))
+    return lines + [(name, _greyed(every, (text > 0).tolist())) for name, _, text in samples]
+
+
+def _greyed(words: Words, kept: Sequence[bool]) -> Words:
+    return [(word, colour if keep else _STRUCK) for (word, colour), keep in zip(words, kept, strict=True)]
+
+
+def _words(processor: Any, text: str, input_ids: Tensor, local: Tensor) -> list[str]:  # noqa: ANN401
+    """The piece of text of each local token; the token's own name where that is empty or unknown."""
+    tokenizer = processor.tokenizer
+    names = tokenizer.convert_ids_to_tokens(input_ids[local].tolist())
+    if not tokenizer.is_fast:
+        return names
+    offsets = tokenizer(text, truncation=True, max_length=len(input_ids), return_offsets_mapping=True)[
+        "offset_mapping"
+    ]
+    pieces = [text[first:last].strip() for first, last in offsets] + [""] * (len(local) - len(offsets))
+    return [
+        piece or name
+        for piece, name in zip([p for p, keep in zip(pieces, local, strict=True) if keep], names, strict=True)
+    ]
+
+
+def _cosines(pooled: Tensor, tokens: Tensor) -> Tensor:
+    return F.cosine_similarity(pooled.float(), tokens.float(), dim=-1).cpu()
+
+
+def _denormalise(pixels: Tensor, image_processor: Any) -> Image.Image:  # noqa: ANN401
+    mean, std = (
+        torch.tensor(statistic)[:, None, None] for statistic in (image_processor.image_mean, image_processor.image_std)
+    )
+    levels = ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(levels.permute(1, 2, 0).numpy())
+
+
+def _check_joint_encoder(model: Any) -> None:  # noqa: ANN401
+    if model.config.model_type != "joint_encoder":
+        raise ValueError(f"only a joint encoder has local scores, not {type(model).__name__}")

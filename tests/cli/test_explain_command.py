@@ -1,0 +1,65 @@
+"""`conjoin explain` from the command line."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from conjoin.cli.main import main
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+
+
+@pytest.fixture
+def arguments(tiny_checkpoints, pictures, tmp_path):
+    torch.manual_seed(0)
+    clip = tiny_checkpoints["clip"]
+    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
+    export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    for number, picture in enumerate(pictures):
+        picture.save(tmp_path / f"data/p{number}.png")
+        (tmp_path / f"data/p{number}.txt").write_text(f"picture number {number}")
+    image = ["--image", str(tmp_path / "data/p1.png"), "--text", "a red dog", "--device", "cpu"]
+    return ["explain", str(tmp_path / "model"), *image, "--out", str(tmp_path / "out")]
+
+
+def page(tmp_path):
+    return (tmp_path / "out/explanation.html").read_text()
+
+
+def test_draws_scores_and_segments(arguments, tmp_path, capsys):
+    assert main(arguments) == 0
+    assert "explanation.html" in capsys.readouterr().out
+    assert "segments" in page(tmp_path)
+    assert "masked" not in page(tmp_path)
+    assert Image.open(tmp_path / "out/explanation.png").width > 500
+
+
+def test_thresholds_given_draw_samples(arguments, tmp_path):
+    assert main([*arguments, "--image-threshold", "-2", "--text-threshold", "-2"]) == 0
+    text = page(tmp_path)  # everything is shared
+    assert "positive: intersection of one masked" in text
+    assert "negative: both intersections masked" in text
+    assert "difference of image masked" not in text
+
+
+def test_thresholds_fitted_to_pairs_or_of_a_log(arguments, tmp_path):
+    assert main([*arguments, "--data", str(tmp_path / "data"), "--text-threshold", "0.123"]) == 0
+    assert page(tmp_path).count("<svg") == 2
+    assert "4 pairs: patches against text" in page(tmp_path)
+    assert "Threshold of the text: 0.1230" in page(tmp_path)
+    moments = {"positive_mean": 0.4, "positive_std": 0.1, "negative_mean": 0.0, "negative_std": 0.05, "threshold": 0.2}
+    log = [{"step": 1} | {f"{m}_{name}": value for m in ("image", "text") for name, value in moments.items()}]
+    (tmp_path / "recipe.json").write_text(json.dumps({"log": log}))
+    assert main([*arguments, "--log", str(tmp_path / "recipe.json")]) == 0
+    assert "Threshold of the image: 0.2000" in page(tmp_path)
+    assert page(tmp_path).count("<svg") == 4
+
+
+def test_a_log_of_something_else_is_a_clear_error(arguments, tmp_path, capsys):
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2}\n')
+    assert main([*arguments, "--log", str(tmp_path / "log.jsonl")]) == 2
+    assert "is it a log of stage 1?" in capsys.readouterr().err
