@@ -7,10 +7,10 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_mllms import DEPTH, MLLMS
 from transformers import BertConfig
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel, pruned_checkpoint
+from tiny_mllms import DEPTH, MLLMS
 
 INDEX = "model.safetensors.index.json"
 
@@ -98,7 +98,7 @@ def test_a_single_file_is_read_in_part(mllm_checkpoints, reads, tmp_path):
     save_file({k: v for shard in shards for k, v in load_file(shard).items()}, tmp_path / "model.safetensors")
     for file in (*shards, tmp_path / INDEX):
         file.unlink()
-    MllmRetrieverModel.from_mllm(str(tmp_path), 1)
+    MllmRetrieverModel.from_mllm(tmp_path, 1)
     assert list(reads) == ["model.safetensors"]
     assert not [tensor for tensor in reads["model.safetensors"] if is_dropped(tensor, 1)]
 

@@ -1,6 +1,7 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
     @classmethod
     def from_mllm(
         cls,
-        checkpoint: str,
+        checkpoint: str | Path,
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ class MllmRetrieverModel(PreTrainedModel):
     @classmethod
     def from_mllm(
         cls,
-        checkpoint: str,
+        checkpoint: str | Path,
         keep_layers: int | None = None,
         *,
         ret_token: str = "[RET]",
@@ -104,6 +105,7 @@ class MllmRetrieverModel(PreTrainedModel):
             FileNotFoundError: A file that is needed is missing.
             ValueError: The checkpoint is of another architecture, or `keep_layers` is out of range.
         """
+        checkpoint = str(checkpoint)
         folder = fetch_small_files(checkpoint, revision)
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{checkpoint!r} has no config.json")
