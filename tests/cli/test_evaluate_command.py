@@ -69,12 +69,15 @@ def test_symmetric(model, tmp_path, capsys):
     path = tmp_path / "triplets.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     out = tmp_path / "out"
-    assert (
-        main(["evaluate", model, "--benchmark", "symmetric", "--data", str(path), "--out", str(out), "--quiet"]) == 0
-    )
-    assert "3 triplets" in capsys.readouterr().out
+    command = ["evaluate", model, "--benchmark", "symmetric", "--data", str(path), "--out", str(out), "--quiet"]
+    assert main(command) == 0
+    assert "3 triplets, 8 candidates each" in capsys.readouterr().out
     (found,) = json.loads((out / "results.json").read_text())["symmetric"]
     assert found["triplets"] == 3 and 0 <= found["metrics"]["precision"]["value"] <= 1
+    distractors = tmp_path / "more.csv"
+    distractors.write_text("image,text\nred.png,other\ngreen.png,another\n")
+    assert main([*command, "--distractors", str(distractors), "--instruction", "find it"]) == 0
+    assert "3 triplets, 10 candidates each" in capsys.readouterr().out
 
 
 def test_mistakes_are_one_line(model, mini, tmp_path, capsys):

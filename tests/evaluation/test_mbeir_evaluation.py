@@ -20,6 +20,7 @@ from conjoin.evaluation import (
     render_report,
 )
 from conjoin.evaluation.mbeir import _encode_queries
+from conjoin.processing import parse_items
 from conjoin.retrieval import ItemEncoder
 
 HEADER = "query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2"
@@ -182,6 +183,18 @@ class TestErrors:
         write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:{n} 0 2:1 1 1" for n in range(1, 5)])
         with pytest.raises(ValueError, match="candidate '2:18' of the local pool of webqa_task1 is not in the global"):
             run(root, tmp_path)
+
+    def test_a_missing_image_is_named(self, root, tmp_path):
+        lines = (
+            candidates(["abc"])[0]
+            .replace('"img_path": null', '"img_path": "no.png"')
+            .replace('"text"', '"image,text"')
+        )
+        write(root, "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl", [lines])
+        write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:{n} 0 2:1 1 1" for n in range(1, 5)])
+        model = ItemEncoder(WordModel(), lambda items: parse_items(items) and letters(items))
+        with pytest.raises(FileNotFoundError, match=r"item '2:1', image '.*mbeir/no\.png': no such file"):
+            run(root, tmp_path, model, settings=["local"])
 
     def test_missing_files_and_settings(self, root, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"mbeir_cirr_task7_test\.jsonl"):

@@ -44,6 +44,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     mbeir.add_argument(
         "--dtype", choices=("float32", "float16"), default="float32", help="of stored vectors (default: %(default)s)"
     )
+    symmetric = parser.add_argument_group("symmetric triplets")
+    symmetric.add_argument("--distractors", metavar="SOURCE", help="further candidates, as for conjoin encode")
+    symmetric.add_argument("--instruction", metavar="TEXT", help="given with every item, to models that follow one")
     computing = parser.add_argument_group("how to compute")
     computing.add_argument(
         "--batch-size", type=int, default=32, metavar="N", help="items per forward pass (default: %(default)s)"
@@ -128,40 +131,22 @@ def _emoji(args: argparse.Namespace, encoder: "ItemEncoder", out: Path) -> tuple
 
 
 def _symmetric(args: argparse.Namespace, encoder: "ItemEncoder", out: Path) -> tuple["Results", str]:
-    from conjoin.data import load_triplets
-    from conjoin.evaluation import Results, evaluate_symmetric
+    from conjoin.data import load_pairs, load_triplets
+    from conjoin.evaluation.symmetric_benchmark import evaluate_triplets
 
-    triplets = load_triplets(args.data)
-
-    def items(role: str) -> list[dict[str, Any]]:
-        columns = {"image": f"{role}_image", "text": f"{role}_text"}
-        return [{part: row[name] for part, name in columns.items() if row[name] is not None} for row in triplets]
-
-    roles = {role: items(role) for role in ("query", "positive", "negative", "variant")}
-    if any(roles["variant"]):  # a triplet without a variant repeats its query
-        roles["variant"] = [own or query for own, query in zip(roles["variant"], roles["query"], strict=True)]
-    else:
-        del roles["variant"]
-    ids = list(triplets["id"])
-    vectors = {role: encoder.encode(rows, ids, show_progress=not args.quiet) for role, rows in roles.items()}
-    found = evaluate_symmetric(
-        vectors["query"],
-        vectors["positive"],
-        vectors["negative"],
-        vectors.get("variant"),
+    results = evaluate_triplets(
+        encoder,
+        load_triplets(args.data),
+        out,
+        None if args.distractors is None else load_pairs(args.distractors),
+        instruction=args.instruction,
         seed=args.seed,
         name=Path(args.data).stem,
+        show_progress=not args.quiet,
     )
-    results = Results(
-        title="Symmetric triplets",
-        summary="Precision and recall of the symmetric image + text protocol.",
-        seed=args.seed,
-        dataset={"file": str(args.data), "triplets": found.triplets, "pool": found.pool},
-        symmetric=[found],
-    )
+    (found,) = results.symmetric
     lines = [f"{found.triplets} triplets, {found.pool} candidates each"]
-    for name, metric in found.metrics.items():
-        lines.append(f"{name:<14}{100 * metric.value:>6.1f}")
+    lines += [f"{name:<14}{100 * metric.value:>6.1f}" for name, metric in found.metrics.items()]
     return results, "\n".join(lines)
 
 

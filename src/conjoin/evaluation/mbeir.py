@@ -55,7 +55,7 @@ def evaluate_mbeir(
 
     The global pool is encoded once and local pools are taken out of it; without the global setting each local pool is
     encoded by itself. Vectors go to `out/stores`, the first candidates of every query to `out/runs` (TREC run files).
-    Everything is looked up before anything is encoded.
+    Files, ids and judgements are checked before anything is encoded; images are opened when they are.
 
     Args:
         encoder: The model. A processor that takes an argument `instruction` gets it; otherwise it stands in front of
@@ -110,8 +110,9 @@ def evaluate_mbeir(
                 index = _index(encode(questions.pool), encoder)
             found = index.search(queries, depth)
             _write_run(out / "runs" / setting / f"{questions.cell.name}.txt", questions.qids, found)
-            metrics = _score(found, questions, set(index.ids), sorted({5, 10, *ks}), seed)
-            scores.append(MbeirScore(questions.cell, setting, len(questions.rows), len(index.ids), metrics))
+            pool = questions.pool if setting == "local" or everything is None else everything
+            metrics = _score(found, questions, pool, sorted({5, 10, *ks}), seed)
+            scores.append(MbeirScore(questions.cell, setting, len(questions.rows), len(pool), metrics))
     return sorted(scores, key=lambda score: settings.index(score.setting))
 
 
@@ -200,7 +201,7 @@ def _encode_queries(encoder: ItemEncoder, rows: Sequence[Mapping[str, Any]], sho
 
 
 def _score(
-    found: SearchResult, questions: _Questions, pool: set[str], ks: Sequence[int], seed: int
+    found: SearchResult, questions: _Questions, pool: MbeirCandidates, ks: Sequence[int], seed: int
 ) -> dict[str, Metric]:
     """Hit rates with intervals and chance. A tie that runs on past what was searched counts as a failure too."""
     right = torch.tensor(
@@ -215,7 +216,7 @@ def _score(
     if depth < len(pool):
         best = scores.masked_fill(~right, float("-inf")).amax(dim=1)
         ranks[scores[:, -1] >= best - tolerance] = depth + 1
-    counts = [len(questions.relevant[qid] & pool) for qid in questions.qids]
+    counts = [sum(did in pool for did in questions.relevant[qid]) for qid in questions.qids]
     return {
         f"hit_rate@{k}": Metric.from_values((ranks <= k).double(), chance_hit_rate(counts, len(pool), k), seed=seed)
         for k in ks
