@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from tiny_training import make_encoder, make_rows, without_dropout
 from transformers import AutoModel
 
+from conjoin.data import load_pairs
 from conjoin.losses import (
     global_distillation,
     global_to_local_alignment,
@@ -25,9 +26,12 @@ from conjoin.training import (
     Stage2Collator,
     Stage2Rows,
     cached_backward,
+    load_recipe,
+    train,
 )
 from conjoin.training.distillation_targets import TowerTeacher
 from conjoin.training.objective import total_loss
+from conjoin.training.solar_setup import solar_arguments
 from conjoin.training.solar_stage1 import Stage1Objective
 from conjoin.training.solar_stage2 import Stage2Objective, load_heads
 
@@ -374,3 +378,67 @@ def test_bad_input_of_stage_2_is_named(tiny_checkpoints, tmp_path):
         Stage2Rows(rows, rows["id"], load_mined(tmp_path / "m.parquet"))[1]
     with pytest.raises(ValueError, match="3 ids for 4 rows"):
         Stage2Rows(rows, ["a", "b", "c"])
+
+
+def write_recipe(path, text, **values):
+    path.write_text(text.format(**values))
+    return load_recipe(path)
+
+
+STAGE_1 = """
+method: solar_stage1
+model: {{vision: {dinov2}, text: {bert}, config: {{hidden_size: 16, num_attention_heads: 2}}, lora: {{r: 2}}}}
+teacher: {{vision: {dinov2}, text: {clip_text}, max_text_length: 12, cache: {cache}}}
+data: {{source: {data}}}
+training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, use_cpu: true, report_to: none,
+  save_strategy: "no", learning_rate: 1e-3, logging_steps: 1, disable_tqdm: true}}
+"""
+STAGE_2 = """
+method: solar_stage2
+model: {{checkpoint: {checkpoint}, lora: {{r: 2, towers: [vision_model, text_model, vl_encoder]}}}}
+data: {{source: {data}, mined: {mined}}}
+training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, gradient_cache_chunk_size: 2,
+  use_cpu: true, report_to: none, save_strategy: "no", learning_rate: 1e-2, itc_weight: {itc},
+  logging_steps: 1, disable_tqdm: true}}
+"""
+
+
+@pytest.mark.parametrize("itc", [0, 1])
+def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
+    rows, data = texts(8), tmp_path / "data"
+    data.mkdir()
+    for row in rows:
+        row["image"].save(data / f"{row['id']}.png")
+        (data / f"{row['id']}.txt").write_text(row["text"])
+    towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"]}
+    towers["clip_text"] = tiny_checkpoints["bert"]
+    first = tmp_path / "first"
+    recipe = write_recipe(tmp_path / "1.yaml", STAGE_1, data=data, out=first, cache="null", **towers)
+    log = train(recipe).state.log_history
+    assert log[0]["ld_loss"] > 0
+    ids = load_pairs(data)["id"]
+    blocks = [{"id": ids[i], "negatives": [ids[i - 1], ids[i - 2]], "found_by": [[], []]} for i in range(8)]
+    (tmp_path / "mined").mkdir()
+    write_mined(tmp_path / "mined" / "negatives.parquet", [blocks])
+    settings = {"data": data, "mined": tmp_path / "mined", "itc": itc}
+    second = write_recipe(tmp_path / "2.yaml", STAGE_2, checkpoint=first, out=tmp_path / "second", **settings)
+    trainer = train(second)
+    assert ("itc_loss" in trainer.state.log_history[0]) == bool(itc)
+    saved = load_file(str(tmp_path / "second" / "model.safetensors"))
+    before = load_file(str(first / "model.safetensors"))
+    assert saved.keys() == before.keys()
+    for part in ("vision_model", "text_model", "vl_encoder", "text_adapter"):
+        assert any(not torch.equal(saved[name], before[name]) for name in saved if name.startswith(part)), part
+
+
+def test_sections_that_do_not_fit_a_method_are_named(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"], "clip_text": "x"}
+    recipe = write_recipe(tmp_path / "1.yaml", STAGE_1, data="x", out=tmp_path, cache="null", **towers)
+    recipe.method = "contrastive"
+    with pytest.raises(ValueError, match="only solar_stage1 has teachers, not contrastive"):
+        solar_arguments(recipe, model, processor, texts(4), None)
+    settings = {"data": "x", "itc": 0, "checkpoint": "x", "out": tmp_path}
+    recipe = write_recipe(tmp_path / "2.yaml", STAGE_2, mined="null", **settings)
+    with pytest.raises(ValueError, match=r"needs data\.mined, the output of `conjoin mine`"):
+        solar_arguments(recipe, model, processor, texts(4), ["a"] * 4)

@@ -15,11 +15,15 @@ from .arguments import RetrievalConfig
 from .contrastive import ContrastiveConfig, ContrastiveTrainer
 from .gcl import GclConfig, GclTrainer
 from .lora import LoraArguments
+from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
+from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
 from .trainer import RetrievalTrainer
 
 METHODS: dict[str, tuple[type[RetrievalConfig], type[RetrievalTrainer]]] = {
     "contrastive": (ContrastiveConfig, ContrastiveTrainer),
     "gcl": (GclConfig, GclTrainer),
+    "solar_stage1": (JointEncoderStage1Config, JointEncoderStage1Trainer),
+    "solar_stage2": (JointEncoderStage2Config, JointEncoderStage2Trainer),
 }
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
@@ -64,6 +68,7 @@ class DataArguments:
         text_column: The captions.
         id_column: Unique names.
         streaming: Read while training; needs `training.max_steps`.
+        mined: Hard negatives of the training rows, as `conjoin mine` wrote them (stage 2 of SOLAR).
     """
 
     source: str = "emoji"
@@ -74,6 +79,28 @@ class DataArguments:
     text_column: str | None = None
     id_column: str | None = None
     streaming: bool = False
+    mined: str | None = None
+
+
+@dataclass
+class TeacherArguments:
+    """Frozen teachers of stage 1 of SOLAR; without this section the student's own frozen towers teach.
+
+    Args:
+        vision: A vision model's id or folder (DINOv2 in the paper).
+        text: A text model's, for tokens (BGE-m3-retromae).
+        text_global: Another text model over the same tokens, for whole texts (BGE-m3); `text` when None.
+        vision_hidden_layer: Which hidden state of `vision` to read; its output when None.
+        max_text_length: Longest text in the text teacher's tokens; its tokenizer's own limit when None.
+        cache: Folder of `conjoin teacher-cache`; the teachers run live when None.
+    """
+
+    vision: str
+    text: str
+    text_global: str | None = None
+    vision_hidden_layer: int | None = None
+    max_text_length: int | None = None
+    cache: str | None = None
 
 
 @dataclass
@@ -106,6 +133,7 @@ class Recipe:
     training: RetrievalConfig
     data: DataArguments = field(default_factory=DataArguments)
     features: FeatureArguments | None = None
+    teacher: TeacherArguments | None = None
 
 
 def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Recipe:

@@ -31,6 +31,7 @@ from .arguments import RetrievalConfig
 from .feature_cache import CachedFeatures, cache_features, collate_features
 from .lora import add_lora
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe
+from .solar_setup import solar_arguments
 from .trainer import RetrievalTrainer
 
 COMPOSED: dict[str, Any] = {"joint_encoder": JointEncoderModel, "token_fusion": TokenFusionModel}
@@ -60,6 +61,7 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     """Load the data of a recipe and make its trainer, caching tower features first if the recipe says so."""
     train, evaluation = _load_data(recipe.data)
     collator = None
+    ids = train["id"] if isinstance(train, datasets.Dataset) else None
     if recipe.features is not None:
         train, evaluation = _with_features(recipe.features, model, processor, train, evaluation, recipe.training)
         collator = collate_features
@@ -70,14 +72,9 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
             f"data of {len(train)}: no step could be made"
         )
     make_trainer: Callable[..., RetrievalTrainer] = METHODS[recipe.method][1]
-    return make_trainer(
-        model,
-        recipe.training,
-        train_dataset=train,
-        eval_dataset=evaluation,
-        processing_class=processor,
-        data_collator=collator,
-    )
+    arguments = {"train_dataset": train, "eval_dataset": evaluation, "data_collator": collator}
+    arguments |= solar_arguments(recipe, model, processor, train, ids)
+    return make_trainer(model, recipe.training, processing_class=processor, **arguments)
 
 
 def train(recipe: Recipe, resume: bool = False) -> RetrievalTrainer:
