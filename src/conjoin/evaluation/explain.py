@@ -12,11 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from .charts import line_chart
-from .patch_pictures import heat_map, masked_picture, relative, segment_map, strip, warmth
+from .patch_pictures import Word, heat_map, masked_picture, relative, segment_map, strip, warmth
 from .results import Curve, picture
 
 PANEL_PIXELS = 640
-_STRUCK = (225, 225, 225)
 
 
 @dataclass(frozen=True)
@@ -169,9 +168,6 @@ def render_explanation(
     return target
 
 
-Words = list[tuple[str, tuple[int, int, int]]]
-
-
 def _panels(
     explanation: Explanation, threshold: float | None, segments: Tensor | None, samples: Sequence[MaskedSample]
 ) -> list[tuple[str, Image.Image]]:
@@ -189,19 +185,19 @@ def _panels(
 
 def _lines(
     explanation: Explanation, threshold: float | None, samples: Sequence[MaskedSample]
-) -> list[tuple[str, Words]]:
-    """Captions and words with their colours; words that are left out are grey."""
+) -> list[tuple[str, list[Word]]]:
+    """Captions and words with their colours; None for words that are left out."""
     colours = [warmth(value) for value in relative(explanation.text_scores.numpy())]
-    every = list(zip(explanation.words, colours, strict=True))
-    lines: list[tuple[str, Words]] = [("words like the image", every)]
+    every: list[Word] = list(zip(explanation.words, colours, strict=True))
+    lines: list[tuple[str, list[Word]]] = [("words like the image", every)]
     if threshold is not None:
         kept = (explanation.text_scores > threshold).tolist()
-        lines.append((f"above {threshold:.3f}", _greyed(every, kept)))
-    return lines + [(name, _greyed(every, (text > 0).tolist())) for name, _, text in samples]
+        lines.append((f"above {threshold:.3f}", _left(every, kept)))
+    return lines + [(name, _left(every, (text > 0).tolist())) for name, _, text in samples]
 
 
-def _greyed(words: Words, kept: Sequence[bool]) -> Words:
-    return [(word, colour if keep else _STRUCK) for (word, colour), keep in zip(words, kept, strict=True)]
+def _left(words: list[Word], kept: Sequence[bool]) -> list[Word]:
+    return [(word, colour if keep else None) for (word, colour), keep in zip(words, kept, strict=True)]
 
 
 def _words(processor: Any, text: str, input_ids: Tensor, local: Tensor) -> list[str]:  # noqa: ANN401

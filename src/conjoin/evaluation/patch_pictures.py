@@ -9,6 +9,9 @@ from PIL import Image, ImageDraw, ImageFont
 SHORTEST_SIDE = 280
 """Pixels that a picture is enlarged to, if it is smaller."""
 
+Word = tuple[str, tuple[int, int, int] | None]
+"""A word and its background; None for a word that is left out."""
+
 _COLD, _MIDDLE, _WARM = (38, 84, 168), (236, 236, 232), (196, 42, 36)
 _SEGMENTS = np.array(
     [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)]
@@ -63,14 +66,12 @@ def warmth(value: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def strip(
-    panels: Sequence[tuple[str, Image.Image]], lines: Sequence[tuple[str, Sequence[tuple[str, tuple[int, int, int]]]]]
-) -> Image.Image:
+def strip(panels: Sequence[tuple[str, Image.Image]], lines: Sequence[tuple[str, Sequence[Word]]]) -> Image.Image:
     """Lay out captioned pictures in a row, and below them captioned lines of coloured words.
 
     Args:
         panels: Caption and picture.
-        lines: Caption and words, each with its background.
+        lines: Caption and words.
     """
     font = ImageFont.load_default(13)
     width = sum(max(picture.width, round(font.getlength(caption))) + _MARGIN for caption, picture in panels) + _MARGIN
@@ -88,26 +89,30 @@ def strip(
         draw.text((_MARGIN, y), caption, "black", font)
         for line in row:
             y += _LINE + 6
-            for left, word, colour in line:
+            for left, (word, colour) in line:
                 box = (left + _MARGIN, y, left + _MARGIN + font.getlength(word) + 8, y + _LINE)
-                draw.rounded_rectangle(box, 4, colour)
-                draw.text((box[0] + 4, y + 1), word, "white" if sum(colour) < 380 else "black", font)
+                if colour is None:
+                    draw.text((box[0] + 4, y + 1), word, _MASKED, font)
+                    draw.line((box[0] + 2, y + _LINE // 2, box[2] - 2, y + _LINE // 2), _MASKED)
+                else:
+                    draw.rounded_rectangle(box, 4, colour)
+                    draw.text((box[0] + 4, y + 1), word, "white" if sum(colour) < 380 else "black", font)
         y += _LINE + 6
     return canvas
 
 
 def _wrap(
-    words: Sequence[tuple[str, tuple[int, int, int]]], width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-) -> list[list[tuple[float, str, tuple[int, int, int]]]]:
-    """Lines of `(left, word, colour)`."""
-    lines: list[list[tuple[float, str, tuple[int, int, int]]]] = [[]]
+    words: Sequence[Word], width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+) -> list[list[tuple[float, Word]]]:
+    """Lines of words and where they begin."""
+    lines: list[list[tuple[float, Word]]] = [[]]
     left = 0.0
-    for word, colour in words:
-        size = font.getlength(word) + 12
+    for word in words:
+        size = font.getlength(word[0]) + 12
         if left and left + size > width:
             lines.append([])
             left = 0.0
-        lines[-1].append((left, word, colour))
+        lines[-1].append((left, word))
         left += size
     return lines
 
