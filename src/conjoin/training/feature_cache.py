@@ -1,7 +1,7 @@
 """Run frozen towers once and train what stands on them: the difference between minutes and hours without a GPU."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from .collator import name_ids, name_rows
 
 MASKS = ("attention_mask", "special_tokens_mask")
 TEXT_INPUTS = ("input_ids", "attention_mask")
+TEACHERS_FILE = "teachers.safetensors"
 
 
 class CachedFeatures(Dataset[dict[str, Tensor]]):
@@ -32,11 +33,14 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
         folder: Where `cache_features` wrote them.
         first_only: Always take the first copy and the first text (for evaluation).
         seed: Seed of the draws.
+        teachers: Also give what `cache_teacher_features` wrote there, of the same copy and text.
     """
 
-    def __init__(self, folder: str | Path, first_only: bool = False, seed: int = 0) -> None:
-        with safe_open(str(Path(folder) / "features.safetensors"), "pt") as file:
-            self.tensors = {name: file.get_tensor(name) for name in file.keys()}
+    def __init__(self, folder: str | Path, first_only: bool = False, seed: int = 0, teachers: bool = False) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        for name in ("features.safetensors", TEACHERS_FILE)[: 1 + teachers]:
+            with safe_open(str(Path(folder) / name), "pt") as file:
+                self.tensors |= {name: file.get_tensor(name) for name in file.keys()}
         self.first_only = first_only
         self.seed = seed
         self.epoch = 0
@@ -55,11 +59,13 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
             draws = np.random.default_rng((self.seed, self.epoch, index, *salt))
             copy, choice = int(draws.integers(images.shape[0])), int(draws.integers(int((texts >= 0).sum())))
         text = int(texts[choice])
-        return {
-            "image_features": images[copy, index],
-            "text_features": self.tensors["text_features"][text],
-            "ids": self.tensors["ids"][index],
-        } | {name: self.tensors[name][text] for name in MASKS}
+        row = {"ids": self.tensors["ids"][index]}
+        for name, tensor in self.tensors.items():
+            if name.startswith(("image_", "teacher_image_")):
+                row[name] = tensor[copy, index]
+            elif name not in ("ids", "text_rows"):
+                row[name] = tensor[text]
+        return row
 
 
 class DrawsByEpoch(Protocol):
@@ -123,7 +129,8 @@ def cache_features(
     if marker.exists() and json.loads(marker.read_text())["key"] == key:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    marker.unlink(missing_ok=True)  # so that a cache half written is never taken for the one before
+    for file in (marker, folder / TEACHERS_FILE):
+        file.unlink(missing_ok=True)  # so that a cache half written is never taken for the one before
     encoder.eval()  # no dropout in what is stored
     tensors = _text_tensors(encoder, processor, rows, batch_size)
     tensors["image_features"] = _image_tensor(encoder, processor, rows, augment, copies, batch_size, dtype)
@@ -131,6 +138,32 @@ def cache_features(
     save_file(tensors, str(folder / "features.safetensors"))
     marker.write_text(json.dumps({"key": key, "rows": len(rows), "copies": copies}, indent=2) + "\n")
     return folder
+
+
+def drawn_images(
+    rows: Sequence[Mapping[str, Any]],
+    augment: Callable[[Image.Image], Image.Image] | None,
+    copies: int,
+    batch_size: int,
+) -> Iterator[tuple[int, slice, list[Any], list[str]]]:
+    """Batches of images as they are cached: which copy, which rows, the images and the rows' names.
+
+    A new `augment` of the same seed gives the same images again.
+    """
+    for start in range(0, len(rows), batch_size):
+        chosen = range(start, min(start + batch_size, len(rows)))
+        images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
+        for copy in range(copies):
+            drawn = images if copy == 0 or augment is None else [augment(image) for image in images]
+            yield copy, slice(start, chosen.stop), drawn, names
+
+
+def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor]:
+    """The distinct texts in order, and which of them are a row's, `(N, 2)`, -1 for none."""
+    row_texts = [[t for t in (row["text"], row.get("alternative_text")) if t] for row in rows]
+    texts = sorted({text for found in row_texts for text in found})
+    place = {text: index for index, text in enumerate(texts)}
+    return texts, torch.tensor([[place[t] for t in found] + [-1] * (2 - len(found)) for found in row_texts])
 
 
 @torch.inference_mode()
@@ -146,18 +179,14 @@ def _image_tensor(
     """`(copies, N, 1 + P, h)` in `dtype`."""
     result: Tensor | None = None
     with tqdm(total=copies * len(rows), desc="Image features", unit="image") as progress:
-        for start in range(0, len(rows), batch_size):
-            chosen = range(start, min(start + batch_size, len(rows)))
-            images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
-            for copy in range(copies):
-                drawn = images if copy == 0 or augment is None else [augment(image) for image in images]
-                batch = processor(images=drawn, ids=names).to(encoder.device)
-                with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
-                    features = encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype)
-                if result is None:
-                    result = features.new_empty(copies, len(rows), *features.shape[1:])
-                result[copy, start : start + len(images)] = features
-                progress.update(len(images))
+        for copy, chosen, images, names in drawn_images(rows, augment, copies, batch_size):
+            batch = processor(images=images, ids=names).to(encoder.device)
+            with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
+                features = encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype)
+            if result is None:
+                result = features.new_empty(copies, len(rows), *features.shape[1:])
+            result[copy, chosen] = features
+            progress.update(len(images))
     if result is None:
         raise ValueError("there are no rows to cache features of")
     return result
@@ -167,14 +196,11 @@ def _image_tensor(
 def _text_tensors(
     encoder: JointEncoderModel, processor: ProcessorMixin, rows: Sequence[Mapping[str, Any]], batch_size: int
 ) -> dict[str, Tensor]:
-    """Features and masks of the distinct texts `(M, ...)`; `text_rows` `(N, 2)`: which are a row's, -1 for none."""
-    row_texts = [[t for t in (row["text"], row.get("alternative_text")) if t] for row in rows]
-    texts = sorted({text for found in row_texts for text in found})
-    place = {text: index for index, text in enumerate(texts)}
+    """Features and masks of the distinct texts `(M, ...)`, and `text_rows` of `distinct_texts`."""
+    texts, text_rows = distinct_texts(rows)
     batch = processor(text=texts).to(encoder.device)
     parts = [
         encoder.run_text_tower(*(batch[name][start : start + batch_size] for name in TEXT_INPUTS)).cpu()
         for start in tqdm(range(0, len(texts), batch_size), desc="Text features", unit="batch")
     ]
-    text_rows = torch.tensor([[place[t] for t in found] + [-1] * (2 - len(found)) for found in row_texts])
     return {"text_features": torch.cat(parts), "text_rows": text_rows} | {name: batch[name].cpu() for name in MASKS}

@@ -217,6 +217,8 @@ class TeacherCollator:
         )
         self.tokenizer, self.max_length = teachers.text.tokenizer, teachers.text.max_length
         tokenize_with_spans(processor.tokenizer, ["a"])
+        size = processor(images=[Image.new("RGB", (32, 32))])["pixel_values"].shape[-2:]
+        self.grid = [side // patch_size for side in size]
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate a list of rows."""
@@ -229,9 +231,7 @@ class TeacherCollator:
         images = [load_image(row["image"], name) for row, name in zip(rows, names, strict=True)]
         batch = self.collator([{**row, "image": image} for row, image in zip(rows, images, strict=True)])
         texts = [row["text"].strip() for row in rows]
-        encoded, batch["teacher_student_spans"] = tokenize_with_spans(
-            self.processor.tokenizer, texts, self.processor.max_text_length, self.processor.text_padding
-        )
+        encoded, batch["teacher_student_spans"] = self.tokenize_student(texts)
         if not torch.equal(encoded["input_ids"], batch["input_ids"]):
             raise ValueError("the processor tokenises otherwise than its tokenizer: its tokens cannot be aligned")
         encoded, batch["teacher_text_spans"] = self.tokenize(texts)
@@ -241,19 +241,21 @@ class TeacherCollator:
             batch |= {f"teacher_{name}": encoded[name] for name in ("input_ids", "attention_mask")}
         if set(IMAGE_TARGETS) <= rows[0].keys():
             return batch | {name: _stack([row[name] for row in rows]) for name in IMAGE_TARGETS}
-        return batch | {"teacher_pixel_values": self.pixels(images, batch["pixel_values"].shape[-2:])}
+        return batch | {"teacher_pixel_values": self.pixels(images)}
+
+    def tokenize_student(self, texts: Sequence[str]) -> tuple[BatchEncoding, Tensor]:
+        """The student's tokens, as its processor makes them, and their spans."""
+        processor = self.processor
+        return tokenize_with_spans(processor.tokenizer, texts, processor.max_text_length, processor.text_padding)
 
     def tokenize(self, texts: Sequence[str]) -> tuple[BatchEncoding, Tensor]:
         """The text teacher's tokens, padded behind, and their spans."""
         return tokenize_with_spans(self.tokenizer, texts, self.max_length, padding_side="right")
 
-    def pixels(self, images: Sequence[Image.Image], student_size: Sequence[int]) -> Tensor:
-        """What the vision teacher sees, `(N, 3, H, W)`: the patches of a student that sees `student_size` pixels.
-
-        What goes beyond the student's grid is cut off.
-        """
+    def pixels(self, images: Sequence[Image.Image]) -> Tensor:
+        """What the vision teacher sees, `(N, 3, H, W)`: the student's patches; what goes beyond them is cut off."""
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
-        height, width = (side // self.patch_size * self.teacher_patch_size for side in student_size)
+        height, width = (side * self.teacher_patch_size for side in self.grid)
         if pixels.shape[-2] < height or pixels.shape[-1] < width:
             raise ValueError(
                 f"the teacher's image processor gives {tuple(pixels.shape[-2:])} pixels, but the student's grid needs "
