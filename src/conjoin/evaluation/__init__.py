@@ -1,6 +1,7 @@
 """Evaluation: pure metrics, the modality combinations, the symmetric protocol, run files, results and their report."""
 
 from .combinations import MODALITIES, Embedded, evaluate_combinations
+from .explain import Explanation, MaskedSample, explain_pair, render_explanation, score_populations
 from .hf_metrics import load_metric
 from .mbeir import evaluate_mbeir, penalise_hubs
 from .mbeir_report import MBEIR_SETTINGS, MbeirScore, average_score, format_mbeir, mbeir_results
@@ -20,6 +21,8 @@ from .ranking import best_ranks, rank_of_relevant
 from .report import render_report
 from .results import Cell, Curve, Example, Headline, Hit, Metric, Results, Shown, Symmetric, Table, picture
 from .run_file import read_qrels, read_run, write_qrels, write_run
+from .score_charts import distribution_curves, score_gaussians, score_histogram, threshold_course
+from .search_examples import search_examples
 from .symmetric import evaluate_symmetric
 from .symmetric_benchmark import evaluate_triplets
 from .table import format_combinations
@@ -31,8 +34,10 @@ __all__ = [
     "Curve",
     "Embedded",
     "Example",
+    "Explanation",
     "Headline",
     "Hit",
+    "MaskedSample",
     "MbeirScore",
     "Metric",
     "Results",
@@ -45,10 +50,12 @@ __all__ = [
     "chance_hit_rate",
     "chance_mrr",
     "check_relevant_in_corpus",
+    "distribution_curves",
     "evaluate_combinations",
     "evaluate_mbeir",
     "evaluate_symmetric",
     "evaluate_triplets",
+    "explain_pair",
     "format_combinations",
     "format_mbeir",
     "hit_rate_at_k",
@@ -61,8 +68,14 @@ __all__ = [
     "read_qrels",
     "read_run",
     "recall_at_k",
+    "render_explanation",
     "render_report",
+    "score_gaussians",
+    "score_histogram",
+    "score_populations",
     "score_rankings",
+    "search_examples",
+    "threshold_course",
     "triplet_precision",
     "triplet_wins",
     "write_qrels",
