@@ -4,6 +4,7 @@ from .arguments import RetrievalConfig
 from .collator import PairCollator
 from .contrastive import ContrastiveConfig, ContrastiveTrainer
 from .feature_cache import CachedFeatures, cache_features, collate_features
+from .feature_teachers import cache_teacher_features
 from .gcl import GclConfig, GclTrainer
 from .gradient_cache import cached_backward
 from .lora import LoraArguments, add_lora, merge_lora
@@ -13,6 +14,8 @@ from .run import build_model, build_trainer, train
 from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
 from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
 from .stage2_rows import Stage2Collator, Stage2Rows
+from .teacher_cache import TaughtRows, TeacherCache, cache_teachers
+from .teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 from .trainer import RetrievalTrainer
 
 __all__ = [
@@ -37,10 +40,18 @@ __all__ = [
     "RetrievalTrainer",
     "Stage2Collator",
     "Stage2Rows",
+    "TaughtRows",
+    "TeacherCache",
+    "TeacherCollator",
+    "Teachers",
+    "TextTeacher",
+    "VisionTeacher",
     "add_lora",
     "build_model",
     "build_trainer",
     "cache_features",
+    "cache_teacher_features",
+    "cache_teachers",
     "cached_backward",
     "collate_features",
     "load_recipe",
