@@ -21,7 +21,7 @@ def test_symmetric_triplets(sample):
     assert triplets.features == TRIPLET_FEATURES
     rows = {row["id"]: row for row in sample("test")}
     assert len(triplets) == sum(row["alternative_text"] is not None for row in rows.values()) / 2 > 10
-    names = {row["text"]: row for row in rows.values()}
+    names = {row["alternative_text"] or row["text"]: row for row in rows.values()}
     for triplet in triplets:
         concept = triplet["id"].split("/")[0]
         query, positive = rows[f"{concept}/twemoji"], rows[f"{concept}/openmoji"]
@@ -31,6 +31,9 @@ def test_symmetric_triplets(sample):
             triplet["query_image"]["bytes"] != triplet["positive_image"]["bytes"] != triplet["negative_image"]["bytes"]
         )
         assert triplet["variant_image"] is None and triplet["variant_text"] is None
+    pool = {t[f"{role}_image"]["bytes"]: t[f"{role}_text"] for t in triplets for role in ("positive", "negative")}
+    shown = {(t[f"{role}_image"]["bytes"], t[f"{role}_text"]) for t in triplets for role in ("positive", "negative")}
+    assert len(shown) == len(pool)  # a drawing has one name: no second right answer in a pool
     flags = [row for row in triplets if row["query_text"].startswith("flag for")]
     assert flags and all(names[row["negative_text"]]["kind"] == "flag" for row in flags)
 

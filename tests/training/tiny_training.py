@@ -49,8 +49,8 @@ def without_dropout(model):
             module.p = 0.0
 
 
-def make_trainer(method, model, processor, folder, rows, eval_rows=None, **arguments):
-    config_class, trainer_class = METHODS[method]
+def make_trainer(method, model, processor, folder, rows, eval_rows=None, methods=METHODS, **arguments):
+    config_class, trainer_class = methods[method]
     settings = {
         "output_dir": str(folder),
         "max_steps": 2,

@@ -39,8 +39,9 @@ def symmetric_triplets(
     """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (the variant is null).
 
     The query is a concept in one style with its name. The positive is the same concept in the other style under its
-    other name. The negative, in the positive's style too, is the most confusable concept of the split: the one that
-    differs only in gender, else only in skin tone, else of the same kind with the most words in common.
+    other name. The negative, in the positive's style and under its other name too, is the most confusable concept of
+    the split: the one that differs only in gender, else only in skin tone, else of the same kind with the most words
+    in common. So in a pool of triplets the positive alone shows what the query shows.
 
     Args:
         split: `"train"`, `"validation"` or `"test"`.
@@ -73,7 +74,7 @@ def symmetric_triplets(
                 "positive_image": images[positive_style][concept.concept],
                 "positive_text": concept.alternative_text or concept.text,
                 "negative_image": images[positive_style][negative.concept],
-                "negative_text": negative.text,
+                "negative_text": negative.alternative_text or negative.text,
                 "variant_image": None,
                 "variant_text": None,
             }

@@ -8,13 +8,16 @@ from .feature_teachers import cache_teacher_features
 from .gcl import GclConfig, GclTrainer
 from .gradient_cache import cached_backward
 from .lora import LoraArguments, add_lora, merge_lora
+from .mac import MacConfig, MacTrainer
 from .objective import Objective
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe, load_recipe
 from .run import build_model, build_trainer, train
+from .self_distillation import SelfDistillationConfig, SelfDistillationTrainer
 from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
 from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
 from .stage2_rows import Stage2Collator, Stage2Rows
 from .teacher_cache import TaughtRows, TeacherCache, cache_teachers
+from .teacher_states import TeacherStates, cache_teacher_states
 from .teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 from .trainer import RetrievalTrainer
 
@@ -32,17 +35,22 @@ __all__ = [
     "JointEncoderStage2Config",
     "JointEncoderStage2Trainer",
     "LoraArguments",
+    "MacConfig",
+    "MacTrainer",
     "ModelArguments",
     "Objective",
     "PairCollator",
     "Recipe",
     "RetrievalConfig",
     "RetrievalTrainer",
+    "SelfDistillationConfig",
+    "SelfDistillationTrainer",
     "Stage2Collator",
     "Stage2Rows",
     "TaughtRows",
     "TeacherCache",
     "TeacherCollator",
+    "TeacherStates",
     "Teachers",
     "TextTeacher",
     "VisionTeacher",
@@ -51,6 +59,7 @@ __all__ = [
     "build_trainer",
     "cache_features",
     "cache_teacher_features",
+    "cache_teacher_states",
     "cache_teachers",
     "cached_backward",
     "collate_features",

@@ -4,7 +4,7 @@ Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited S
 the plain step's: the same loss on the same batch, the same random draws in both passes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -41,7 +41,8 @@ def cached_backward(
 
     Args:
         objective: Its `embed` is called twice per chunk, its `loss` once on all rows.
-        batch: Model inputs and optionally `ids`; every tensor has the N rows as dimension 0.
+        batch: Model inputs and optionally `ids`; every tensor has the N rows as dimension 0. Or parts with rows of
+            their own, see `split_rows`.
         chunk_size: Rows whose activations are held at once.
         backward: Called with the total loss; scales it as the trainer does and runs backward.
         autocast: Makes the context of mixed precision, a fresh one per pass: the weights that one has cast without a
@@ -59,34 +60,45 @@ def cached_backward(
             states.append(RandomState(device))
             parts.append(objective.embed(**chunk))
     end_state = RandomState(device)
-    leaves = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    names = dict.fromkeys(name for part in parts for name in part)
+    leaves = {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
     for leaf in leaves.values():
         leaf.requires_grad_(leaf.is_floating_point())
     with autocast():
         terms = objective.contrast(leaves, ids, batch)
     backward(total_loss(terms))
-    row = 0
+    replayed = dict.fromkeys(leaves, 0)
     for chunk, state in zip(chunks, states, strict=True):
         state.restore()
         with autocast():
             embeddings = objective.embed(**chunk)
-        rows = slice(row, row + len(next(iter(embeddings.values()))))
-        row = rows.stop
-        kept = [name for name in leaves if leaves[name].grad is not None and embeddings[name].requires_grad]
-        torch.autograd.backward(
-            [embeddings[name] for name in kept],
-            [leaves[name].grad[rows].to(embeddings[name].dtype) for name in kept],  # type: ignore[index]
-        )
+        kept: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for name, rows in embeddings.items():
+            start, replayed[name] = replayed[name], replayed[name] + len(rows)
+            gradient = leaves[name].grad
+            if gradient is not None and rows.requires_grad:
+                kept.append(rows)
+                gradients.append(gradient[start : replayed[name]].to(rows.dtype))
+        torch.autograd.backward(kept, gradients)
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
 
 
-def split_rows(batch: dict[str, Any], chunk_size: int) -> Iterator[dict[str, Any]]:
+def split_rows(batch: Mapping[str, Any], chunk_size: int) -> Iterator[dict[str, Any]]:
     """Cut every tensor of `batch` along its rows; what is not a tensor goes to every chunk.
+
+    A batch with parts (mappings), such as queries and candidates, is cut part by part: a chunk is one part's, under
+    its name, and what stands beside the parts is left out.
 
     Raises:
         ValueError: The tensors disagree on the number of rows, or `chunk_size` is not positive.
     """
+    parts = {name: part for name, part in batch.items() if isinstance(part, Mapping)}
+    if parts:
+        for name, part in parts.items():
+            yield from ({name: chunk} for chunk in split_rows(part, chunk_size))
+        return
     sizes = {name: len(value) for name, value in batch.items() if isinstance(value, Tensor)}
     if chunk_size < 1 or len(set(sizes.values())) != 1:
         raise ValueError(f"cannot cut a batch with rows {sizes} into chunks of {chunk_size}")

@@ -135,17 +135,20 @@ class RetrievalTrainer(Trainer):
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
         embeddings, labels = self._embed_dataset(dataset)
+        ranks = self._rank(embeddings, labels)
         metrics: dict[str, float] = {}
-        pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
-        ranks = {pair: best_ranks(embeddings[pair[0]], embeddings[pair[1]], labels, labels) for pair in pairs}
         for k in self.args.eval_ks:
-            hits = {pair: (found <= k).float().mean().item() for pair, found in ranks.items()}
-            for (query, candidate), hit_rate in hits.items():
-                metrics[f"{metric_key_prefix}_{query}_to_{candidate}_hit_rate@{k}"] = hit_rate
+            hits = {name: (found <= k).float().mean().item() for name, found in ranks.items()}
+            metrics |= {f"{metric_key_prefix}_{name}_hit_rate@{k}": hit_rate for name, hit_rate in hits.items()}
             metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """The rank `(N,)` of every row's best match, by direction."""
+        pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
+        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels) for a, b in pairs}
 
     @torch.no_grad()
     def _embed_dataset(self, dataset: Dataset[Any] | datasets.Dataset) -> tuple[dict[str, Tensor], Tensor]:

@@ -1,0 +1,118 @@
+"""Teachers of a pruned model: the un-pruned one beside it, or only its deep layers on top of the student's."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+
+DeepTeacher = Callable[[MllmRetrieverModel, Mapping[str, Any]], tuple[Tensor, Tensor]]
+"""Maps the student and model inputs of N items to the states of both at the readout position, `(N, D)` each.
+
+The states are after the final norm and not normalised; no gradient flows to the teacher's.
+"""
+
+
+class FullTeacher:
+    """A frozen un-pruned model, as in the authors' code.
+
+    Args:
+        model: The model; it is frozen and put into evaluation mode.
+    """
+
+    def __init__(self, model: MllmRetrieverModel) -> None:
+        self.model = model.requires_grad_(False).eval()
+
+    def __call__(self, student: MllmRetrieverModel, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Run both models."""
+        return student(**inputs).pooler_output, self.states(inputs)
+
+    def states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The teacher's states alone."""
+        with torch.no_grad():
+            return self.model(**inputs).pooler_output
+
+    def to(self, device: torch.device) -> "FullTeacher":
+        """Move it."""
+        self.model.to(device)
+        return self
+
+
+class SharedTeacher:
+    """The layers that pruning dropped, frozen, run on what the student's layers give (PUMA Fig. 2).
+
+    Half the memory of a whole teacher and none of its first layers' time; but the teacher changes with the student.
+
+    Args:
+        model: The un-pruned model, of which only the layers from `keep_layers` on are held.
+        keep_layers: How many the student has.
+    """
+
+    def __init__(self, model: MllmRetrieverModel, keep_layers: int) -> None:
+        language_model: Any = model.text_model
+        self.layers = nn.ModuleList(list(language_model.layers)[keep_layers:]).requires_grad_(False).eval()
+
+    def __call__(self, student: MllmRetrieverModel, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Run the student, and the deep layers on its states of all tokens.
+
+        The final norm stands behind both: where the language model hands over its states, the deep ones are stacked
+        beside them.
+        """
+        arguments: dict[str, Any] = {}
+        language_model: Any = student.text_model
+
+        def remember(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            arguments.update(kwargs)
+
+        def stack(_module: nn.Module, _args: tuple[Tensor], shallow: Tensor) -> Tensor:
+            return torch.stack([shallow, self._go_deeper(shallow, arguments)], dim=2)
+
+        hooks = [
+            language_model.layers[-1].register_forward_pre_hook(remember, with_kwargs=True),
+            language_model.norm.register_forward_hook(stack),
+        ]
+        try:
+            both = student(**inputs).pooler_output
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return both[:, 0], both[:, 1].detach()
+
+    @torch.no_grad()
+    def _go_deeper(self, states: Tensor, arguments: dict[str, Any]) -> Tensor:
+        """Run the deep layers on `(N, T, D)`."""
+        for layer in self.layers:
+            states = layer(states, **arguments)
+        return states
+
+    def to(self, device: torch.device) -> "SharedTeacher":
+        """Move it."""
+        self.layers.to(device)
+        return self
+
+
+def make_teacher(kind: str, model: MllmRetrieverModel, student: MllmRetrieverModel) -> FullTeacher | SharedTeacher:
+    """Make a teacher of an un-pruned model.
+
+    Args:
+        kind: `"full"` or `"shared"`.
+        model: The un-pruned model; with `"shared"` the caller may drop it, its first layers are not held.
+        student: The pruned one.
+
+    Raises:
+        ValueError: The kind is unknown, or the student is not the model with fewer layers.
+    """
+    depths = [found.config.keep_layers for found in (student, model)]
+    widths = [found.config.get_text_config().hidden_size for found in (student, model)]
+    if depths[0] >= depths[1] or widths[0] != widths[1]:
+        raise ValueError(
+            f"the teacher must be the un-pruned student: it has {depths[1]} layers of width {widths[1]}, "
+            f"the student {depths[0]} of width {widths[0]}"
+        )
+    if kind == "full":
+        return FullTeacher(model)
+    if kind == "shared":
+        return SharedTeacher(model, depths[0])
+    raise ValueError(f'unknown teacher {kind!r}; expected "full" or "shared"')

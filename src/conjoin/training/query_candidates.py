@@ -1,0 +1,192 @@
+"""What the methods over queries and candidates share: one forward over both, and negatives from all devices."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, ProcessorMixin
+
+from conjoin.data import RetrievalBatchSampler, RetrievalCollator
+from conjoin.evaluation import best_ranks
+from conjoin.ops import gather_with_gradient, is_distributed
+
+from .arguments import RetrievalConfig
+from .feature_cache import NewDraws
+from .objective import Objective
+from .query_rows import DrawnRows, NamedCandidates, has_order, positives_of, sources_of
+from .trainer import RetrievalTrainer
+
+PARTS = ("queries", "positives", "negatives")
+"""The parts of a batch, each what the processor made of some items."""
+
+
+@dataclass
+class QueryCandidateConfig(RetrievalConfig):
+    """Arguments of `QueryCandidateTrainer`.
+
+    No two rows of a batch, over all devices, share a positive.
+
+    Args:
+        temperature: Softmax temperature.
+        one_dataset_per_batch: Make every batch of rows of one dataset, so that no negative gives itself away by its
+            dataset.
+
+    Raises:
+        ValueError: The temperature is not positive.
+    """
+
+    temperature: float = field(default=0.05)
+    one_dataset_per_batch: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+
+class Candidates(NamedTuple):
+    """The candidates of all devices: each device's positives, then its negatives.
+
+    Args:
+        embeddings: `(M, D)`.
+        positions: `(N,)` where the positive of each local query stands among them.
+        ids: `(M,)` equal where candidates are; None if they have none.
+        modality: `(M,)` by `conjoin.data.MODALITY_IDS`; None if the rows do not say.
+    """
+
+    embeddings: Tensor
+    positions: Tensor
+    ids: Tensor | None
+    modality: Tensor | None
+
+
+class QueryCandidateObjective(Objective):
+    """Embeds the queries and candidates of a batch; a method adds `contrast`.
+
+    A batch has the `PARTS`, of N, N and M rows; `ids` and `candidate_modality` are `(N + M,)`.
+
+    Args:
+        encoder: Any model of this package.
+
+    Attributes:
+        progress: Share of training done; the trainer keeps it up to date.
+    """
+
+    def __init__(self, encoder: PreTrainedModel) -> None:
+        super().__init__(encoder, nn.Identity(), ("query", "candidate"))
+        self.progress = 0.0
+
+    def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Return the raw embeddings of the parts that are there, by name."""
+        return {part: self.encoder(**batch[part]).pooler_output for part in PARTS if part in batch}
+
+    def encode(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Return raw embeddings `{"query": (N, D), "candidate": (N, D)}`, which evaluation ranks."""
+        roles = zip(self.views, PARTS, strict=False)
+        return {role: self.encoder(**batch[part]).pooler_output for role, part in roles}
+
+
+class QueryCandidateTrainer(RetrievalTrainer):
+    """Trains on rows `{"query", "positive", "instruction"?, "negatives"?, ...}` as `conjoin.data` makes them.
+
+    What rows draw at random depends on the seed, the epoch and the row alone.
+
+    Args:
+        objective: What to minimise.
+        args: The configuration.
+        train_dataset: `MbeirTraining`, `load_nli`, or any rows that `RetrievalCollator` takes. A stream is taken in
+            its own order: positives may then meet in a batch.
+        eval_dataset: The same with a length; each query is ranked against the positives of all.
+        processing_class: The model's processor.
+        data_collator: A `RetrievalCollator` over the processor by default.
+        kwargs: As for `RetrievalTrainer`.
+    """
+
+    args: QueryCandidateConfig
+    objective: QueryCandidateObjective
+
+    def __init__(
+        self,
+        objective: QueryCandidateObjective,
+        args: QueryCandidateConfig,
+        train_dataset: Any = None,  # noqa: ANN401
+        processing_class: ProcessorMixin | None = None,
+        data_collator: Any = None,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        self.objective = objective
+        if data_collator is None and processing_class is not None:
+            data_collator = RetrievalCollator(processing_class)
+        rows = DrawnRows(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
+        super().__init__(
+            objective,
+            args,
+            train_dataset=rows,
+            processing_class=processing_class,
+            data_collator=data_collator and NamedCandidates(data_collator),
+            **kwargs,
+        )
+        if isinstance(rows, DrawnRows):
+            self.add_callback(NewDraws(rows))
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        """Tell the objective how far training is, then take the step."""
+        self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
+        return super().training_step(*args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Deal the rows into batches of different positives, if they have an order."""
+        rows = self.train_dataset
+        if not isinstance(rows, DrawnRows):
+            return super().get_train_dataloader()
+        sampler = RetrievalBatchSampler(
+            positives_of(rows),
+            self._train_batch_size,
+            sources_of(rows) if self.args.one_dataset_per_batch else None,
+            processes=self.args.world_size,
+            seed=self.args.seed,
+        )
+        self.add_callback(NewDraws(sampler))
+        loader = DataLoader(
+            rows,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return self.accelerator.prepare(loader)
+
+    def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:  # noqa: ANN401
+        return super()._embed_dataset(DrawnRows(dataset, self.args.seed, negatives=False))
+
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """Rank every query among all candidates; those that occur several times count once."""
+        order = labels.argsort(stable=True)
+        first = torch.ones_like(order, dtype=torch.bool)
+        first[order[1:]] = labels[order[1:]] != labels[order[:-1]]
+        candidates, names = embeddings["candidate"][first], labels[first]
+        return {"query_to_candidate": best_ranks(embeddings["query"], candidates, labels, names)}
+
+
+def gather_candidates(embeddings: dict[str, Tensor], ids: Tensor | None, modality: Tensor | None) -> Candidates:
+    """The candidates of all devices, with gradient; devices may have different numbers of negatives."""
+    positives = embeddings["positives"]
+    local = torch.cat([positives, embeddings.get("negatives", positives[:0])])
+    rank, counts = 0, [len(local)]
+    if is_distributed():
+        rank = dist.get_rank()
+        counts = gather_with_gradient(torch.tensor(counts, device=local.device)).tolist()
+    ids, modality = (None if values is None else _gather(values, counts) for values in (ids, modality))
+    positions = torch.arange(len(positives), device=local.device) + sum(counts[:rank])
+    return Candidates(_gather(local, counts), positions, ids, modality)
+
+
+def _gather(values: Tensor, counts: list[int]) -> Tensor:
+    """The rows `(counts[rank], ...)` of all ranks, in their order, with gradient."""
+    longest = max(counts)
+    padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
+    parts = gather_with_gradient(padded).split(longest)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -1,0 +1,224 @@
+"""What an un-pruned model says of queries and positives, computed once and read from disk while training.
+
+A cache is a folder of `states-NNNNN.safetensors` shards and a `manifest.json`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+from transformers import ProcessorMixin
+
+from conjoin.data import RetrievalCollator
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.retrieval.atomic_files import atomic_path, write_json
+
+from .collator import name_ids
+from .teacher_cache import weights_digest
+
+TAUGHT = ("queries", "positives")
+"""The parts of a batch that a teacher sees."""
+VERSION = 1
+
+
+class TeacherStates:
+    """A complete cache; `states[index]` is `{"queries": (D,), "positives": (D,)}` of a row.
+
+    Args:
+        folder: Where `cache_teacher_states` wrote it.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: It is of another version, or shards are missing.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        manifest = _read_manifest(self.folder)
+        if manifest is None:
+            raise FileNotFoundError(f"no states of a teacher in {str(folder)!r}")
+        self.rows, self.shard_size = manifest["rows"], manifest["shard_size"]
+        missing = [path.name for path in _shards(self.folder, self.rows, self.shard_size) if not path.is_file()]
+        if missing:
+            raise ValueError(
+                f"the states in {str(folder)!r} are incomplete: {len(missing)} shards are missing, the first is "
+                f"{missing[0]}; what began them goes on with them"
+            )
+        self._files: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        file, place = self._open(index // self.shard_size), index % self.shard_size
+        return {part: file.get_slice(part)[place] for part in TAUGHT}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {}}  # a worker opens its own
+
+    def name(self, index: int) -> int:
+        """A digest of what was embedded at `index`."""
+        return int(self._open(index // self.shard_size).get_slice("names")[index % self.shard_size])
+
+    def _open(self, shard: int) -> Any:  # noqa: ANN401 - the library is untyped
+        if shard not in self._files:
+            self._files[shard] = safe_open(str(_shard(self.folder, shard)), "pt")
+        return self._files[shard]
+
+
+class TaughtQueries(Dataset[dict[str, Any]]):
+    """Rows of queries and candidates with a teacher's states of them, for `TeacherStatesCollator`.
+
+    Args:
+        rows: The rows that were cached, in the same order.
+        states: Of these rows.
+
+    Raises:
+        ValueError: The number of rows differs; on reading one, its query, instruction or positive does.
+    """
+
+    def __init__(self, rows: Any, states: TeacherStates) -> None:  # noqa: ANN401 - any sequence of rows
+        if len(rows) != len(states):
+            raise ValueError(f"{len(rows)} rows, but the states in {str(states.folder)!r} are of {len(states)}")
+        self.rows, self.states = rows, states
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        if row_name(row) != self.states.name(index):
+            raise ValueError(
+                f"row {index} (id {row.get('id', index)!r}) is not the one whose states are in "
+                f"{str(self.states.folder)!r}: its query, instruction or positive differs"
+            )
+        return {**row, **{f"teacher_{part}": state for part, state in self.states[index].items()}}
+
+
+class TeacherStatesCollator:
+    """Puts `teacher_queries` and `teacher_positives` `(N, D)` of the rows beside what a collator makes of them."""
+
+    def __init__(self, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows; those without states, as in evaluation, are left as they are."""
+        names = [f"teacher_{part}" for part in TAUGHT if f"teacher_{part}" in rows[0]]
+        return self.collator(list(rows)) | {name: torch.stack([row[name] for row in rows]) for name in names}
+
+
+def cache_teacher_states(
+    teacher: MllmRetrieverModel,
+    processor: ProcessorMixin,
+    rows: Any,  # noqa: ANN401 - any sequence of rows
+    folder: str | Path,
+    *,
+    batch_size: int = 32,
+    shard_size: int = 4096,
+    dtype: torch.dtype | None = None,
+    show_progress: bool = True,
+) -> TeacherStates:
+    """Compute the states of all rows, or the shards that an interrupted run did not; a complete cache is only opened.
+
+    Args:
+        teacher: The un-pruned model, where it is to run.
+        processor: Its processor.
+        rows: Queries and positives with a length and an order, such as `load_nli` makes.
+        folder: Where to write.
+        batch_size: Rows per forward.
+        shard_size: Rows per file.
+        dtype: What is stored; the teacher's own when None.
+        show_progress: Show a progress bar.
+
+    Raises:
+        ValueError: The folder holds states of another teacher, processor or data.
+    """
+    folder, teacher = Path(folder), teacher.eval()
+    names = [row_name(rows[index]) for index in range(len(rows))]
+    key = {
+        "teacher": weights_digest(teacher),
+        "readout": [teacher.config.readout, teacher.config.position_mode, teacher.config.keep_layers],
+        "processor": hashlib.sha256(str(processor).encode()).hexdigest(),
+        "dtype": None if dtype is None else str(dtype),
+        "data": hashlib.sha256(torch.tensor(names).numpy().tobytes()).hexdigest(),
+    }
+    found = _read_manifest(folder)
+    if found is not None and found["key"] != key:
+        differing = sorted(name for name in key if found["key"].get(name) != key[name])
+        raise ValueError(
+            f"{str(folder)!r} holds states of a teacher that differ in: {', '.join(differing)}; choose another folder"
+        )
+    if found is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {"version": VERSION, "rows": len(rows), "shard_size": shard_size, "key": key}
+        write_json(folder / "manifest.json", found)
+    size = found["shard_size"]
+    collator = RetrievalCollator(processor)
+    with tqdm(total=len(rows), desc="Teacher", unit="row", disable=not show_progress) as progress:
+        for number, path in enumerate(_shards(folder, len(rows), size)):
+            chosen = range(number * size, min((number + 1) * size, len(rows)))
+            if not path.is_file():
+                tensors = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
+                with atomic_path(path) as temporary:
+                    save_file(tensors | {"names": torch.tensor(names[chosen.start : chosen.stop])}, str(temporary))
+            progress.update(len(chosen))
+    return TeacherStates(folder)
+
+
+def row_name(row: Mapping[str, Any]) -> int:
+    """A digest of a row's query, instruction and positive."""
+    return int(name_ids([repr([_content(row.get(part)) for part in ("query", "instruction", "positive")])])[0])
+
+
+@torch.no_grad()
+def _states(
+    teacher: MllmRetrieverModel,
+    collator: RetrievalCollator,
+    rows: list[Mapping[str, Any]],
+    batch_size: int,
+    dtype: torch.dtype | None,
+) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {part: [] for part in TAUGHT}
+    for start in range(0, len(rows), batch_size):
+        wanted = [{"query": row["query"], "positive": row["positive"], "instruction": row.get("instruction")}
+                  for row in rows[start : start + batch_size]]  # fmt: skip
+        batch = collator(wanted)
+        for part in TAUGHT:
+            states = teacher(**batch[part].to(teacher.device)).pooler_output
+            parts[part].append(states.to("cpu", dtype))
+    return {part: torch.cat(states) for part, states in parts.items()}
+
+
+def _content(value: Any) -> Any:  # noqa: ANN401 - an item or a part of one
+    if isinstance(value, Image.Image):
+        return [value.mode, value.size, hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, Mapping):
+        return sorted((part, _content(content)) for part, content in value.items() if content is not None)
+    return value if value is None else str(value)
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"states-{number:05d}.safetensors"
+
+
+def _shards(folder: Path, rows: int, shard_size: int) -> Iterator[Path]:
+    return (_shard(folder, number) for number in range(-(-rows // shard_size)))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if manifest.get("version") != VERSION:
+        raise ValueError(f"{str(path)!r} is of version {manifest.get('version')!r}, expected {VERSION}")
+    return manifest
