@@ -1,0 +1,398 @@
+"""Does SOLAR make symmetric image+text retrieval better on the emoji sample? Both stages, their ablations, seeds.
+
+A query is a picture and a name; what it must find is the other artist's picture with the other name, among the test
+triplets and every training and validation row as distractors. Reported are Precision (against the most confusable
+concept), mean Recall@1/5/10, their average Avg, and text → image R@10, which stage 2 alone is known to give up.
+Finished runs are kept, so the script can be stopped and started again. Models of one seed share stage 1.
+
+    python benchmarks/claims/solar.py --seeds 0 1 2
+"""
+
+import argparse
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import ROOT, Record, Sample, copy_of, embed
+from torch import Tensor
+
+from conjoin.data import load_emoji, symmetric_triplets
+from conjoin.evaluation import best_ranks, evaluate_symmetric
+from conjoin.losses import ContrastiveLoss
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.retrieval import load_mined
+from conjoin.retrieval.mined_negatives import write_mined
+from conjoin.training import (
+    CachedFeatures,
+    ContrastiveConfig,
+    JointEncoderStage1Config,
+    JointEncoderStage1Trainer,
+    JointEncoderStage2Config,
+    JointEncoderStage2Trainer,
+    LoraArguments,
+    RetrievalTrainer,
+    Stage2Rows,
+    add_lora,
+    collate_features,
+    merge_lora,
+)
+from conjoin.training.solar_stage1 import ProjectionHeads, align, pair_tokens, threshold_of
+
+ROLES = ("query", "positive", "negative")
+ITC_ONLY = {"gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, "mask": "none"}
+STAGE_1: dict[str, dict[str, Any]] = {
+    "ITC only": ITC_ONLY,
+    "stage 1": {},
+    "stage 1, hard mask": {"mask": "hard"},
+    "stage 1, no mask": {"mask": "none"},
+    "stage 1 without LD": {"ld_weight": 0.0},
+    "stage 1, tau of half batches": {"gradient_cache_chunk_size": 64},
+}
+NO_CN = {"constructed_negatives": False}
+STAGE_2: dict[str, tuple[str, dict[str, Any]]] = {
+    "stage 2": ("stage 1", {}),
+    "Mixed": ("stage 1", {"itc_weight": 1.0, "trainable_vl_layers": 2}),
+    "stage 2 without mined negatives": ("stage 1", {"mined_per_anchor": 0}),
+    "stage 2 without constructed negatives": ("stage 1", NO_CN),
+    "stage 2, random positives": ("stage 1", NO_CN | {"positive": "random"}),
+    "stage 2, augmented positives": ("stage 1", NO_CN | {"positive": "augmented"}),
+    "stage 2 without segments": ("stage 1", {"segments": False}),
+    "stage 2 after ITC only": ("ITC only", {}),
+    "stage 2 after hard mask": ("stage 1, hard mask", {}),
+    "stage 2 after no mask": ("stage 1, no mask", {}),
+    "stage 2 without LD": ("stage 1 without LD", {}),
+    "stage 2 after tau of half batches": ("stage 1, tau of half batches", {}),
+}
+COLUMNS = ["avg", "precision", "mean_recall", "recall@1", "text_to_image@10", "token_auroc", "patch_iou"]
+
+
+@dataclass
+class Features:
+    """Cached features of everything that is trained on or measured."""
+
+    train: Path
+    train_ids: list[str]
+    train_groups: list[str]
+    directions: list[dict[str, CachedFeatures]]
+    ids: list[list[tuple[str, ...]]]
+    distractors: list[CachedFeatures]
+    query: CachedFeatures
+    gallery: CachedFeatures
+    probe: "Probe"
+    cached: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Probe:
+    """Test pictures with a text that names another concept too, to see whether tokens and patches are told apart.
+
+    Args:
+        features: The rows.
+        own: `(N, T)` 1 for tokens that name what is depicted, 0 for foreign ones, -1 for neither.
+        ink: `(N, P)` bool, patches that the drawing covers: at least half of their pixels are not background.
+    """
+
+    features: CachedFeatures
+    own: Tensor
+    ink: Tensor
+
+
+def load_features(sample: Sample, split: str) -> Features:
+    """Compute or read all features; `split` is what is measured on."""
+    train = load_emoji("train").rename_column("concept", "group")
+    directions, ids = [], []
+    for styles in (("twemoji", "openmoji"), ("openmoji", "twemoji")):
+        found = list(symmetric_triplets(split, query_style=styles[0], positive_style=styles[1]))
+        rows = {
+            role: [{"image": row[f"{role}_image"], "text": row[f"{role}_text"], "id": row["id"]} for row in found]
+            for role in ROLES
+        }
+        artists = dict(zip(ROLES, (styles[0], styles[1], styles[1]), strict=True))
+        ids.append([tuple(f"{row[f'{role}_text']}/{artists[role]}" for role in ROLES) for row in found])
+        directions.append(
+            {role: CachedFeatures(sample.cache(f"{split} {role} {styles[0]}", rows[role]), True) for role in ROLES}
+        )
+    test = load_emoji(split).rename_column("concept", "group")
+    styles = {"query": "openmoji", "gallery": "twemoji"}
+    parts = {
+        name: test.select([i for i, found in enumerate(test["style"]) if found == style])
+        for name, style in styles.items()
+    }
+    others = [
+        load_emoji(name).rename_column("concept", "group") for name in ("train", "validation", "test") if name != split
+    ]
+    probe = _probe(sample, split, parts["gallery"])
+    return Features(
+        train=sample.cache("train", train),
+        train_ids=list(train["id"]),
+        train_groups=list(train["group"]),
+        directions=directions,
+        ids=ids,
+        distractors=[
+            CachedFeatures(
+                sample.cache(f"distractors {place} for {split}", rows.rename_column("concept", "group")), True
+            )
+            for place, rows in enumerate(others)
+        ],
+        query=CachedFeatures(sample.cache(f"{split} openmoji", parts["query"]), True),
+        gallery=CachedFeatures(sample.cache(f"{split} twemoji", parts["gallery"]), True),
+        probe=probe,
+    )
+
+
+def _probe(sample: Sample, split: str, rows: Any) -> Probe:  # noqa: ANN401
+    names = list(rows["text"])
+    foreign = [names[(index + len(names) // 2) % len(names)] for index in range(len(names))]
+    probes, spans = [], []
+    for index, (row, other) in enumerate(zip(rows, foreign, strict=True)):
+        first, second = (row["text"], other) if index % 2 == 0 else (other, row["text"])
+        probes.append({"image": row["image"], "text": f"{first}, {second}", "id": row["id"]})
+        spans.append((len(first), index % 2 == 0))
+    encoded = sample.processor.tokenizer(
+        [probe["text"] for probe in probes], return_offsets_mapping=True, return_special_tokens_mask=True, padding=True
+    )
+    own = torch.full((len(probes), len(encoded["input_ids"][0])), -1)
+    for row, (cut, own_first) in enumerate(spans):
+        for place, (start, end) in enumerate(encoded["offset_mapping"][row]):
+            special = encoded["special_tokens_mask"][row][place]
+            if not special and end > start and probes[row]["text"][start] != ",":
+                own[row, place] = int((start < cut) == own_first)
+    pixels = sample.processor(images=[row["image"] for row in rows])["pixel_values"]
+    background = pixels[:, :, :1, :1]
+    covered = ((pixels - background).abs().amax(1, keepdim=True) > 0.05).float()
+    ink = F.avg_pool2d(covered, sample.encoder.config.vision_config.patch_size).flatten(1) >= 0.5
+    return Probe(CachedFeatures(sample.cache(f"{split} probe", probes), True), own, ink)
+
+
+@torch.inference_mode()
+def intersection_quality(model: JointEncoderModel, probe: Probe) -> dict[str, float]:
+    """AUROC of token scores, own against foreign, and IoU of the patches above tau with the drawing."""
+    batch = collate_features([probe.features[index] for index in range(len(probe.features))])
+    batch.pop("ids")
+    model.eval()
+    tokens = pair_tokens(model(**batch, views=(), output_tokens=True))
+    scores = align(tokens)
+    width = scores.text.scores.shape[1]
+    own = probe.own[:, :width]
+    above = below = 0.0
+    for row, kinds in zip(scores.text.scores, own, strict=True):
+        difference = row[kinds == 1][:, None] - row[kinds == 0]
+        above += ((difference > 0).float() + 0.5 * (difference == 0).float()).sum().item()
+        below += difference.numel()
+    shared = scores.image.scores > threshold_of(scores.image).threshold
+    union = (shared | probe.ink).sum(1).clamp(min=1)
+    return {"token_auroc": above / below, "patch_iou": ((shared & probe.ink).sum(1) / union).mean().item()}
+
+
+def measure(vectors: Any, features: Features, seed: int) -> dict[str, float]:  # noqa: ANN401 - features -> (N, D)
+    """Symmetric metrics of a way to embed rows as image and text together, the mean of both directions.
+
+    A pool holds the triplets of one direction only: those of the other would be right answers that count as wrong. The
+    interval is the mean of theirs, which is wider than that of all triplets together.
+    """
+    distractors = [vectors(block) for block in features.distractors]
+    results = [
+        evaluate_symmetric(
+            *(vectors(rows[role]) for role in ROLES), distractors=distractors, ids=ids, resamples=1000, seed=seed
+        )
+        for rows, ids in zip(features.directions, features.ids, strict=True)
+    ]
+    found = {name: np.mean([result.metrics[name].value for result in results]) for name in results[0].metrics}
+    for bound in ("low", "high"):
+        found[f"avg_{bound}"] = np.mean([vars(result.metrics["average"])[bound] for result in results])
+    return {"avg": found.pop("average"), "pool": results[0].pool} | found
+
+
+def measure_model(model: JointEncoderModel, features: Features, seed: int) -> dict[str, float]:
+    """Symmetric metrics, text → image and the quality of the intersection."""
+    found = measure(lambda rows: embed(model, rows, ("fused",))["fused"], features, seed)
+    query, gallery = (
+        embed(model, features.query, ("text",))["text"],
+        embed(model, features.gallery, ("image",))["image"],
+    )
+    labels = torch.arange(len(query))
+    found["text_to_image@10"] = (best_ranks(query, gallery, labels, labels) <= 10).float().mean().item()
+    return found | intersection_quality(model, features.probe)
+
+
+def tower_vectors(rows: CachedFeatures) -> Tensor:
+    """Zero-shot score fusion of towers that never met: the sum of both cosines."""
+    tensors = [rows[index] for index in range(len(rows))]
+    image = torch.stack([row["image_features"][0].float() for row in tensors])
+    text = torch.stack(
+        [
+            (row["text_features"][1:].float() * row["attention_mask"][:, None]).sum(0) / row["attention_mask"].sum()
+            for row in tensors
+        ]
+    )
+    return torch.cat([F.normalize(image, dim=1), F.normalize(text, dim=1)], dim=1)
+
+
+def mine(model: JointEncoderModel, features: Features, folder: Path, k: int = 10) -> Path:
+    """The union of the top k of the text tower, the vision tower and the model, without the same concept."""
+    rows = CachedFeatures(features.train, first_only=True)
+    both = tower_vectors(rows)
+    width = rows[0]["image_features"].shape[1]
+    metrics = {
+        "image-image": both[:, :width],
+        "text-text": both[:, width:],
+        "own": embed(model, rows, ("fused",))["fused"],
+    }
+    groups = np.array(features.train_groups)
+    found: list[dict[str, list[dict[str, Any]]]] = [{} for _ in groups]
+    for name, vectors in metrics.items():
+        vectors = F.normalize(vectors, dim=1)
+        scores = vectors @ vectors.T
+        scores[torch.from_numpy(groups[:, None] == groups)] = -2
+        scores[scores > 0.9999] = -2  # the same text or picture
+        for row, (values, places) in enumerate(zip(*(part.tolist() for part in scores.topk(k)), strict=True)):
+            for rank, (value, place) in enumerate(zip(values, places, strict=True), start=1):
+                entry = {"metric": name, "rank": rank, "score": value}
+                found[row].setdefault(features.train_ids[place], []).append(entry)
+    write_mined(
+        folder / "negatives.parquet",
+        [
+            [
+                {"id": features.train_ids[row], "negatives": list(negatives), "found_by": list(negatives.values())}
+                for row, negatives in enumerate(found)
+            ]
+        ],
+    )
+    return folder
+
+
+def settings_of(sample: Sample, seed: int, steps: int, batch_size: int, rate: float) -> dict[str, Any]:
+    """Training arguments that all runs have in common."""
+    base = sample.recipe.training
+    return {
+        "output_dir": "runs/claims",
+        "max_steps": steps,
+        "per_device_train_batch_size": batch_size,
+        "learning_rate": rate,
+        "weight_decay": base.weight_decay,
+        "warmup_steps": steps // 8,
+        "temperature": 0.07,
+        "learn_temperature": False,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": seed,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+
+
+def train_stage_1(
+    model: JointEncoderModel, features: Features, settings: dict[str, Any], changes: dict[str, Any]
+) -> ProjectionHeads | None:
+    """Train in place; returns the projection heads."""
+    trainer = JointEncoderStage1Trainer(
+        model,
+        JointEncoderStage1Config(**(settings | changes)),
+        train_dataset=CachedFeatures(features.train, seed=settings["seed"]),
+        data_collator=collate_features,
+    )
+    trainer.train()
+    return trainer.objective.heads
+
+
+def train_stage_2(
+    start: JointEncoderModel,
+    features: Features,
+    settings: dict[str, Any],
+    changes: dict[str, Any],
+    mined: Path,
+    heads: ProjectionHeads | None,
+) -> JointEncoderModel:
+    """Train a copy: adapters whole, the vision-language encoder by LoRA."""
+    model = add_lora(copy_of(start), LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
+    config = JointEncoderStage2Config(**(settings | changes))
+    rows = Stage2Rows(
+        CachedFeatures(features.train, seed=settings["seed"]),
+        features.train_ids,
+        load_mined(mined),
+        per_anchor=config.mined_per_anchor,
+        augmented=config.positive == "augmented",
+        seed=settings["seed"],
+    )
+    trainer = JointEncoderStage2Trainer(model, config, train_dataset=rows, data_collator=collate_features)
+    if heads is not None and trainer.model.heads is not None:
+        trainer.model.heads.load_state_dict(heads.state_dict())
+    trainer.train()
+    return merge_lora(model)
+
+
+def run_seed(seed: int, sample: Sample, features: Features, record: Record, args: argparse.Namespace) -> None:
+    """Everything of one seed that is missing."""
+    wanted = {*(args.only or [*STAGE_1, *STAGE_2, "CL, score fusion"])}
+
+    def missing(name: str) -> bool:
+        return name in wanted and not record.has(name, seed)
+
+    def keep(name: str, found: dict[str, float]) -> None:
+        record.add(name, seed, **found)
+        print(f"{name:40s} seed {seed}  Avg {100 * found['avg']:.1f}", flush=True)
+
+    settings = settings_of(sample, seed, args.steps, args.batch_size, args.rate)
+    config = {"token_dropout": args.token_dropout}
+    if missing("CL, score fusion"):
+        model = sample.new_model(seed, **config)
+        RetrievalTrainer(
+            model,
+            ContrastiveConfig(**settings),
+            ContrastiveLoss(0.07, learn_temperature=False),
+            train_dataset=CachedFeatures(features.train, seed=seed),
+            data_collator=collate_features,
+        ).train()
+        keep(
+            "CL, score fusion",
+            measure(lambda rows: sum(embed(model, rows, ("image", "text")).values()), features, seed),
+        )
+    for first, changes in STAGE_1.items():
+        seconds = {name: change for name, (start, change) in STAGE_2.items() if start == first and missing(name)}
+        if not missing(first) and not seconds:
+            continue
+        model = sample.new_model(seed, **config)
+        heads = train_stage_1(model, features, settings, changes)
+        if missing(first):
+            keep(first, measure_model(model, features, seed))
+        stage_2 = settings_of(sample, seed, args.steps_2, args.batch_size_2, args.rate_2)
+        with tempfile.TemporaryDirectory() as folder:
+            mined = mine(model, features, Path(folder)) if seconds else Path(folder)
+            for name, change in seconds.items():
+                trained = train_stage_2(model, features, stage_2, change, mined, heads)
+                keep(name, measure_model(trained, features, seed))
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--split", choices=["validation", "test"], default="test", help="what is measured on")
+    parser.add_argument("--steps", type=int, default=150, help="of stage 1")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--steps-2", type=int, default=60, help="of stage 2")
+    parser.add_argument("--batch-size-2", type=int, default=64)
+    parser.add_argument("--rate-2", type=float, default=2e-4)
+    parser.add_argument("--token-dropout", type=float, default=0.5)
+    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/solar.json")
+    args = parser.parse_args()
+    sample = Sample()
+    features = load_features(sample, args.split)
+    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "only", "out")}
+    record = Record(args.out, settings | {"triplets": sum(len(rows["query"]) for rows in features.directions)})
+    if not record.has("towers, score fusion", 0):
+        record.add("towers, score fusion", 0, **measure(tower_vectors, features, 0))
+    for seed in args.seeds:
+        run_seed(seed, sample, features, record, args)
+    print(record.table(COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
