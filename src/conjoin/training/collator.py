@@ -1,13 +1,13 @@
 """From rows of pairs to one batch of model inputs with the ids that tell false negatives apart."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import ProcessorMixin
 
 from conjoin.data import ItemCollator
+
+from .digests import name_ids
 
 
 class PairCollator:
@@ -41,9 +41,3 @@ def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
     if unnamed and len(unnamed) < len(names):
         raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
     return None if unnamed else [str(name) for name in names]
-
-
-def name_ids(names: Sequence[str]) -> torch.Tensor:
-    """Stable 63-bit ids of names, `(N,)` int64, equal exactly where the names are (up to hash collisions)."""
-    digests = (hashlib.sha256(name.encode()).digest() for name in names)
-    return torch.tensor([int.from_bytes(digest[:8], "big") >> 1 for digest in digests])

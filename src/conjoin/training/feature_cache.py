@@ -17,7 +17,8 @@ from transformers import ProcessorMixin, TrainerCallback, TrainerControl, Traine
 
 from conjoin.models.joint_encoder import JointEncoderModel
 
-from .collator import name_ids, name_rows
+from .collator import name_rows
+from .digests import name_ids
 
 MASKS = ("attention_mask", "special_tokens_mask")
 TEXT_INPUTS = ("input_ids", "attention_mask")

@@ -1,6 +1,5 @@
 """From a recipe to a trained model on disk."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sized
@@ -28,6 +27,7 @@ from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
 
 from .arguments import RetrievalConfig
+from .digests import rows_digest, text_digest, weights_digest
 from .feature_cache import CachedFeatures, cache_features, collate_features
 from .lora import add_lora
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe
@@ -184,7 +184,7 @@ def _with_features(
     bf16 = fastest_dtype(model.device) == torch.bfloat16 if arguments.bf16 is None else arguments.bf16
     bf16 = broadcast_object_list([bf16])[0]  # as the first process measured it
     settings = asdict(arguments) | {"folder": None, "batch_size": None, "bf16": bf16}
-    key = json.dumps([_digest(model), str(processor), settings], default=str)
+    key = json.dumps([weights_digest(model, ("vision_model.", "text_model.")), str(processor), settings], default=str)
     cached: list[Dataset[Any]] = []
     for name, rows in (("train", train_rows), ("eval", eval_rows)):
         if rows is None:
@@ -202,27 +202,7 @@ def _with_features(
                 copies=arguments.copies if name == "train" else 1,
                 batch_size=arguments.batch_size,
                 dtype=torch.bfloat16 if bf16 else torch.float32,
-                key=hashlib.sha256(f"{key}{_fingerprint(rows)}".encode()).hexdigest(),
+                key=text_digest(f"{key}{rows_digest(rows)}"),
             )
         cached.append(CachedFeatures(folder, first_only=name == "eval", seed=training.seed))
     return cached[0], cached[1] if len(cached) > 1 else None
-
-
-def _fingerprint(rows: datasets.Dataset) -> str:
-    """A digest of every row: its texts, and its image's bytes or else its file and when that was changed."""
-    digest = hashlib.sha256()
-    for row in rows.cast_column("image", datasets.Image(decode=False)):
-        image = row.pop("image") or {}
-        file = Path(image.get("path") or "")
-        changed = file.stat().st_mtime_ns if file.is_file() and not image.get("bytes") else None
-        digest.update(repr((sorted(row.items()), str(file), changed)).encode() + (image.get("bytes") or b""))
-    return digest.hexdigest()
-
-
-def _digest(model: PreTrainedModel) -> str:
-    """A fingerprint of the towers' weights: what the features depend on."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if name.startswith(("vision_model.", "text_model.")):
-            digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

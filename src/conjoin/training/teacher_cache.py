@@ -5,25 +5,21 @@ one from memory-mapped shards; the text teacher's tokens are stored as they are,
 training, so that one cache serves students with different tokenizers.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
 from conjoin.retrieval.atomic_files import atomic_path, write_json
 
-from .collator import name_ids
+from .digests import name_ids, rows_digest, text_digest, weights_digest
 from .teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherCollator, Teachers
 
 TOKENS, POOLED = TEXT_TARGETS
@@ -246,58 +242,17 @@ def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.
         "text teacher": [
             weights_digest(text.model),
             text.max_length,
-            _digest(text.tokenizer.backend_tokenizer.to_str()),
+            text_digest(text.tokenizer.backend_tokenizer.to_str()),
         ],
         "global text teacher": None if text.global_model is None else weights_digest(text.global_model),
-        "grid": [_digest(collator.image_processor.to_json_string()), collator.patch_size, collator.teacher_patch_size],
+        "grid": [
+            text_digest(collator.image_processor.to_json_string()),
+            collator.patch_size,
+            collator.teacher_patch_size,
+        ],
         "dtype": None if dtype is None else str(dtype),
         "data": rows_digest(rows),
     }
-
-
-def weights_digest(model: PreTrainedModel) -> str:
-    """A fingerprint of a model's weights."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + data.tobytes())
-    return digest.hexdigest()
-
-
-def rows_digest(rows: Any) -> str:  # noqa: ANN401
-    """A fingerprint of ids, texts and images in their order; of an image file, of its path, size and time of change.
-
-    Raises:
-        ValueError: The rows have no length and order, or are drawn anew each time they are read.
-    """
-    if isinstance(rows, datasets.Dataset):
-        if rows.format["type"] == "custom":
-            raise ValueError("the rows have a transform, so their images may change; cache the rows without it")
-        rows = rows.cast_column("image", datasets.Image(decode=False))
-    elif not isinstance(rows, Sequence):
-        raise ValueError(f"expected rows with a length and an order to cache, got {type(rows).__name__}")
-    digest = hashlib.sha256()
-    for index, row in enumerate(rows):
-        digest.update(f"{_name(row, index)} ".encode() + _image_fingerprint(row.get("image")))
-    return digest.hexdigest()
-
-
-def _image_fingerprint(image: Any) -> bytes:  # noqa: ANN401
-    if isinstance(image, Image.Image):
-        return f"{image.mode} {image.size}".encode() + image.tobytes()
-    if isinstance(image, Mapping):
-        if image.get("bytes"):
-            return image["bytes"]
-        image = image.get("path")
-    path = Path(str(image))
-    if not path.is_file():
-        return repr(image).encode()
-    status = path.stat()
-    return f"{path} {status.st_size} {status.st_mtime_ns}".encode()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def bytes_per_row(

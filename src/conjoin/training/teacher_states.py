@@ -3,7 +3,6 @@
 A cache is a folder of `states-NNNNN.safetensors` shards and a `manifest.json`.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +21,7 @@ from conjoin.data import RetrievalCollator
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.retrieval.atomic_files import atomic_path, write_json
 
-from .collator import name_ids
-from .teacher_cache import weights_digest
+from .digests import content_digest, name_ids, text_digest, weights_digest
 
 TAUGHT = ("queries", "positives")
 """The parts of a batch that a teacher sees."""
@@ -147,9 +145,9 @@ def cache_teacher_states(
     key = {
         "teacher": weights_digest(teacher),
         "readout": [teacher.config.readout, teacher.config.position_mode, teacher.config.keep_layers],
-        "processor": hashlib.sha256(str(processor).encode()).hexdigest(),
+        "processor": text_digest(str(processor)),
         "dtype": None if dtype is None else str(dtype),
-        "data": hashlib.sha256(torch.tensor(names).numpy().tobytes()).hexdigest(),
+        "data": text_digest(str(names)),
     }
     found = _read_manifest(folder)
     if found is not None and found["key"] != key:
@@ -200,7 +198,7 @@ def _states(
 
 def _content(value: Any) -> Any:  # noqa: ANN401 - an item or a part of one
     if isinstance(value, Image.Image):
-        return [value.mode, value.size, hashlib.sha256(value.tobytes()).hexdigest()]
+        return content_digest(value)
     if isinstance(value, Mapping):
         return sorted((part, _content(content)) for part, content in value.items() if content is not None)
     return value if value is None else str(value)
