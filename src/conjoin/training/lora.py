@@ -4,6 +4,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate import PartialState
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -18,6 +19,7 @@ class LoraArguments:
         dropout: Dropout on the adapter's input.
         towers: Sub-modules of the encoder that get adapters.
         target_modules: Suffixes of the linear layers to adapt; every linear layer of the towers when empty.
+        quantize: Hold the layers that are adapted in four bits (QLoRA); needs bitsandbytes.
     """
 
     r: int = 16
@@ -25,13 +27,14 @@ class LoraArguments:
     dropout: float = 0.0
     towers: tuple[str, ...] = ("vision_model", "text_model")
     target_modules: tuple[str, ...] = ()
+    quantize: bool = False
 
 
 def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedModel:
-    """Freeze the towers and put LoRA adapters into their linear layers, in place.
+    """Freeze the towers and put LoRA adapters, in float32, into their linear layers, in place.
 
     Raises:
-        ImportError: peft is not installed.
+        ImportError: peft is not installed, or bitsandbytes where it is asked for.
         ValueError: A tower or target does not exist.
     """
     try:
@@ -48,12 +51,17 @@ def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedMo
         chosen = [path for path in linears if not arguments.target_modules or path.endswith(arguments.target_modules)]
         if not chosen:
             raise ValueError(f"{name}: no linear layer ends in {arguments.target_modules}; it has {linears[:5]} ...")
+        if arguments.quantize:
+            _quantize(tower, chosen)
         inject_adapter_in_model(
             LoraConfig(
                 r=arguments.r, lora_alpha=arguments.alpha, lora_dropout=arguments.dropout, target_modules=chosen
             ),
             tower,
         )
+        for parameter in tower.parameters():
+            if parameter.requires_grad:  # steps of small rate would be lost in a tower's bfloat16
+                parameter.data = parameter.data.float()
     return encoder
 
 
@@ -68,7 +76,39 @@ def merge_lora(encoder: PreTrainedModel) -> PreTrainedModel:
         (path, module) for path, module in merged.named_modules() if isinstance(module, LoraLayer)
     ]
     for path, layer in layers:
-        layer.merge()
-        parent, _, name = path.rpartition(".")
-        setattr(merged.get_submodule(parent), name, layer.get_base_layer())
+        base = layer.get_base_layer()
+        if base.weight.is_floating_point():
+            layer.merge()
+        else:
+            base = _merge_quantized(layer, base)
+        merged.set_submodule(path, base)
     return merged
+
+
+def _quantize(tower: Any, paths: list[str]) -> None:  # noqa: ANN401 - gets an attribute
+    """Replace linear layers by ones of the same weights in four bits (NF4)."""
+    try:
+        from bitsandbytes.nn import Linear4bit, Params4bit
+    except ImportError as error:
+        raise ImportError("lora.quantize needs bitsandbytes: pip install bitsandbytes") from error
+    device = PartialState().device
+    for path in paths:
+        linear: Any = tower.get_submodule(path)
+        settings = {"compute_dtype": linear.weight.dtype, "quant_type": "nf4", "device": "meta"}
+        small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **settings)
+        small.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=small)
+        small.bias = linear.bias
+        tower.set_submodule(path, small.to(device))
+    tower.is_loaded_in_4bit = True  # by which peft knows
+
+
+def _merge_quantized(layer: Any, base: Any) -> nn.Linear:  # noqa: ANN401 - peft's and bitsandbytes' layers
+    """A plain layer of the weights that training saw and the update, which is not rounded to four bits again."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    plain = nn.Linear(base.in_features, base.out_features, base.bias is not None, device="meta")
+    updates = [layer.get_delta_weight(name) for name in layer.active_adapters]
+    plain.weight = nn.Parameter((weight.float() + sum(updates)).to(base.compute_dtype), requires_grad=False)
+    plain.bias = base.bias
+    return plain

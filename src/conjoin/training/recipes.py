@@ -15,6 +15,8 @@ from .arguments import RetrievalConfig
 from .contrastive import ContrastiveConfig, ContrastiveTrainer
 from .gcl import GclConfig, GclTrainer
 from .lora import LoraArguments
+from .mac import MacConfig, MacTrainer
+from .self_distillation import SelfDistillationConfig, SelfDistillationTrainer
 from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
 from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
 from .trainer import RetrievalTrainer
@@ -22,6 +24,8 @@ from .trainer import RetrievalTrainer
 METHODS: dict[str, tuple[type[RetrievalConfig], type[RetrievalTrainer]]] = {
     "contrastive": (ContrastiveConfig, ContrastiveTrainer),
     "gcl": (GclConfig, GclTrainer),
+    "mac": (MacConfig, MacTrainer),
+    "self_distillation": (SelfDistillationConfig, SelfDistillationTrainer),
     "solar_stage1": (JointEncoderStage1Config, JointEncoderStage1Trainer),
     "solar_stage2": (JointEncoderStage2Config, JointEncoderStage2Trainer),
 }
@@ -34,13 +38,17 @@ class ModelArguments:
 
     Args:
         checkpoint: A saved model of this package to go on from; the fields on towers are then unused.
-        architecture: `joint_encoder`, `score_fusion` or `token_fusion`.
+        architecture: `joint_encoder`, `score_fusion` or `token_fusion`, on two towers; or `mllm_retriever`, on `mllm`.
         vision: Vision tower: a model id or folder, or `sample` for the embedded weights.
         text: Text tower, likewise; the same checkpoint as `vision` for a two-tower one such as CLIP.
-        config: Fields of the model's configuration class.
+        mllm: A multimodal language model: its id or folder.
+        config: Fields of the model's configuration class, such as an MLLM's `keep_layers`.
         image_size: Side of the picture in pixels, for the `sample` tower only.
-        max_text_length: Longest text in tokens; the tokenizer's own limit when None.
-        freeze_towers: Train only what stands on the towers.
+        min_pixels: Smaller pictures are enlarged, for an MLLM of dynamic resolution only.
+        max_pixels: Larger ones are reduced, likewise.
+        max_text_length: Longest text in tokens, an MLLM's prompt with its pictures; the tokenizer's own limit when
+            None.
+        freeze_towers: Train only what stands on the towers; of an MLLM only adapters and, if `config` says so, [RET].
         lora: Low-rank adapters on the towers in place of training them whole.
     """
 
@@ -48,8 +56,11 @@ class ModelArguments:
     architecture: str = "joint_encoder"
     vision: str | None = None
     text: str | None = None
+    mllm: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     image_size: int = 98
+    min_pixels: int | None = None
+    max_pixels: int | None = None
     max_text_length: int | None = None
     freeze_towers: bool = False
     lora: LoraArguments | None = None
@@ -57,10 +68,13 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """Which image-text pairs to train and evaluate on; see `conjoin.data.load_pairs` for the sources.
+    """Which rows to train and evaluate on.
 
     Args:
-        source: A folder, a CSV, JSONL or Parquet file, webdataset shards, a dataset id, or `emoji`.
+        format: `pairs` of image and text, as `conjoin.data.load_pairs` reads them; for PUMA `nli` (`load_nli`) or
+            `mbeir` (`MbeirTraining`).
+        source: A folder, a CSV, JSONL or Parquet file, webdataset shards, a dataset id, or `emoji`; a table of
+            sentences; or the root of M-BEIR.
         split: Split to train on.
         eval_source: Pairs for R@k during training; the same source when None and `eval_split` is set.
         eval_split: Split to evaluate on; no evaluation when both are None.
@@ -69,8 +83,13 @@ class DataArguments:
         id_column: Unique names.
         streaming: Read while training; needs `training.max_steps`.
         mined: Hard negatives of the training rows, as `conjoin mine` wrote them (stage 2 of SOLAR).
+        columns: Of `nli`: which column is the `query`, `positive` and `negative`.
+        datasets: Of `mbeir`: the names of those to take; all when empty.
+        hard_negatives: Of `mbeir`: negatives of each row, of those the data names.
+        instructions: Of `mbeir`: whether queries have their instruction.
     """
 
+    format: str = "pairs"
     source: str = "emoji"
     split: str = "train"
     eval_source: str | None = None
@@ -80,6 +99,10 @@ class DataArguments:
     id_column: str | None = None
     streaming: bool = False
     mined: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    datasets: tuple[str, ...] = ()
+    hard_negatives: int = 0
+    instructions: bool = True
 
 
 @dataclass
@@ -100,6 +123,20 @@ class TeacherArguments:
     text_global: str | None = None
     vision_hidden_layer: int | None = None
     max_text_length: int | None = None
+    cache: str | None = None
+
+
+@dataclass
+class DeepTeacherArguments:
+    """The un-pruned teacher of stage 1 of PUMA; without this section it is `model.mllm`, and runs live.
+
+    Args:
+        mllm: The model; `model.mllm` when None.
+        cache: Folder of its states of the training rows: computed once if they are not there; then the teacher is not
+            loaded.
+    """
+
+    mllm: str | None = None
     cache: str | None = None
 
 
@@ -133,7 +170,7 @@ class Recipe:
     training: RetrievalConfig
     data: DataArguments = field(default_factory=DataArguments)
     features: FeatureArguments | None = None
-    teacher: TeacherArguments | None = None
+    teacher: TeacherArguments | DeepTeacherArguments | None = None
 
 
 def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Recipe:
@@ -158,7 +195,8 @@ def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
     method = values.get("method")
     if method not in METHODS:
         raise ValueError(f"{path}: method {method!r}; expected one of {sorted(METHODS)}")
-    return _build(Recipe, _numbers(values), str(path), {"training": METHODS[method][0]})
+    teacher = DeepTeacherArguments if method == "self_distillation" else TeacherArguments
+    return _build(Recipe, _numbers(values), str(path), {"training": METHODS[method][0], "teacher": teacher})
 
 
 def _parse(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value

@@ -22,6 +22,7 @@ from conjoin.data import (
     sample_image_processor,
 )
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
@@ -30,6 +31,8 @@ from .arguments import RetrievalConfig
 from .digests import rows_digest, text_digest, weights_digest
 from .feature_cache import CachedFeatures, cache_features, collate_features
 from .lora import add_lora
+from .puma_setup import choose_trained, compose_mllm, load_queries, puma_arguments
+from .query_candidates import QueryCandidateConfig
 from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe
 from .solar_setup import solar_arguments
 from .trainer import RetrievalTrainer
@@ -49,7 +52,9 @@ def build_model(arguments: ModelArguments) -> tuple[PreTrainedModel, ProcessorMi
         processor = AutoProcessor.from_pretrained(arguments.checkpoint, trust_remote_code=True)
     else:
         model, processor = _compose(arguments)
-    if arguments.freeze_towers:
+    if isinstance(model, MllmRetrieverModel):
+        choose_trained(model, arguments.freeze_towers)
+    elif arguments.freeze_towers:
         for name in ("vision_model", "text_model"):
             model.get_submodule(name).requires_grad_(False)
     if arguments.lora is not None:
@@ -59,7 +64,11 @@ def build_model(arguments: ModelArguments) -> tuple[PreTrainedModel, ProcessorMi
 
 def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMixin) -> RetrievalTrainer:
     """Load the data of a recipe and make its trainer, caching tower features first if the recipe says so."""
-    train, evaluation = _load_data(recipe.data)
+    is_pairs = not isinstance(recipe.training, QueryCandidateConfig)
+    formats = ("pairs",) if is_pairs else ("nli", "mbeir")
+    if recipe.data.format not in formats:
+        raise ValueError(f"data: {recipe.method} needs format {' or '.join(formats)}, not {recipe.data.format!r}")
+    train, evaluation = _load_data(recipe.data) if is_pairs else load_queries(recipe.data)
     collator = None
     ids = train["id"] if isinstance(train, datasets.Dataset) else None
     if recipe.features is not None:
@@ -74,6 +83,7 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     make_trainer: Callable[..., RetrievalTrainer] = METHODS[recipe.method][1]
     arguments = {"train_dataset": train, "eval_dataset": evaluation, "data_collator": collator}
     arguments |= solar_arguments(recipe, model, processor, train, ids)
+    arguments |= puma_arguments(recipe, model, processor, train)
     return make_trainer(model, recipe.training, processing_class=processor, **arguments)
 
 
@@ -112,7 +122,9 @@ def fastest_dtype(device: torch.device, size: int = 512, repeats: int = 20) -> t
 
 
 def _compose(arguments: ModelArguments) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """A new model on pretrained towers, by architecture."""
+    """A new model on pretrained towers, or on an MLLM, by architecture."""
+    if arguments.architecture == "mllm_retriever":
+        return compose_mllm(arguments)
     if arguments.vision is None or arguments.text is None:
         raise ValueError("model: name both towers (vision, text) or a checkpoint")
     if arguments.architecture == "score_fusion":
@@ -122,7 +134,8 @@ def _compose(arguments: ModelArguments) -> tuple[PreTrainedModel, ProcessorMixin
         return model, _processor(arguments)
     if arguments.architecture not in COMPOSED:
         raise ValueError(
-            f"model: unknown architecture {arguments.architecture!r}; expected one of {[*COMPOSED, 'score_fusion']}"
+            f"model: unknown architecture {arguments.architecture!r}; "
+            f"expected one of {[*COMPOSED, 'score_fusion', 'mllm_retriever']}"
         )
     vision = load_sample_vision_tower() if arguments.vision == "sample" else arguments.vision
     text = load_sample_text_tower()[0] if arguments.text == "sample" else arguments.text

@@ -130,7 +130,7 @@ class SelfDistillationTrainer(QueryCandidateTrainer):
 
     Raises:
         ValueError: There is no teacher but `distill_weight` is positive, the model is not the student of the teacher,
-            or the states on disk are of other rows.
+            or the states on disk are of other rows or of another readout.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class SelfDistillationTrainer(QueryCandidateTrainer):
     ) -> None:
         live: FullTeacher | SharedTeacher | None = None
         if isinstance(teacher, TeacherStates):
+            teacher.check_student(model)
             train_dataset = TaughtQueries(train_dataset, teacher)
         elif teacher is not None:
             live = make_teacher(args.teacher, teacher, model).to(args.device)

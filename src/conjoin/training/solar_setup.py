@@ -37,11 +37,11 @@ def solar_arguments(
     Raises:
         ValueError: A section of the recipe does not go with its method, or with the data.
     """
-    if recipe.teacher is not None and recipe.method != "solar_stage1":
-        raise ValueError(f"teacher: only solar_stage1 has teachers, not {recipe.method}")
+    if isinstance(recipe.teacher, TeacherArguments) and recipe.method != "solar_stage1":
+        raise ValueError(f"teacher: only solar_stage1 and self_distillation have teachers, not {recipe.method}")
     if recipe.data.mined is not None and recipe.method != "solar_stage2":
         raise ValueError(f"data: only solar_stage2 uses mined negatives, not {recipe.method}")
-    if isinstance(recipe.training, JointEncoderStage1Config) and recipe.teacher is not None:
+    if isinstance(recipe.training, JointEncoderStage1Config) and isinstance(recipe.teacher, TeacherArguments):
         return _taught(recipe.teacher, model, processor, train)
     if isinstance(recipe.training, JointEncoderStage2Config):
         return _stage2(recipe, recipe.training, train, ids)

@@ -44,7 +44,7 @@ class TeacherStates:
         manifest = _read_manifest(self.folder)
         if manifest is None:
             raise FileNotFoundError(f"no states of a teacher in {str(folder)!r}")
-        self.rows, self.shard_size = manifest["rows"], manifest["shard_size"]
+        self.rows, self.shard_size, self.key = manifest["rows"], manifest["shard_size"], manifest["key"]
         missing = [path.name for path in _shards(self.folder, self.rows, self.shard_size) if not path.is_file()]
         if missing:
             raise ValueError(
@@ -66,6 +66,16 @@ class TeacherStates:
     def name(self, index: int) -> int:
         """A digest of what was embedded at `index`."""
         return int(self._open(index // self.shard_size).get_slice("names")[index % self.shard_size])
+
+    def check_student(self, student: MllmRetrieverModel) -> None:
+        """Raise a ValueError if the teacher was read elsewhere than the student, or is not deeper."""
+        config, (readout, position_mode, depth) = student.config, self.key["readout"]
+        if (readout, position_mode) != (config.readout, config.position_mode) or depth <= config.keep_layers:
+            raise ValueError(
+                f"the states in {str(self.folder)!r} are of {depth} layers with readout {readout!r} and positions "
+                f"{position_mode!r}; the student has {config.keep_layers}, {config.readout!r} and "
+                f"{config.position_mode!r}"
+            )
 
     def _open(self, shard: int) -> Any:  # noqa: ANN401 - the library is untyped
         if shard not in self._files:
@@ -170,6 +180,14 @@ def cache_teacher_states(
                     save_file(tensors | {"names": torch.tensor(names[chosen.start : chosen.stop])}, str(temporary))
             progress.update(len(chosen))
     return TeacherStates(folder)
+
+
+def is_complete(folder: str | Path) -> bool:
+    """Whether a folder holds the states of all rows."""
+    found = _read_manifest(Path(folder))
+    return found is not None and all(
+        path.is_file() for path in _shards(Path(folder), found["rows"], found["shard_size"])
+    )
 
 
 def row_name(row: Mapping[str, Any]) -> int:
