@@ -436,7 +436,7 @@ def test_sections_that_do_not_fit_a_method_are_named(tiny_checkpoints, tmp_path)
     towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"], "clip_text": "x"}
     recipe = write_recipe(tmp_path / "1.yaml", STAGE_1, data="x", out=tmp_path, cache="null", **towers)
     recipe.method = "contrastive"
-    with pytest.raises(ValueError, match="only solar_stage1 has teachers, not contrastive"):
+    with pytest.raises(ValueError, match="only solar_stage1 and self_distillation have teachers, not contrastive"):
         solar_arguments(recipe, model, processor, texts(4), None)
     settings = {"data": "x", "itc": 0, "checkpoint": "x", "out": tmp_path}
     recipe = write_recipe(tmp_path / "2.yaml", STAGE_2, mined="null", **settings)
