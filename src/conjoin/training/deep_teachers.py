@@ -73,9 +73,11 @@ class SharedTeacher:
             language_model.layers[-1].register_forward_pre_hook(remember, with_kwargs=True),
             language_model.norm.register_forward_hook(stack),
         ]
+        shortcuts, student.shortcuts = student.shortcuts, False  # in evaluation too, the states of all tokens
         try:
             both = student(**inputs).pooler_output
         finally:
+            student.shortcuts = shortcuts
             for hook in hooks:
                 hook.remove()
         return both[:, 0], both[:, 1].detach()

@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_mllm_retriever import MllmRetrieverConfig
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
+from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
 
 VIEWS = ("image", "text", "fused")
 
@@ -51,6 +52,8 @@ class MllmRetrieverModel(PreTrainedModel):
 
     The embedding is the state of one token of the prompt, [RET] by default, after `keep_layers` layers and the
     backbone's own final norm. There is no head, no cache of keys and values, and the norm sees that one state only.
+    In evaluation mode without gradients, what the embedding does not need is left out as well: the last layer runs for
+    that one token (all others give it keys and values only), and what all prompts of a batch begin with runs once.
 
     Every input has the N items as dimension 0, so that a batch can be cut along its rows. To this end the vision
     tower's rows of pixels (patches in Qwen-VL, pictures or tiles elsewhere) are padded per item to `(N, P, ...)`, and
@@ -66,6 +69,9 @@ class MllmRetrieverModel(PreTrainedModel):
     _supports_flash_attn = True
     backbone: Any
     norm: nn.Module
+    shortcuts: bool = True
+    """Leave out what the embedding does not need, in evaluation without gradients. Set to False where hooks on the
+    language model want the states of all tokens."""
 
     def __init__(self, config: MllmRetrieverConfig) -> None:
         super().__init__(config)
@@ -129,6 +135,8 @@ class MllmRetrieverModel(PreTrainedModel):
         self.backbone = backbone
         self.norm = backbone.language_model.norm
         backbone.language_model.norm = nn.Identity()
+        if is_readable(self.config.get_text_config()):
+            make_readable(backbone.language_model.layers[-1])
         if self.config.train_ret_token:
             backbone.get_input_embeddings().requires_grad_(False)
 
@@ -250,9 +258,27 @@ class MllmRetrieverModel(PreTrainedModel):
                 inputs["deepstack_visual_embeds"] = [level[chosen] for level in features.deepstack]
             if grid is not None and self.config.position_mode == "mrope":
                 inputs["position_ids"] = self._mrope_positions(input_ids, is_image, grid)
-        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
         at = self._readout_positions(input_ids, lengths)
-        return self.norm(states[torch.arange(len(at), device=at.device), at])
+        if not self.training and not torch.is_grad_enabled() and self.shortcuts:
+            shared = shared_prefix_length(input_ids, is_image, at)
+            if shared:
+                tokens, at, inputs = self._after_prefix(shared, tokens, at, inputs)
+            depth_of_images = 0 if features is None else len(features.deepstack)
+            if depth_of_images < self.config.keep_layers and is_readable(self.config.get_text_config()):
+                inputs["readout"] = at
+        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
+        if "readout" not in inputs:
+            return self.norm(states[torch.arange(len(at), device=at.device), at])
+        return self.norm(states[:, 0])
+
+    def _after_prefix(
+        self, shared: int, tokens: Tensor, at: Tensor, inputs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Run the first tokens, which all rows share, for one of them; what is left to run, with their keys."""
+        prefix = SharedPrefix()
+        self.backbone.language_model(inputs_embeds=tokens[:1, :shared], past_key_values=prefix, use_cache=False)
+        inputs = {name: value[..., shared:] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        return tokens[:, shared:], at - shared, inputs | {"past_key_values": prefix}
 
     def _token_embeddings(self, input_ids: Tensor) -> Tensor:
         """`(N, T, D)`; the id of [RET] need not be in the table."""
