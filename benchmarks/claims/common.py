@@ -1,6 +1,7 @@
 """What the claim scripts share: cached tower features of the sample, models that start alike, a resumable record."""
 
 import copy
+import hashlib
 import json
 import platform
 from pathlib import Path
@@ -30,9 +31,12 @@ class Sample:
         self.encoder, self.processor = build_model(self.recipe.model)
 
     def cache(self, name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
-        """Tower features of rows, computed once per name."""
+        """Tower features of rows, computed once per name for the same ids and texts."""
+        columns = {column: [row[column] for row in rows] if isinstance(rows, list) else list(rows[column])
+                   for column in ("id", "text")}  # fmt: skip
+        key = hashlib.sha256(repr(columns).encode()).hexdigest()
         return cache_features(
-            self.encoder, self.processor, rows, FEATURES / name, dtype=torch.bfloat16, key=f"v1 {len(rows)}"
+            self.encoder, self.processor, rows, FEATURES / f"{name} {key[:8]}", dtype=torch.bfloat16, key=key
         )
 
     def new_model(self, seed: int, **config: Any) -> JointEncoderModel:  # noqa: ANN401 - fields of the configuration

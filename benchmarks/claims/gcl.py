@@ -3,7 +3,8 @@
 Trains the demo's joint encoder on cached tower features by each objective, then ranks one mixed gallery of image, text
 and image+text candidates for nine query/candidate combinations on unseen concepts. "CL + triplets" is the paper's
 baseline of composed queries: it also learns from a picture and an edit ("but with dark skin tone") that lead to the
-edited picture. Finished runs are kept in the result file, so the script can be stopped and started again.
+edited picture. Finished runs are kept in the result file, so the script can be stopped and started again; the picture
+of the modalities is drawn when the first seed's "untrained", "CL" and "GCL" are run in one go.
 
     python benchmarks/claims/gcl.py --steps 150 --seeds 0 1 2
 """
@@ -148,11 +149,12 @@ def draw_pca(panels: dict[str, dict[str, Tensor]], path: Path, size: int = 300) 
         for (name, vectors), start in zip(
             views.items(), range(0, len(flat), len(next(iter(views.values())))), strict=True
         ):
-            for x, y in flat[start : start + len(vectors)].tolist():
-                marks.append(
-                    f'<circle cx="{left + x * size:.1f}" cy="{24 + y * size:.1f}" r="1.6" fill="{colours[name]}" '
-                    'fill-opacity="0.6"/>'
-                )
+            dots = "".join(
+                f"M{left + x * size:.0f} {24 + y * size:.0f}h0" for x, y in flat[start : start + len(vectors)].tolist()
+            )
+            marks.append(
+                f'<path d="{dots}" stroke="{colours[name]}" stroke-width="3" stroke-linecap="round" opacity="0.6"/>'
+            )
     legend = "".join(
         f'<text x="{8 + 90 * place}" y="{size + 44}" font-size="13" fill="{colour}">● {name}</text>'
         for place, (name, colour) in enumerate(colours.items())

@@ -122,9 +122,7 @@ def load_features(sample: Sample, split: str) -> Features:
         name: test.select([i for i, found in enumerate(test["style"]) if found == style])
         for name, style in styles.items()
     }
-    others = [
-        load_emoji(name).rename_column("concept", "group") for name in ("train", "validation", "test") if name != split
-    ]
+    others = [load_emoji(name) for name in ("train", "validation", "test") if name != split]
     probe = _probe(sample, split, parts["gallery"])
     return Features(
         train=sample.cache("train", train),

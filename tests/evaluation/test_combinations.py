@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from conjoin.evaluation import MODALITIES, Embedded, evaluate_combinations, format_combinations
+from conjoin.evaluation.emoji_benchmark import evaluate_emoji
 from conjoin.evaluation.metrics import chance_hit_rate
 
 
@@ -131,3 +132,8 @@ def test_the_table_is_aligned_and_narrow():
     assert {len(line) for line in rows[1:]} == {len(headers[0])}
     assert "text → any" in table
     assert "(72 candidates)" in table
+
+
+def test_one_artist_cannot_ask_and_answer(tmp_path):
+    with pytest.raises(ValueError, match=r"both drawn by 'noto'"):
+        evaluate_emoji(None, tmp_path, query_style="noto", gallery_style="noto")

@@ -44,6 +44,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     mbeir.add_argument(
         "--dtype", choices=("float32", "float16"), default="float32", help="of stored vectors (default: %(default)s)"
     )
+    emoji = parser.add_argument_group("emoji sample")
+    for role, style in (("query", "openmoji"), ("gallery", "twemoji")):
+        emoji.add_argument(
+            f"--{role}-style",
+            choices=("twemoji", "openmoji", "noto"),
+            default=style,
+            help="who drew its pictures; noto needs a font and is in no training split (default: %(default)s)",
+        )
     symmetric = parser.add_argument_group("symmetric triplets")
     symmetric.add_argument("--distractors", metavar="SOURCE", help="further candidates, as for conjoin encode")
     symmetric.add_argument("--instruction", metavar="TEXT", help="given with every item, to models that follow one")
@@ -118,12 +126,15 @@ def _emoji(args: argparse.Namespace, encoder: "ItemEncoder", out: Path) -> tuple
     from conjoin.evaluation.emoji_benchmark import evaluate_emoji
 
     split = {"val": "validation"}.get(args.split, args.split)
-    found = evaluate_emoji(encoder, out / "stores", split=split, seed=args.seed, show_progress=not args.quiet)
+    styles = {"query_style": args.query_style, "gallery_style": args.gallery_style}
+    found = evaluate_emoji(
+        encoder, out / "stores", split=split, **styles, seed=args.seed, show_progress=not args.quiet
+    )
     results = Results(
         title="The emoji sample",
         summary="All nine modality combinations, and symmetric triplets, on concepts that no training split holds.",
         seed=args.seed,
-        dataset={"name": "emoji sample", "split": split, "concepts": len(found.queries)},
+        dataset={"name": "emoji sample", "split": split, "concepts": len(found.queries)} | styles,
         combinations=found.combinations,
         symmetric=[found.symmetric],
     )

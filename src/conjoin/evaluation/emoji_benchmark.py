@@ -62,7 +62,12 @@ def evaluate_emoji(
         gallery_style: Artist of the gallery's pictures.
         seed: Seed of the bootstrap.
         show_progress: Show progress bars.
+
+    Raises:
+        ValueError: Both styles are the same.
     """
+    if query_style == gallery_style:
+        raise ValueError(f"queries and gallery are both drawn by {query_style!r}; choose two styles")
     drawn = load_emoji(split, styles=(gallery_style, query_style))
     rows = {style: _one_style(drawn, style) for style in (query_style, gallery_style)}
     concepts = [concept for concept in rows[query_style]["concept"] if concept in set(rows[gallery_style]["concept"])]
