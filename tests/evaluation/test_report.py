@@ -14,6 +14,7 @@ from conjoin.evaluation import (
     Cell,
     Curve,
     Example,
+    Figure,
     Headline,
     Hit,
     Metric,
@@ -50,6 +51,8 @@ def results():
         symmetric=[Symmetric(EVIL, 214, 3000, {"precision": metric, "average": metric})],
         tables=[Table(EVIL, ["group", EVIL], [["people", metric], ["objects", None]], EVIL)],
         curves=[Curve(EVIL, {f"training {EVIL}": [[0, 4.0], [10, 2.5], [20, 2.0]], "none": []}, EVIL)],
+        figures=[Figure(EVIL, red)],
+        figures_note=EVIL,
         examples=[
             Example(Shown(EVIL, red), hits, 2, 385, EVIL),
             Example(Shown("cat"), misses, 37, 385, "text → image"),

@@ -19,7 +19,7 @@ from .metrics import (
 )
 from .ranking import best_ranks, rank_of_relevant
 from .report import render_report
-from .results import Cell, Curve, Example, Headline, Hit, Metric, Results, Shown, Symmetric, Table, picture
+from .results import Cell, Curve, Example, Figure, Headline, Hit, Metric, Results, Shown, Symmetric, Table, picture
 from .run_file import read_qrels, read_run, write_qrels, write_run
 from .score_charts import distribution_curves, score_gaussians, score_histogram, threshold_course
 from .search_examples import search_examples
@@ -35,6 +35,7 @@ __all__ = [
     "Embedded",
     "Example",
     "Explanation",
+    "Figure",
     "Headline",
     "Hit",
     "MaskedSample",

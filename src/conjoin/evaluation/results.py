@@ -138,6 +138,15 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """Any picture of the report with what it shows."""
+
+    title: str
+    image: str
+    """A `data:image/...;base64,` URI, see `picture`."""
+
+
+@dataclass(frozen=True)
 class Table:
     """Any further table of the report, for example baselines or scores per group."""
 
@@ -174,6 +183,9 @@ class Results:
     symmetric: list[Symmetric] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    figures_note: str = ""
+    """What the figures show."""
     examples: list[Example] = field(default_factory=list)
     examples_note: str = ""
     """How the examples were chosen."""
