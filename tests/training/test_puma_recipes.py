@@ -172,11 +172,36 @@ def test_what_is_trained_does_not_depend_on_where_a_model_comes_from(recipe_1, t
         return found[0]
 
     assert trained() == set()
+    half, _ = build_model(load_recipe(recipe_1, {"model.config.dtype": "bfloat16"}).model)
+    assert {p.dtype for name, p in half.named_parameters() if "lora_" in name} == {torch.float32}
+    assert {p.dtype for name, p in half.named_parameters() if "lora_" not in name} == {torch.bfloat16}
     assert trained(model__config__train_ret_token="true") == {"ret_embedding"}
     everything = trained(model__freeze_towers="false")
     assert any("embed_tokens" in name for name in everything) and "ret_embedding" not in everything
     with_ret = trained(model__freeze_towers="false", model__config__train_ret_token="true")
     assert everything ^ with_ret == {"ret_embedding", "backbone.language_model.embed_tokens.weight"}
+
+
+def test_adapted_layers_may_be_held_in_four_bits(recipe_1, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    words = ["train", str(recipe_1), "--model.lora.quantize", "true", "--training.save_steps", "1"]
+    assert main([*words, "--training.save_strategy", "steps"]) == 0
+    found, model = losses(tmp_path / "one"), load_file(tmp_path / "one/model.safetensors")
+    original = build_model(load_recipe(recipe_1, {"model.lora": "null"}).model)[0].state_dict()
+    assert model.keys() == original.keys()
+    assert_only_linears_differ(original, model)
+    for name, value in model.items():  # by no more than rounding and two steps
+        torch.testing.assert_close(value, original[name], rtol=0.2, atol=0.4)
+    (tmp_path / "one/checkpoint-2").rename(tmp_path / "checkpoint-2")
+    assert main([*words, "--training.save_strategy", "steps", "--resume"]) == 0
+    assert losses(tmp_path / "one") == pytest.approx(found)
+
+
+def test_four_bits_need_bitsandbytes(recipe_1, monkeypatch, capsys):
+    for name in ("bitsandbytes", "bitsandbytes.nn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["train", str(recipe_1), "--model.lora.quantize", "true"]) == 2
+    assert "lora.quantize needs bitsandbytes: pip install bitsandbytes" in capsys.readouterr().err
 
 
 def test_accelerate_launch_trains_on_two_processes(recipe_1, tmp_path):

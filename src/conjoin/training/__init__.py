@@ -1,5 +1,6 @@
 """One configuration and one trainer per method, and the recipes that run them."""
 
+from .adapters import load_adapted, load_checkpoint
 from .arguments import RetrievalConfig
 from .collator import PairCollator
 from .contrastive import ContrastiveConfig, ContrastiveTrainer
@@ -10,7 +11,15 @@ from .gradient_cache import cached_backward
 from .lora import LoraArguments, add_lora, merge_lora
 from .mac import MacConfig, MacTrainer
 from .objective import Objective
-from .recipes import METHODS, DataArguments, FeatureArguments, ModelArguments, Recipe, load_recipe
+from .recipes import (
+    METHODS,
+    DataArguments,
+    DeepTeacherArguments,
+    FeatureArguments,
+    ModelArguments,
+    Recipe,
+    load_recipe,
+)
 from .run import build_model, build_trainer, train
 from .self_distillation import SelfDistillationConfig, SelfDistillationTrainer
 from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
@@ -27,6 +36,7 @@ __all__ = [
     "ContrastiveConfig",
     "ContrastiveTrainer",
     "DataArguments",
+    "DeepTeacherArguments",
     "FeatureArguments",
     "GclConfig",
     "GclTrainer",
@@ -63,6 +73,8 @@ __all__ = [
     "cache_teachers",
     "cached_backward",
     "collate_features",
+    "load_adapted",
+    "load_checkpoint",
     "load_recipe",
     "merge_lora",
     "train",

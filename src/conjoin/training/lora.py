@@ -106,6 +106,7 @@ def _merge_quantized(layer: Any, base: Any) -> nn.Linear:  # noqa: ANN401 - peft
     """A plain layer of the weights that training saw and the update, which is not rounded to four bits again."""
     from bitsandbytes.functional import dequantize_4bit
 
+    base.state_dict()  # brings the weight back to the common layout, if the CPU computed with another
     weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
     plain = nn.Linear(base.in_features, base.out_features, base.bias is not None, device="meta")
     updates = [layer.get_delta_weight(name) for name in layer.active_adapters]

@@ -1,0 +1,131 @@
+"""`conjoin merge-adapter`: peft's adapters and checkpoints of a run become models of their own."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoProcessor
+
+from conjoin.cli.main import main
+from conjoin.hub import export
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+
+RECIPE = """
+method: mac
+model: {{architecture: mllm_retriever, mllm: {mllm}, config: {{keep_layers: 2}}, freeze_towers: true,
+  lora: {{r: 2, towers: [text_model]}}}}
+data: {{format: nli, source: {data}}}
+training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, use_cpu: true, report_to: none,
+  learning_rate: 1e-2, save_strategy: steps, save_steps: 1, disable_tqdm: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def mllm(mllm_checkpoints):
+    return mllm_checkpoints("qwen2_vl")[0]
+
+
+@pytest.fixture(scope="module")
+def base(mllm, tmp_path_factory):
+    """A pruned model, saved."""
+    model, processor = MllmRetrieverModel.from_mllm(mllm, 2), MllmRetrieverProcessor.from_mllm(mllm)
+    return str(export(model, processor, tmp_path_factory.mktemp("base")))
+
+
+def adapt(base, folder, layer="q_proj"):
+    """Write adapters as peft does; returns what the adapted model makes of an item."""
+    torch.manual_seed(0)
+    model = AutoModel.from_pretrained(base, trust_remote_code=True)
+    config = LoraConfig(r=2, lora_alpha=8, target_modules=rf".*language_model.*\.{layer}", init_lora_weights=False)
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(folder)
+    return embed(adapted, base)
+
+
+@torch.no_grad()
+def embed(model, folder):
+    return model(**AutoProcessor.from_pretrained(folder, trust_remote_code=True)(["a man", "b"])).embeddings
+
+
+def test_adapters_of_peft_are_merged(base, tmp_path, capsys):
+    expected = adapt(base, tmp_path / "adapters")
+    assert main(["merge-adapter", str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]) == 0
+    assert f'SentenceTransformer("{tmp_path / "merged"}"' in capsys.readouterr().out
+    merged = AutoModel.from_pretrained(tmp_path / "merged", trust_remote_code=True).eval()
+    torch.testing.assert_close(embed(merged, tmp_path / "merged"), expected, rtol=0, atol=1e-5)
+    plain = AutoModel.from_pretrained(base, trust_remote_code=True).eval()
+    assert (embed(plain, base) - expected).abs().max() > 1e-2
+    assert load_file(tmp_path / "merged/model.safetensors").keys() == plain.state_dict().keys()
+    assert (tmp_path / "merged/modules.json").is_file()
+
+
+def test_a_base_that_moved_is_given(base, tmp_path, capsys):
+    expected = adapt(base, tmp_path / "adapters")
+    config = tmp_path / "adapters/adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    words = ["merge-adapter", str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
+    assert main(words) == 2
+    assert "do not name the model that they adapt; give the base" in capsys.readouterr().err
+    assert main([*words, "--base", base]) == 0
+    merged = AutoModel.from_pretrained(tmp_path / "merged", trust_remote_code=True).eval()
+    torch.testing.assert_close(embed(merged, tmp_path / "merged"), expected, rtol=0, atol=1e-5)
+
+
+def test_adapters_of_another_model_are_refused(mllm, base, mllm_checkpoints, tmp_path, capsys):
+    adapt(base, tmp_path / "adapters")
+    other = MllmRetrieverModel.from_mllm(mllm, 3)
+    export(other, MllmRetrieverProcessor.from_mllm(mllm), tmp_path / "deeper")
+    adapt(str(tmp_path / "deeper"), tmp_path / "deeper-adapters")
+    cases = [
+        (tmp_path / "adapters", str(tmp_path / "deeper"), "2 weights are missing or of another shape"),
+        (tmp_path / "deeper-adapters", base, "2 are left over, such as"),
+        (tmp_path / "adapters", mllm, "is a qwen2_vl; expected a model of this package"),
+    ]
+    for adapters, model, message in cases:
+        words = ["merge-adapter", str(adapters), "--base", model, "--out", str(tmp_path / "merged")]
+        assert main(words) == 2, message
+        error = capsys.readouterr().err
+        assert message in error
+        assert not (tmp_path / "merged").exists()
+
+
+def test_a_checkpoint_is_merged_by_its_recipe(mllm, base, tmp_path, capsys):
+    rows = "\n".join(["sent0,sent1", *(f"a {i},b {i}" for i in range(8))])
+    (tmp_path / "nli.csv").write_text(rows)
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    recipe.write_text(RECIPE.format(mllm=mllm, data=tmp_path / "nli.csv", out=out))
+    assert main(["train", str(recipe)]) == 0
+    merged = {}
+    for step in (1, 2):
+        folder = tmp_path / f"step-{step}"
+        words = ["merge-adapter", str(out / f"checkpoint-{step}"), "--recipe", str(recipe), "--out", str(folder)]
+        assert main(words) == 0
+        merged[step] = load_file(folder / "model.safetensors")
+        assert AutoModel.from_pretrained(folder, trust_remote_code=True).config.keep_layers == 2
+    final = load_file(out / "model.safetensors")
+    assert final.keys() == merged[2].keys() == merged[1].keys()
+    assert all(torch.equal(final[name], value) for name, value in merged[2].items())
+    assert any(not torch.equal(final[name], value) for name, value in merged[1].items())
+    capsys.readouterr()
+    words = ["merge-adapter", str(out / "checkpoint-2"), "--recipe", str(recipe), "--out", str(tmp_path / "no")]
+    assert main([*words, "--model.lora.r", "3"]) == 2
+    assert 'is not for "the recipe\'s model"' in capsys.readouterr().err
+    assert main([*words, "--model.config.keep_layers=1"]) == 2
+    assert "weights are missing or of another shape and" in capsys.readouterr().err
+
+
+def test_what_is_no_adapter_is_named(base, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for words, message in (
+        ([str(tmp_path / "empty")], "no adapter_config.json in"),
+        ([base], "for the checkpoint of a training run give its recipe"),
+        ([str(tmp_path / "absent")], "no such folder"),
+        ([base, "--model.lora.r", "3"], "--model.lora.r changes a recipe, but there is no --recipe"),
+    ):
+        assert main(["merge-adapter", *words, "--out", str(tmp_path / "x")]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["merge-adapter", base, "--out", str(tmp_path / "empty")]) == 2
+    assert "exists; choose another folder" in capsys.readouterr().err
