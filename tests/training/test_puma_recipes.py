@@ -16,7 +16,8 @@ from conjoin.cli.main import main
 from conjoin.data import EmojiSample, make_mini_mbeir, mini_mbeir
 from conjoin.training import build_model, build_trainer, load_recipe, puma_setup
 
-TWO_CPU = Path(__file__).parents[2] / "training_args/accelerate/two_cpu.yaml"
+RECIPES = Path(__file__).parents[2] / "training_args"
+TWO_CPU = RECIPES / "accelerate/two_cpu.yaml"
 STAGE_1 = """
 method: self_distillation
 model: {{architecture: mllm_retriever, mllm: {mllm}, config: {{keep_layers: 2}}, freeze_towers: true, lora: {lora}}}
@@ -111,6 +112,26 @@ def test_both_stages_run_resume_and_give_a_model_that_loads(mllm, mini, recipe_1
     items = ["a man", Image.new("RGB", (16, 16)), {"image": Image.new("RGB", (9, 20), "red"), "text": "but green"}]
     assert model.config.keep_layers == 2
     assert model(**processor(items, instruction="Find it.")).embeddings.shape == (3, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("qwen2_vl_7b", "qwen2_vl"), ("qwen2_vl_2b", "qwen2_vl"), ("llava_1_5_7b", "llava"), (None, "internvl")],
+)
+def test_the_recipes_of_the_paper_run_on_small_models(name, family, mllm_checkpoints, mini, recipe_1, tmp_path):
+    words = ["--training.max_steps=2", "--training.per_device_train_batch_size=4", "--training.use_cpu=true"]
+    words += ["--training.logging_steps=1", "--training.dataloader_num_workers=0"]
+    words += ["--training.disable_tqdm=true", "--training.save_strategy='no'"]
+    first = ["--model.config.keep_layers=2", f"--model.mllm={mllm_checkpoints(family)[0]}"]
+    first += [f"--data.source={recipe_1.parent / 'nli.csv'}", f"--training.output_dir={tmp_path / 'one'}"]
+    first += ["--model.max_pixels=576", "--model.min_pixels=64"] if family == "qwen2_vl" else []
+    first += [f"--teacher.cache={tmp_path / 'states'}"]
+    paths = [f"puma/stage{i}_{name}.yaml" if name else f"puma/sample_stage{i}.yaml" for i in (1, 2)]
+    assert main(["train", str(RECIPES / paths[0]), *words, *first]) == 0
+    second = [f"--model.checkpoint={tmp_path / 'one'}", f"--data.source={mini}"]
+    second += [f"--training.output_dir={tmp_path / 'two'}"]
+    assert main(["train", str(RECIPES / paths[1]), *words, *second]) == 0
+    assert len(losses(tmp_path / "two")) == 2
 
 
 def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch):
