@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel, readout_shortcuts
 from conjoin.models.mllm_retriever.readout_shortcuts import SharedPrefix, shared_prefix_length
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.training.deep_teachers import SharedTeacher
@@ -14,6 +14,11 @@ from tiny_mllms import MLLMS
 
 KEEP = 3
 every_mllm = pytest.mark.parametrize("name", MLLMS)
+
+
+@pytest.fixture(autouse=True)
+def few_rows_share_too(monkeypatch):
+    monkeypatch.setattr(readout_shortcuts, "LEAST_SAVED_TOKENS", 1)
 
 
 @pytest.fixture
@@ -161,7 +166,7 @@ def test_compiled(retriever):
         assert (compiled(**batch).pooler_output - expected).abs().max() <= 1e-5
 
 
-def test_prefix_length():
+def test_prefix_length(monkeypatch):
     ids = torch.tensor([[1, 2, 3, 9, 5], [1, 2, 3, 4, 5]])
     images = torch.zeros_like(ids, dtype=torch.bool)
     assert shared_prefix_length(ids, images, torch.tensor([4, 4])) == 3
@@ -171,6 +176,11 @@ def test_prefix_length():
     assert shared_prefix_length(ids, images, torch.tensor([4, 4])) == 1
     long = torch.cat([ids[:, :1], torch.arange(40).view(2, 20)], 1)
     assert shared_prefix_length(long, torch.zeros_like(long, dtype=torch.bool), torch.tensor([20, 20])) == 0
+    monkeypatch.setattr(readout_shortcuts, "LEAST_SAVED_TOKENS", 6)
+    same = torch.ones(3, 4, dtype=torch.long)
+    at, images = torch.tensor([3, 3, 3]), torch.zeros_like(same, dtype=torch.bool)
+    assert shared_prefix_length(same, images, at) == 3
+    assert shared_prefix_length(same[:2], images[:2], at[:2]) == 0
 
 
 def test_the_prefix_stays_what_it_was():

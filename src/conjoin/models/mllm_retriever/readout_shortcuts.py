@@ -11,6 +11,9 @@ from transformers import DynamicCache, PreTrainedConfig
 READABLE = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
 """Language models whose layers are built alike: norm, attention with rotated heads, norm, feed-forward."""
 
+LEAST_SAVED_TOKENS = 256
+"""A second pass of the language model has a price of its own; on a GPU, that of reading all weights once more."""
+
 
 class SharedPrefix(DynamicCache):
     """Keys and values of the tokens that all rows begin with, computed for one row and lent to all.
@@ -39,12 +42,12 @@ class SharedPrefix(DynamicCache):
 def shared_prefix_length(input_ids: Tensor, is_image: Tensor, at: Tensor) -> int:
     """How many tokens all rows of ids `(N, T)` begin with, before any image and any readout position `(N,)`.
 
-    Zero where the gain would not pay for a second pass: one row, or a prefix of less than an eighth of the tokens.
+    Zero where the gain would not pay for a second pass: less than an eighth of the tokens, or few rows.
     """
     rows, length = input_ids.shape
     same = (input_ids == input_ids[:1]).all(0) & ~is_image.any(0)
     shared = int(torch.minimum(same.cumprod(0).sum(), at.min()))
-    return shared if rows > 1 and 8 * shared >= length else 0
+    return shared if shared * max(rows - 1, 0) >= LEAST_SAVED_TOKENS and 8 * shared >= length else 0
 
 
 def is_readable(config: PreTrainedConfig) -> bool:

@@ -1,0 +1,496 @@
+"""A Qwen2-VL pruned to its first 12 of 28 layers beside the same model whole, and beside a stock forward of it.
+
+All weights are random. Throughput is measured in one process in which the variants take turns on the same batches, and
+a ratio is the median over the turns of the ratios within one turn, which other programs on the machine disturb less
+than the clock. The variants, each closer to what an embedding needs than the one above it:
+
+    stock               transformers' own forward: all layers, cache, logits of all tokens, last-token pooling
+    no cache            the same with `use_cache=False`
+    no logits           and without the head
+    whole, all tokens   `MllmRetrieverModel` with all layers, `shortcuts=False`
+    whole               the same as users run it
+    pruned, all tokens  12 layers, `shortcuts=False`
+    + one readout       12 layers, the last one for the readout token alone
+    pruned              and what all prompts of a batch begin with computed once: as users run it
+
+Operations are counted (`torch.utils.flop_counter`). Loading is measured in a process of its own for each model and
+input: seconds, bytes of tensors read, and the peak of resident memory above that of the imports.
+
+    python benchmarks/pruned_mllm.py --size small --threads 1 --json pruned_mllm.json
+    python benchmarks/pruned_mllm.py --size tiny                     # the whole path in seconds
+    python benchmarks/pruned_mllm.py --size 7b --device meta         # counts the operations of Qwen2-VL-7B
+
+`small` has a fourteenth of the 7B model's width and the same 28 layers; its vision tower is cut so that an image costs
+as many operations beside the language model as in the 7B model (`--device meta` shows both shares). On a GPU with
+80 GB or more (not measured yet); weights are made on the device in bfloat16 and nothing is written to disk:
+
+    python benchmarks/pruned_mllm.py --size 7b --device cuda --batch-size 64 --json pruned_mllm_7b.json
+"""
+
+import argparse
+import copy
+import json
+import math
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from safetensors import safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import (
+    Qwen2Tokenizer,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+from conjoin.models.mllm_retriever import (
+    MllmRetrieverConfig,
+    MllmRetrieverModel,
+    modeling_mllm_retriever,
+    pruned_checkpoint,
+)
+from conjoin.models.mllm_retriever.readout_shortcuts import SharedPrefix
+from conjoin.processing import MllmRetrieverProcessor
+
+LAYERS, KEEP = 28, 12
+INPUTS = ("text", "image", "image+text")
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+SIZES: dict[str, dict[str, Any]] = {  # widths of the language model and of the vision tower
+    "tiny": {"text": (32, 48, 4, 2, 600), "vision": (16, 1, 2), "rope": [1, 1, 2], "image_side": 112},
+    "small": {"text": (256, 1352, 4, 1, 10880), "vision": (96, 12, 2), "rope": [8, 12, 12], "image_side": 476},
+    "7b": {"text": (3584, 18944, 28, 4, 152064), "vision": (1280, 32, 16), "rope": [16, 24, 24], "image_side": 476},
+}
+WORDS = (
+    "a the two some old young red blue wooden small large man woman child dog cat horse bird boat train street beach "
+    "table window garden market kitchen field river mountain sits stands runs holds looks at near under over behind "
+    "with and while people watch it from far away in rain sun snow evening light on of his her their bicycle umbrella"
+).split()
+SDPA_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def make_tokenizer() -> Qwen2Tokenizer:
+    """Of Qwen's kind, with about one token per word, as the real one has for such words."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    frame = "user\n system\nYou are a helpful assistant.\n Summarize above image and sentence in one word: assistant\n"
+    trainer = trainers.BpeTrainer(
+        vocab_size=560, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    backend.train_from_iterator([" ".join(WORDS) + " " + " ".join(WORDS), frame], trainer)
+    learned = json.loads(backend.to_str())["model"]
+    merges = [tuple(merge) for merge in learned["merges"]]
+    made = Qwen2Tokenizer(
+        vocab=learned["vocab"], merges=merges, unk_token=None, eos_token=SPECIALS[0], pad_token=SPECIALS[0]
+    )
+    made.add_tokens(SPECIALS, special_tokens=True)
+    return made
+
+
+def make_config(size: str, tokenizer: Qwen2Tokenizer) -> Qwen2VLConfig:
+    width, inner, heads, key_heads, vocabulary = SIZES[size]["text"]
+    vision_width, depth, vision_heads = SIZES[size]["vision"]
+    names = {"image_token_id": 5, "vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": 0}
+    ids = {name: tokenizer.convert_tokens_to_ids(SPECIALS[place]) for name, place in names.items()}
+    text = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": LAYERS, "vocab_size": vocabulary}
+    text |= {"num_attention_heads": heads, "num_key_value_heads": key_heads, "max_position_embeddings": 32768}
+    text |= {"bos_token_id": None, "eos_token_id": None}
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": SIZES[size]["rope"], "rope_theta": 1e6}
+    vision = {"embed_dim": vision_width, "depth": depth, "num_heads": vision_heads, "hidden_size": width}
+    return Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
+
+
+def save_checkpoint(size: str, folder: Path) -> None:
+    """What a publisher of such a model would upload."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    Qwen2VLForConditionalGeneration(make_config(size, tokenizer)).save_pretrained(folder, max_shard_size="20MB")
+    tokenizer.save_pretrained(folder)
+    Qwen2VLImageProcessorPil(min_pixels=4 * 28 * 28, max_pixels=1000 * 28 * 28).save_pretrained(folder)
+
+
+def make_items(kind: str, count: int, size: str) -> list[Any]:
+    """Captions of 8 to 40 words, square pictures of about 300 image tokens, or both."""
+    source, side = random.Random(0), SIZES[size]["image_side"]
+    texts = [" ".join(source.choices(WORDS, k=source.randint(8, 40))) for _ in range(count)]
+    if kind == "text":
+        return texts
+    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    images = [Image.fromarray(picture) for picture in pixels]
+    if kind == "image":
+        return images
+    return [{"image": image, "text": text} for image, text in zip(images, texts, strict=True)]
+
+
+class StockForward:
+    """The whole model by transformers: the state of the last token after the last layer's norm, normalised."""
+
+    def __init__(self, model: Qwen2VLForConditionalGeneration, cache: bool = False, logits: bool = False) -> None:
+        self.model, self.cache, self.logits = model, cache, logits
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Embeddings `(N, D)`."""
+        mask = batch["attention_mask"]
+        mask = mask[:, : int(mask.sum(1).max())]  # behind it stand the endings of other views
+        ids = batch["input_ids"][:, : mask.shape[1]]
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if "pixel_values" in batch:
+            inputs["pixel_values"] = batch["pixel_values"].flatten(0, 1).to(self.model.dtype)
+            inputs["image_grid_thw"] = batch["image_grid_thw"].flatten(0, 1)
+            inputs["mm_token_type_ids"] = (ids == self.model.config.image_token_id).int()
+        if self.logits:
+            states = self.model(**inputs, use_cache=self.cache, output_hidden_states=True).hidden_states[-1]
+        else:
+            states = self.model.model(**inputs, use_cache=self.cache).last_hidden_state
+        last = states[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1]
+        return torch.nn.functional.normalize(last.float(), dim=-1)
+
+
+class Retriever:
+    """`MllmRetrieverModel` with all, some or none of its shortcuts."""
+
+    def __init__(self, model: MllmRetrieverModel, shortcuts: bool = True, prefix: bool = True) -> None:
+        self.model, self.shortcuts, self.prefix = model, shortcuts, prefix
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Embeddings `(N, D)`."""
+        self.model.shortcuts = self.shortcuts
+        original = modeling_mllm_retriever.shared_prefix_length
+        if not self.prefix:
+            modeling_mllm_retriever.shared_prefix_length = lambda *_: 0
+        try:
+            return self.model(**batch).embeddings
+        finally:
+            modeling_mllm_retriever.shared_prefix_length = original
+
+
+Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+Variants = dict[str, Forward]
+
+
+def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
+    """All variants; on a CPU through a checkpoint on disk, elsewhere made on the device."""
+    if args.device == "cpu":
+        stock = Qwen2VLForConditionalGeneration.from_pretrained(folder).eval()
+        whole, pruned = (MllmRetrieverModel.from_mllm(folder, keep) for keep in (None, KEEP))
+    else:
+        tokenizer = make_tokenizer()
+        config = make_config(args.size, tokenizer)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(args.device):
+            stock = Qwen2VLForConditionalGeneration(config).eval()
+            ret = {"ret_token_id": len(tokenizer)}
+            whole, pruned = (MllmRetrieverModel(MllmRetrieverConfig(config, k, **ret)).eval() for k in (None, KEEP))
+        torch.set_default_dtype(torch.float32)
+    return {
+        "stock": StockForward(stock, cache=True, logits=True),
+        "no cache": StockForward(stock, logits=True),
+        "no logits": StockForward(stock),
+        "whole, all tokens": Retriever(whole, shortcuts=False),
+        "whole": Retriever(whole),
+        "pruned, all tokens": Retriever(pruned, shortcuts=False),
+        "+ one readout": Retriever(pruned, prefix=False),
+        "pruned": Retriever(pruned),
+    }
+
+
+def seconds(function: Callable[[], Any], device: str) -> float:
+    start = time.perf_counter()
+    function()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def operations(function: Callable[[], Any]) -> tuple[int, int]:
+    """Counted operations: all, and those outside the vision tower."""
+
+    def sdpa(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    with FlopCounterMode(display=False, custom_mapping={SDPA_ON_CPU: sdpa}) as counter:
+        function()
+    total = counter.get_total_flops()
+    towers = {name: counts for name, counts in counter.get_flop_counts().items() if name.endswith(".visual")}
+    return total, total - sum(sum(counts.values()) for counts in towers.values())
+
+
+def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> list[dict]:
+    """The rows of one kind of input, one per variant."""
+    batch = dict(processor(make_items(kind, args.batch_size, args.size)).to(args.device))
+    runs: dict[str, Callable[[], Any]] = {
+        name: lambda forward=forward: forward(batch) for name, forward in variants.items()
+    }
+    counted, peaks, times = {}, {}, {name: [] for name in runs}
+    for name, run in runs.items():
+        counted[name] = operations(run)  # the first, which warms up
+        if args.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
+            run()
+            peaks[name] = torch.cuda.max_memory_allocated() - held
+    for _ in range(args.turns):
+        for name, run in runs.items():
+            times[name].append(seconds(run, args.device))
+    return [
+        {
+            "input": kind,
+            "variant": name,
+            "tokens": int(batch["attention_mask"].sum(1).max()),
+            "samples_per_second": args.batch_size / statistics.median(times[name]),
+            "over_stock": ratio(times["stock"], times[name]),
+            "over_whole": ratio(times["whole"], times[name]),
+            "over_whole_all_tokens": ratio(times["whole, all tokens"], times[name]),
+            "gflop_per_sample": counted[name][0] / args.batch_size / 1e9,
+            "flops_of_stock": counted[name][0] / counted["stock"][0],
+            "flops_of_whole": counted[name][0] / counted["whole"][0],
+            "language_flops_of_whole": counted[name][1] / counted["whole"][1],
+            "language_flops_of_stock": counted[name][1] / counted["stock"][1],
+            "peak_bytes": peaks.get(name),
+        }
+        for name in runs
+    ]
+
+
+def ratio(slower: list[float], faster: list[float]) -> float:
+    return statistics.median(first / second for first, second in zip(slower, faster, strict=True))
+
+
+def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> dict[str, float]:
+    """What sorting texts by length gains over batches as they come, and one pass of the vision tower over many."""
+    size, forward = args.batch_size, variants["pruned"]
+    texts = make_items("text", 4 * size, args.size)
+    orders = {"random": texts, "sorted": sorted(texts, key=len)}
+    batches = {
+        name: [dict(processor(items[i : i + size]).to(args.device)) for i in range(0, len(items), size)]
+        for name, items in orders.items()
+    }
+    pixels = dict(processor(make_items("image", size, args.size)).to(args.device))
+    tower = forward.model.run_vision_tower  # type: ignore[attr-defined]
+    rows, grids = pixels["pixel_values"], pixels["image_grid_thw"]
+    runs: dict[str, Callable[[], Any]] = {
+        "random": lambda: [forward(batch) for batch in batches["random"]],
+        "sorted": lambda: [forward(batch) for batch in batches["sorted"]],
+        "one by one": lambda: [tower(row, grid) for row, grid in zip(rows, grids, strict=True)],
+        "together": lambda: tower(rows.flatten(0, 1), grids.flatten(0, 1)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(args.turns + 1):
+        for name, run in runs.items():
+            times[name].append(seconds(run, args.device))
+    padding = {
+        name: 1 - sum(int(b["attention_mask"].sum()) for b in made) / sum(b["attention_mask"].numel() for b in made)
+        for name, made in batches.items()
+    }
+    return {
+        "sorted_over_random": ratio(times["random"][1:], times["sorted"][1:]),
+        "padding_random": padding["random"],
+        "padding_sorted": padding["sorted"],
+        "vision_together_over_one_by_one": ratio(times["one by one"][1:], times["together"][1:]),
+    }
+
+
+class CountedReads:
+    """Stands for `safe_open`: adds up the bytes of every tensor that is read."""
+
+    total = 0
+
+    def __init__(self, path: str, framework: str) -> None:
+        self.context = safe_open(path, framework=framework)
+
+    def __enter__(self) -> "CountedReads":
+        self.file = self.context.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.context.__exit__(*details)
+
+    def keys(self) -> list[str]:
+        """Names of all tensors in the file."""
+        return self.file.keys()
+
+    def get_slice(self, name: str) -> object:
+        """A tensor, read when it is copied."""
+        part = self.file.get_slice(name)
+        CountedReads.total += (2 if part.get_dtype() in ("BF16", "F16") else 4) * math.prod(part.get_shape())
+        return part
+
+
+def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Run in a process of its own: seconds and bytes of loading, then the peak of one forward."""
+    torch.set_num_threads(args.threads)
+    processor = MllmRetrieverProcessor.from_mllm(folder)
+    batch = dict(processor(make_items(kind, args.batch_size, args.size)))
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    if model == "stock":
+        forward: Forward = StockForward(Qwen2VLForConditionalGeneration.from_pretrained(folder).eval(), True, True)
+        read = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    else:
+        pruned_checkpoint.safe_open = CountedReads
+        forward = Retriever(MllmRetrieverModel.from_mllm(folder, KEEP if model == "pruned" else None))
+        read = CountedReads.total
+    loaded = time.perf_counter() - start
+    with torch.no_grad():
+        forward(batch)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held
+    return {"load_seconds": loaded, "bytes_read": read, "peak_bytes": 1024 * peak}
+
+
+def loading_in_children(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Loading of each model for each kind of input, the models taking turns; medians of the seconds."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(min(args.turns, 3)):
+        for kind in INPUTS:
+            for model in ("stock", "whole", "pruned"):
+                command = [sys.executable, __file__, "--child", model, kind, str(folder), "--size", args.size]
+                command += ["--threads", str(args.threads), "--batch-size", str(args.batch_size)]
+                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                found.setdefault((kind, model), []).append(json.loads(output.splitlines()[-1]))
+    return [
+        {"input": kind, "model": model} | {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for (kind, model), runs in found.items()
+    ]
+
+
+def vision_operations(config: Qwen2VLConfig, side: int) -> int:
+    """Counted for one picture of so many patches a side, at the full width; from one and two layers to all."""
+    counted = []
+    for depth in (1, 2):
+        vision = copy.deepcopy(config.vision_config)
+        vision.depth = depth
+        tower = Qwen2VisionTransformerPretrainedModel(vision)
+        pixels, grid = torch.zeros(side**2, 3 * 2 * 14 * 14), torch.tensor([[1, side, side]])
+        counted.append(operations(lambda tower=tower, pixels=pixels, grid=grid: tower(pixels, grid))[0])
+    return counted[0] + (config.vision_config.depth - 1) * (counted[1] - counted[0])
+
+
+def count_on_meta(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Operations of an item by part of the model, in a batch, without weights: prompts of 14 + item + 16 tokens."""
+    config, count = make_config(args.size, make_tokenizer()), args.batch_size
+    side = SIZES[args.size]["image_side"] // 14
+    vision = vision_operations(config, side)
+    width, vocabulary = config.text_config.hidden_size, config.text_config.vocab_size
+    rows = []
+    for kind, item in {"text": 24, "image": side**2 // 4 + 2, "image+text": side**2 // 4 + 26}.items():
+        length = 14 + item + 16
+        row: dict[str, Any] = {"input": kind, "tokens": length, "vision": 0 if kind == "text" else vision}
+        row["head"] = 2 * length * width * vocabulary
+        for keep in (LAYERS, KEEP):
+            with torch.device("meta"):
+                language = MllmRetrieverModel(MllmRetrieverConfig(config, keep, ret_token_id=1)).eval().text_model
+                tokens, at = torch.empty(count, length, width), torch.zeros(count, dtype=torch.long)
+            shared = 14 if 8 * 14 >= length else 0
+            cache = {"past_key_values": SharedPrefix()} if shared else {}
+
+            def run(states: torch.Tensor, language: nn.Module = language, **kwargs: object) -> int:
+                return operations(lambda: language(inputs_embeds=states, use_cache=False, **kwargs))[0]
+
+            row[f"{keep} layers"] = run(tokens) // count
+            first = run(tokens[:1, :shared], **cache) if shared else 0
+            row[f"{keep} layers, shortcuts"] = (first + run(tokens[:, shared:], readout=at, **cache)) // count
+        rows.append(row)
+    return rows
+
+
+COLUMNS = {
+    "input": "{}",
+    "variant": "{}",
+    "tokens": "{}",
+    "samples_per_second": "{:.2f}",
+    "over_stock": "{:.2f}",
+    "over_whole": "{:.2f}",
+    "gflop_per_sample": "{:.2f}",
+    "flops_of_stock": "{:.3f}",
+    "flops_of_whole": "{:.3f}",
+    "language_flops_of_whole": "{:.3f}",
+    "language_flops_of_stock": "{:.3f}",
+    "peak_bytes": "{:,}",
+}
+LOAD_COLUMNS = {
+    "input": "{}",
+    "model": "{}",
+    "load_seconds": "{:.2f}",
+    "bytes_read": "{:,.0f}",
+    "peak_bytes": "{:,.0f}",
+}
+
+
+def show(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    columns = {name: form for name, form in columns.items() if rows[0].get(name) is not None}
+    print("\n| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
+    for row in rows:
+        print("| " + " | ".join(form.format(row[name]) for name, form in columns.items()) + " |", flush=True)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Everything that the arguments ask for, printed as it comes."""
+    if args.device == "meta":
+        rows = count_on_meta(args)
+        show(rows, {name: "{}" if isinstance(value, str) else "{:,}" for name, value in rows[0].items()})
+        return {"operations": rows}
+    found: dict[str, Any] = {"throughput": []}
+    with tempfile.TemporaryDirectory() as name, torch.no_grad():
+        folder = Path(name)
+        save_checkpoint("tiny" if args.device == "cuda" else args.size, folder)
+        processor = MllmRetrieverProcessor.from_mllm(folder)  # the same at every size
+        variants = make_variants(args, folder)
+        for kind in args.inputs:
+            rows = compare(kind, variants, processor, args)
+            show(rows, COLUMNS)
+            found["throughput"] += rows
+        found["further_steps"] = further_steps(variants, processor, args)
+        print("\n" + ", ".join(f"{name} {value:.3f}" for name, value in found["further_steps"].items()))
+        if args.device == "cpu" and not args.no_loading:
+            del variants
+            found["loading"] = loading_in_children(folder, args)
+            show(found["loading"], LOAD_COLUMNS)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", choices=["cpu", "cuda", "meta"], default="cpu", help="meta: count operations only")
+    parser.add_argument("--inputs", nargs="+", choices=INPUTS, default=list(INPUTS))
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--no-loading", action="store_true", help="leave out the part that runs in other processes")
+    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--child", nargs=3, metavar=("MODEL", "INPUT", "FOLDER"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.child:
+        model, kind, folder = args.child
+        print(json.dumps(measure_loading(model, kind, Path(folder), args)))
+        return
+    setup = {name: str(value) for name, value in vars(args).items()} | {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "processor": torch.cuda.get_device_name() if args.device == "cuda" else platform.processor(),
+    }
+    print(", ".join(f"{name} {value}" for name, value in setup.items() if name not in ("json", "child")))
+    found = {"setup": setup} | measure(args)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
