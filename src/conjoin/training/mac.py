@@ -14,7 +14,7 @@ from .query_candidates import QueryCandidateConfig, QueryCandidateObjective, Que
 
 @dataclass
 class MacConfig(QueryCandidateConfig):
-    """Arguments of `MacTrainer` (PUMA Alg. 1). With `decay=0` the loss is InfoNCE from queries to candidates.
+    """Arguments of `MacTrainer` (PUMA Eq. 7, 8 and Alg. 1). With `decay=0` the loss is InfoNCE from queries to candidates.
 
     Args:
         temperature: tau_norm, and where tau_hard starts; 0.03 in the authors' code, not in the paper.
@@ -87,7 +87,7 @@ class MacObjective(QueryCandidateObjective):
 
 
 class MacTrainer(QueryCandidateTrainer):
-    """Trains on instructed queries and their candidates by stage 2 of PUMA (Sec. 3.3).
+    """Trains on instructed queries and their candidates by stage 2 of PUMA (Sec. 4.3).
 
     Args:
         model: The encoder.

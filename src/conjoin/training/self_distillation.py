@@ -16,7 +16,7 @@ from .teacher_states import TAUGHT, TaughtQueries, TeacherStates, TeacherStatesC
 
 @dataclass
 class SelfDistillationConfig(QueryCandidateConfig):
-    """Arguments of `SelfDistillationTrainer`: `a1 InfoNCE + a2 distill_scale L_distill` (PUMA Eq. 3).
+    """Arguments of `SelfDistillationTrainer`: `a1 InfoNCE + a2 distill_scale L_distill` (PUMA Eq. 4).
 
     Args:
         contrastive_weight: a1 (0.9 in the paper).
@@ -118,7 +118,7 @@ class SelfDistillationObjective(QueryCandidateObjective):
 
 
 class SelfDistillationTrainer(QueryCandidateTrainer):
-    """Trains a pruned MLLM retriever by stage 1 of PUMA (Sec. 3.2).
+    """Trains a pruned MLLM retriever by stage 1 of PUMA (Sec. 4.2).
 
     Args:
         model: The pruned student.
