@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from conjoin import __version__
 
-from . import data, demo, encode, evaluate, explain, index, merge_adapter, mine, search, teacher_cache, train
+from . import analyze, data, demo, encode, evaluate, explain, index, merge_adapter, mine, search, teacher_cache, train
 
-COMMANDS = (demo, train, encode, index, search, mine, teacher_cache, merge_adapter, evaluate, data, explain)
+COMMANDS = (demo, train, encode, index, search, mine, teacher_cache, merge_adapter, evaluate, data, explain, analyze)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

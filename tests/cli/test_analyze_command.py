@@ -1,0 +1,42 @@
+"""`conjoin analyze` from the command line."""
+
+import json
+
+import pytest
+
+from conjoin.cli.main import main
+from conjoin.hub import export
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+
+
+@pytest.fixture
+def data(pictures, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, picture in enumerate(pictures):
+        picture.save(folder / f"p{number}.png")
+        (folder / f"p{number}.txt").write_text(f"picture number {number}")
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["retriever", "mllm"])
+def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, tmp_path, capsys):
+    source, _ = mllm_checkpoints("qwen2_vl")
+    model = source
+    if kind == "retriever":
+        model = str(tmp_path / "model")
+        export(MllmRetrieverModel.from_mllm(source, 3), MllmRetrieverProcessor.from_mllm(source), model)
+    out = tmp_path / "out"
+    assert main(["analyze", model, data, "--out", str(out), "--device", "cpu", "--pairs", "3"]) == 0
+    assert "analysis.html" in capsys.readouterr().out
+    found = json.loads((out / "analysis.json").read_text())
+    assert [len(table["rows"]) for table in found["tables"]] == [3 if kind == "retriever" else 4] * 3
+    assert found["dataset"] == {"pairs": 3, "pairs for attention": 3, "name": data, "split": "train"}
+    assert "Content-Security-Policy" in (out / "analysis.html").read_text()
+
+
+def test_mistakes_are_one_line(data, mllm_checkpoints, capsys):
+    source, _ = mllm_checkpoints("qwen2_vl")
+    assert main(["analyze", source, data, "--out", "never", "--pairs", "0"]) == 2
+    assert capsys.readouterr().err == "conjoin: --pairs must be at least 1, got 0\n"
