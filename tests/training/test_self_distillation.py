@@ -75,6 +75,7 @@ def test_the_terms_are_weighted_info_nce_and_distillation(folder, teacher, kind,
             deep = copy.deepcopy(model)  # the student's layers, then the dropped ones
             deep.text_model.layers.extend(copy.deepcopy(teacher.text_model.layers[KEEP:]))
             deep.text_model.config = teacher.text_model.config
+            deep.shortcuts = False  # which are for a last layer that is one from the start
             taught = [deep(**batch[part]).pooler_output for part in ("queries", "positives")]
     distance = self_distillation(states["queries"], taught[0], states["positives"], taught[1], kind, temperature=0.1)
     contrastive = info_nce(states["queries"], candidates, 0.1)
@@ -171,7 +172,7 @@ def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(fo
     def make(rows, source=model):
         return cache_teacher_states(source, processor, rows, tmp_path, shard_size=4, show_progress=False)
 
-    with pytest.raises(FileNotFoundError, match="no states of a teacher"):
+    with pytest.raises(FileNotFoundError, match="no cache of a teacher's states in"):
         TeacherStates(tmp_path)
     whole = make(sentences(10))
     assert len(whole) == 10
@@ -186,11 +187,11 @@ def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(fo
     make(sentences(10))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
     assert (tmp_path / "states-00000.safetensors").stat().st_mtime_ns == kept
-    with pytest.raises(ValueError, match="that differ in: data"):
+    with pytest.raises(ValueError, match="that differs in: data"):
         make(sentences(9))
     with torch.no_grad():
         model.norm.weight.add_(1)
-    with pytest.raises(ValueError, match="that differ in: teacher"):
+    with pytest.raises(ValueError, match="that differs in: .*teacher"):
         make(sentences(10))
 
 

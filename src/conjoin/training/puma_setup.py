@@ -11,7 +11,7 @@ from conjoin.processing import MllmRetrieverProcessor
 from .deep_teachers import FullTeacher
 from .recipes import DataArguments, DeepTeacherArguments, ModelArguments, Recipe
 from .self_distillation import SelfDistillationConfig
-from .teacher_states import TeacherStates, cache_teacher_states, is_complete
+from .teacher_states import TeacherStates, cache_teacher_states
 
 
 def compose_mllm(arguments: ModelArguments) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
@@ -96,7 +96,7 @@ def puma_arguments(
             "training.teacher to full, or leave out teacher.cache"
         )
     with training.main_process_first(desc="caching the teacher's states"):
-        if is_complete(section.cache):
+        if TeacherStates.is_complete(section.cache):
             return {"teacher": TeacherStates(section.cache)}
         teacher = FullTeacher(_load_teacher(recipe, section, model, processor)).to(training.device).model
         batch_size = training.per_device_eval_batch_size

@@ -1,35 +1,33 @@
 """What frozen teachers say of every row, computed once and read from disk while training.
 
-A cache is a folder of `teachers-NNNNN.safetensors` shards and a `manifest.json`. The states of a row are read one by
-one from memory-mapped shards; the text teacher's tokens are stored as they are, and aligned to the student's while
-training, so that one cache serves students with different tokenizers.
+The text teacher's tokens are stored as they are, and aligned to the student's while training, so that one cache serves
+students with different tokenizers.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from conjoin.retrieval.atomic_files import atomic_path, write_json
+from conjoin.retrieval.atomic_files import atomic_path
 
 from .digests import name_ids, rows_digest, text_digest, weights_digest
+from .state_shards import NAMES, StateShards
 from .teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherCollator, Teachers
 
 TOKENS, POOLED = TEXT_TARGETS
 BOUNDS = "text_bounds"
-NAMES = "names"
-VERSION = 1
 
 
-class TeacherCache:
+class TeacherCache(StateShards):
     """A complete cache; `cache[index]` is what the teachers say of a row, under the collator's names.
+
+    Rows are named by their id and text.
 
     Args:
         folder: Where `cache_teachers` wrote it.
@@ -39,43 +37,13 @@ class TeacherCache:
         ValueError: The cache is of another version, or shards are missing.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        manifest = _read_manifest(self.folder)
-        if manifest is None:
-            raise FileNotFoundError(f"no teacher cache in {str(folder)!r}; `conjoin teacher-cache` makes one")
-        self.rows, self.shard_size, self.key = manifest["rows"], manifest["shard_size"], manifest["key"]
-        missing = [path.name for path in self._paths() if not path.is_file()]
-        if missing:
-            raise ValueError(
-                f"the teacher cache in {str(folder)!r} is incomplete: {len(missing)} shards are missing, "
-                f"the first is {missing[0]}; the command that began it goes on with it"
-            )
-        self._files: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return self.rows
+    kind, prefix, hint = "teacher cache", "teachers", "`conjoin teacher-cache`"
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        file, place = self._open(index // self.shard_size), index % self.shard_size
+        file, place = self.find(index)
         first, last = file.get_slice(BOUNDS)[place : place + 2].tolist()
         row = {name: file.get_slice(name)[place] for name in (*IMAGE_TARGETS, POOLED)}
         return row | {TOKENS: file.get_slice(TOKENS)[first:last]}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}  # a worker opens its own
-
-    def name(self, index: int) -> int:
-        """A digest of the id and text of the row that was cached at `index`."""
-        return int(self._open(index // self.shard_size).get_slice(NAMES)[index % self.shard_size])
-
-    def _open(self, shard: int) -> Any:  # noqa: ANN401 - the library is untyped
-        if shard not in self._files:
-            self._files[shard] = safe_open(str(_shard(self.folder, shard)), "pt")
-        return self._files[shard]
-
-    def _paths(self) -> Iterator[Path]:
-        return (_shard(self.folder, shard) for shard in range(-(-self.rows // self.shard_size)))
 
 
 class TaughtRows(Dataset[dict[str, Any]]):
@@ -142,27 +110,15 @@ def cache_teachers(
     Raises:
         ValueError: The folder holds a cache of other teachers, data or grid, or the rows cannot be cached.
     """
-    folder, key = Path(folder), _key(teachers, collator, rows, dtype)
-    found = _read_manifest(folder)
-    if found is not None and (found["key"] != key or found["rows"] != len(rows)):
-        differing = sorted(name for name in key if found["key"].get(name) != key[name]) or ["rows"]
-        raise ValueError(
-            f"{str(folder)!r} holds a teacher cache that differs in: {', '.join(differing)}; choose another folder"
-        )
-    if found is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        found = {"version": VERSION, "rows": len(rows), "shard_size": shard_size, "key": key}
-        write_json(folder / "manifest.json", found)
+    size = TeacherCache.begin(folder, len(rows), shard_size, _key(teachers, collator, rows, dtype))
     device = torch.device(device) if device is not None else teachers.vision.model.device
-    size = found["shard_size"]
     with tqdm(total=len(rows), desc="Teachers", unit="row", disable=not show_progress) as progress:
-        for shard, start in enumerate(range(0, len(rows), size)):
-            chosen = range(start, min(start + size, len(rows)))
-            if not _shard(folder, shard).is_file():
+        for chosen, path in TeacherCache.shards(folder, len(rows), size):
+            if not path.is_file():
                 loader = DataLoader(
                     _NamedRows(rows, chosen), batch_size, collate_fn=_NamingCollator(collator), num_workers=num_workers
                 )
-                with atomic_path(_shard(folder, shard)) as temporary:
+                with atomic_path(path) as temporary:
                     save_file(_shard_tensors(teachers, loader, device, dtype), str(temporary))
             progress.update(len(chosen))
     return TeacherCache(folder)
@@ -218,20 +174,6 @@ def _shard_tensors(
 def _name(row: Mapping[str, Any], index: int) -> int:
     """A digest of a row's id (its place, if it has none) and text."""
     return int(name_ids([f"{row.get('id', index)}\n{row.get('text')}"])[0])
-
-
-def _shard(folder: Path, number: int) -> Path:
-    return folder / f"teachers-{number:05d}.safetensors"
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    path = folder / "manifest.json"
-    if not path.is_file():
-        return None
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    if manifest.get("version") != VERSION:
-        raise ValueError(f"{str(path)!r} is of version {manifest.get('version')!r}, expected {VERSION}")
-    return manifest
 
 
 def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.dtype | None) -> dict[str, Any]:  # noqa: ANN401

@@ -1,16 +1,11 @@
-"""What an un-pruned model says of queries and positives, computed once and read from disk while training.
+"""What an un-pruned model says of queries and positives, computed once and read from disk while training."""
 
-A cache is a folder of `states-NNNNN.safetensors` shards and a `manifest.json`.
-"""
-
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -19,17 +14,19 @@ from transformers import ProcessorMixin
 
 from conjoin.data import RetrievalCollator
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.retrieval.atomic_files import atomic_path, write_json
+from conjoin.retrieval.atomic_files import atomic_path
 
 from .digests import content_digest, name_ids, text_digest, weights_digest
+from .state_shards import NAMES, StateShards
 
 TAUGHT = ("queries", "positives")
 """The parts of a batch that a teacher sees."""
-VERSION = 1
 
 
-class TeacherStates:
+class TeacherStates(StateShards):
     """A complete cache; `states[index]` is `{"queries": (D,), "positives": (D,)}` of a row.
+
+    Rows are named by their query, instruction and positive.
 
     Args:
         folder: Where `cache_teacher_states` wrote it.
@@ -39,33 +36,11 @@ class TeacherStates:
         ValueError: It is of another version, or shards are missing.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        manifest = _read_manifest(self.folder)
-        if manifest is None:
-            raise FileNotFoundError(f"no states of a teacher in {str(folder)!r}")
-        self.rows, self.shard_size, self.key = manifest["rows"], manifest["shard_size"], manifest["key"]
-        missing = [path.name for path in _shards(self.folder, self.rows, self.shard_size) if not path.is_file()]
-        if missing:
-            raise ValueError(
-                f"the states in {str(folder)!r} are incomplete: {len(missing)} shards are missing, the first is "
-                f"{missing[0]}; what began them goes on with them"
-            )
-        self._files: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return self.rows
+    kind, prefix, hint = "cache of a teacher's states", "states", "`cache_teacher_states`"
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        file, place = self._open(index // self.shard_size), index % self.shard_size
+        file, place = self.find(index)
         return {part: file.get_slice(part)[place] for part in TAUGHT}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}  # a worker opens its own
-
-    def name(self, index: int) -> int:
-        """A digest of what was embedded at `index`."""
-        return int(self._open(index // self.shard_size).get_slice("names")[index % self.shard_size])
 
     def check_student(self, student: MllmRetrieverModel) -> None:
         """Raise a ValueError if the teacher was read elsewhere than the student, or is not deeper."""
@@ -76,11 +51,6 @@ class TeacherStates:
                 f"{position_mode!r}; the student has {config.keep_layers}, {config.readout!r} and "
                 f"{config.position_mode!r}"
             )
-
-    def _open(self, shard: int) -> Any:  # noqa: ANN401 - the library is untyped
-        if shard not in self._files:
-            self._files[shard] = safe_open(str(_shard(self.folder, shard)), "pt")
-        return self._files[shard]
 
 
 class TaughtQueries(Dataset[dict[str, Any]]):
@@ -150,7 +120,7 @@ def cache_teacher_states(
     Raises:
         ValueError: The folder holds states of another teacher, processor or data.
     """
-    folder, teacher = Path(folder), teacher.eval()
+    teacher = teacher.eval()
     names = [row_name(rows[index]) for index in range(len(rows))]
     key = {
         "teacher": weights_digest(teacher),
@@ -159,35 +129,16 @@ def cache_teacher_states(
         "dtype": None if dtype is None else str(dtype),
         "data": text_digest(str(names)),
     }
-    found = _read_manifest(folder)
-    if found is not None and found["key"] != key:
-        differing = sorted(name for name in key if found["key"].get(name) != key[name])
-        raise ValueError(
-            f"{str(folder)!r} holds states of a teacher that differ in: {', '.join(differing)}; choose another folder"
-        )
-    if found is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        found = {"version": VERSION, "rows": len(rows), "shard_size": shard_size, "key": key}
-        write_json(folder / "manifest.json", found)
-    size = found["shard_size"]
+    size = TeacherStates.begin(folder, len(rows), shard_size, key)
     collator = RetrievalCollator(processor)
     with tqdm(total=len(rows), desc="Teacher", unit="row", disable=not show_progress) as progress:
-        for number, path in enumerate(_shards(folder, len(rows), size)):
-            chosen = range(number * size, min((number + 1) * size, len(rows)))
+        for chosen, path in TeacherStates.shards(folder, len(rows), size):
             if not path.is_file():
                 tensors = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
                 with atomic_path(path) as temporary:
-                    save_file(tensors | {"names": torch.tensor(names[chosen.start : chosen.stop])}, str(temporary))
+                    save_file(tensors | {NAMES: torch.tensor(names[chosen.start : chosen.stop])}, str(temporary))
             progress.update(len(chosen))
     return TeacherStates(folder)
-
-
-def is_complete(folder: str | Path) -> bool:
-    """Whether a folder holds the states of all rows."""
-    found = _read_manifest(Path(folder))
-    return found is not None and all(
-        path.is_file() for path in _shards(Path(folder), found["rows"], found["shard_size"])
-    )
 
 
 def row_name(row: Mapping[str, Any]) -> int:
@@ -220,21 +171,3 @@ def _content(value: Any) -> Any:  # noqa: ANN401 - an item or a part of one
     if isinstance(value, Mapping):
         return sorted((part, _content(content)) for part, content in value.items() if content is not None)
     return value if value is None else str(value)
-
-
-def _shard(folder: Path, number: int) -> Path:
-    return folder / f"states-{number:05d}.safetensors"
-
-
-def _shards(folder: Path, rows: int, shard_size: int) -> Iterator[Path]:
-    return (_shard(folder, number) for number in range(-(-rows // shard_size)))
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    path = folder / "manifest.json"
-    if not path.is_file():
-        return None
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    if manifest.get("version") != VERSION:
-        raise ValueError(f"{str(path)!r} is of version {manifest.get('version')!r}, expected {VERSION}")
-    return manifest
