@@ -191,7 +191,7 @@ def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(fo
         make(sentences(9))
     with torch.no_grad():
         model.norm.weight.add_(1)
-    with pytest.raises(ValueError, match="that differs in: .*teacher"):
+    with pytest.raises(ValueError, match=r"that differs in: .*teacher"):
         make(sentences(10))
 
 

@@ -14,7 +14,9 @@ from .query_candidates import QueryCandidateConfig, QueryCandidateObjective, Que
 
 @dataclass
 class MacConfig(QueryCandidateConfig):
-    """Arguments of `MacTrainer` (PUMA Eq. 7, 8 and Alg. 1). With `decay=0` the loss is InfoNCE from queries to candidates.
+    """Arguments of `MacTrainer` (PUMA Eq. 7, Eq. 8, Alg. 1).
+
+    With `decay=0` the loss is InfoNCE from queries to candidates.
 
     Args:
         temperature: tau_norm, and where tau_hard starts; 0.03 in the authors' code, not in the paper.
