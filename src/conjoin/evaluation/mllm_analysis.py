@@ -72,8 +72,8 @@ def analyse_mllm(
     ]
     return Results(
         title=f"{depth} layers of a multimodal language model",
-        summary=f"Retrieval within {len(pairs)} pairs from the state after each layer, under the final norm; no layer "
-        "was trained to be the last. What layers cost is counted, not timed.",
+        summary=f"Retrieval within {len(pairs)} pairs from the state after each layer, under the final norm, "
+        "as if the model had been pruned there without training. What layers cost is counted, not timed.",
         seed=seed,
         model={"architecture": model.config.backbone_config.model_type, "readout": model.config.readout},
         dataset={"pairs": len(pairs), "pairs for attention": min(attention_pairs, len(pairs))},
