@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from conjoin.retrieval import ItemEncoder
     from conjoin.training import RetrievalTrainer
 
+DEMO = "sample/demo.yaml"
 TITLE = "A joint encoder for pictures and words"
 SUMMARY = (
     "A small joint image-text encoder on two frozen towers, trained for {steps} steps on pictures of emoji by two "
@@ -30,8 +31,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "it, evaluate all nine modality combinations, and write a report. About five minutes on two CPU cores; needs "
         'pip install "conjoin[sample]" and no network.',
     )
-    parser.add_argument("--out", default="runs/demo", metavar="DIR", help="output folder (default: %(default)s)")
-    parser.add_argument("--recipe", metavar="YAML", help="another recipe than training_args/sample/demo.yaml")
+    parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/demo, for solar runs/demo-solar)")
+    parser.add_argument(
+        "--recipe",
+        metavar="YAML",
+        help="another recipe than training_args/sample/demo.yaml; `solar` trains both stages of SOLAR instead",
+    )
     parser.set_defaults(func=run, overrides=[])
 
 
@@ -48,18 +53,20 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.training import load_recipe, train
     from conjoin.training.run import fastest_dtype
 
+    from .demo_solar import add_solar, train_solar
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    started, out = time.perf_counter(), Path(args.out)
+    started = time.perf_counter()
+    out = Path(args.out or ("runs/demo-solar" if args.recipe == "solar" else "runs/demo"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bf16 = fastest_dtype(device) == torch.bfloat16
     overrides = {"training.output_dir": str(out / "model"), "training.use_cpu": str(device.type == "cpu").lower()}
-    overrides |= {"training.bf16": str(bf16).lower()}
-    recipe = load_recipe(
-        args.recipe or recipe_folder() / "sample" / "demo.yaml", overrides | parse_overrides(args.overrides)
-    )
+    overrides |= {"training.bf16": str(bf16).lower()} | parse_overrides(args.overrides)
     _say("1/4  Data and training")
-    trainer = train(recipe)
+    solar = train_solar(out, recipe_folder(), overrides, _say) if args.recipe == "solar" else None
+    trainer = solar.trainer if solar else train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides))
+    seed = trainer.args.seed
     add_sentence_transformers_files(out / "model")
 
     _say("2/4  Encoding and evaluating the held-out gallery")
@@ -67,16 +74,18 @@ def run(args: argparse.Namespace) -> None:
         str(out / "model"), batch_size=64, device=device, dtype=torch.bfloat16 if bf16 else None
     )
     shutil.rmtree(out / "gallery", ignore_errors=True)  # another model's vectors
-    benchmark = evaluate_emoji(encoder, out / "gallery", seed=recipe.training.seed)
+    benchmark = evaluate_emoji(encoder, out / "gallery", seed=seed)
 
     _say("3/4  Indexing and searching")
     index = build_index(benchmark.stores["image"])
     index.save(out / "index")
-    examples = _examples(encoder, index, benchmark, recipe.training.seed)
+    examples = _examples(encoder, index, benchmark, seed)
     _print_examples(examples)
 
     _say("4/4  Results")
     results = _results(trainer, benchmark, examples, usage(str(out / "model")))
+    if solar:
+        add_solar(results, solar, seed)
     results.save(out / "results.json")
     report = render_report(results, out / "report.html")
     print(format_combinations(benchmark.combinations))

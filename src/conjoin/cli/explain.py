@@ -1,10 +1,13 @@
 """`conjoin explain`: what a joint encoder finds of a text in an image, and the reverse."""
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conjoin.evaluation import Curve
+    from torch import Tensor
+
+    from conjoin.evaluation import Curve, Explanation, MaskedSample
 
 ROLES = {
     "positive": "positive: intersection of one masked",
@@ -47,42 +50,55 @@ def run(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModel, AutoProcessor
 
-    from conjoin.evaluation.explain import MaskedSample, explain_pair, render_explanation
-    from conjoin.masking import construct_samples, segment_patches
+    from conjoin.evaluation.explain import explain_pair, render_explanation
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()
     processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
     explanation = explain_pair(model, processor, args.image, args.text)
     thresholds, curves = _thresholds(args, model, processor)
-    segments = segment_patches(explanation.patches[None])
-    samples = []
-    if None not in thresholds.values():
-        built = construct_samples(
-            explanation.image_scores[None],
-            torch.ones(1, len(explanation.image_scores), dtype=torch.bool),
-            thresholds["image"],
-            explanation.text_scores[None],
-            torch.ones(1, len(explanation.text_scores), dtype=torch.bool),
-            thresholds["text"],
-            segments,
-            torch.Generator().manual_seed(args.seed),
-        )
-        samples = [
-            MaskedSample(name, built.image_weights[role, 0], built.text_weights[role, 0])
-            for role, name in enumerate(ROLES.values())
-            if built.valid[role, 0]
-        ]
+    segments, samples = constructed(explanation, thresholds, args.seed)
     page = render_explanation(
         explanation,
         args.out,
         image_threshold=thresholds["image"],
         text_threshold=thresholds["text"],
-        segments=segments[0],
+        segments=segments,
         samples=samples,
         curves=curves,
     )
     print(f"wrote {page} and {page.with_name('explanation.png')}")
+
+
+def constructed(
+    explanation: "Explanation", thresholds: "Mapping[str, float | None]", seed: int = 0
+) -> "tuple[Tensor, list[MaskedSample]]":
+    """The segment `(P,)` of each patch and, if thresholds are known, the samples that stage 2 would construct."""
+    import torch
+
+    from conjoin.evaluation.explain import MaskedSample
+    from conjoin.masking import construct_samples, segment_patches
+
+    segments = segment_patches(explanation.patches[None])
+    image_threshold, text_threshold = thresholds["image"], thresholds["text"]
+    if image_threshold is None or text_threshold is None:
+        return segments[0], []
+    built = construct_samples(
+        explanation.image_scores[None],
+        torch.ones(1, len(explanation.image_scores), dtype=torch.bool),
+        image_threshold,
+        explanation.text_scores[None],
+        torch.ones(1, len(explanation.text_scores), dtype=torch.bool),
+        text_threshold,
+        segments,
+        torch.Generator().manual_seed(seed),
+    )
+    samples = [
+        MaskedSample(name, built.image_weights[role, 0], built.text_weights[role, 0])
+        for role, name in enumerate(ROLES.values())
+        if built.valid[role, 0]
+    ]
+    return segments[0], samples
 
 
 def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401

@@ -1,7 +1,14 @@
 """Evaluation: pure metrics, the modality combinations, the symmetric protocol, run files, results and their report."""
 
 from .combinations import MODALITIES, Embedded, evaluate_combinations
-from .explain import Explanation, MaskedSample, explain_pair, render_explanation, score_populations
+from .explain import (
+    Explanation,
+    MaskedSample,
+    draw_explanation,
+    explain_pair,
+    render_explanation,
+    score_populations,
+)
 from .hf_metrics import load_metric
 from .mbeir import evaluate_mbeir, penalise_hubs
 from .mbeir_report import MBEIR_SETTINGS, MbeirScore, average_score, format_mbeir, mbeir_results
@@ -52,6 +59,7 @@ __all__ = [
     "chance_mrr",
     "check_relevant_in_corpus",
     "distribution_curves",
+    "draw_explanation",
     "evaluate_combinations",
     "evaluate_mbeir",
     "evaluate_symmetric",

@@ -96,7 +96,14 @@ def evaluate_emoji(
             keep={(query, candidate): named_twice for query in with_text for candidate in with_text},
             seed=seed,
         ),
-        _evaluate_triplets(encoder, split, query_style, gallery_style, seed, show_progress),
+        evaluate_emoji_triplets(
+            encoder,
+            split=split,
+            query_style=gallery_style,
+            positive_style=query_style,
+            seed=seed,
+            show_progress=show_progress,
+        ),
         candidates,
         queries,
         query_embeddings,
@@ -104,20 +111,35 @@ def evaluate_emoji(
     )
 
 
-def _evaluate_triplets(
-    encoder: ItemEncoder, split: str, query_style: str, gallery_style: str, seed: int, show_progress: bool
+def evaluate_emoji_triplets(
+    encoder: ItemEncoder,
+    *,
+    split: str = "test",
+    query_style: str = "twemoji",
+    positive_style: str = "openmoji",
+    seed: int = 0,
+    show_progress: bool = True,
+    name: str = "emoji triplets",
 ) -> Symmetric:
-    """The symmetric protocol over composed triplets, the other pictures of the gallery's artist as distractors."""
-    triplets = symmetric_triplets(split, query_style=gallery_style, positive_style=query_style)
+    """The symmetric protocol over composed triplets; each one's pool is all positives and negatives.
+
+    Args:
+        encoder: The model.
+        split: `"validation"` or `"test"`.
+        query_style: Artist of the queries' pictures.
+        positive_style: Artist of the others.
+        seed: Seed of the bootstrap.
+        show_progress: Show a progress bar.
+        name: Of the result.
+    """
+    triplets = symmetric_triplets(split, query_style=query_style, positive_style=positive_style)
     roles = ("query", "positive", "negative")
     items = [{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for role in roles for row in triplets]
     vectors = torch.from_numpy(encoder.encode(items, show_progress=show_progress)).chunk(3)
-    artists = {role: gallery_style if role == "query" else query_style for role in roles}
+    artists = {role: query_style if role == "query" else positive_style for role in roles}
     names = [[f"{row[f'{role}_text']}/{artists[role]}" for row in triplets] for role in roles]
     anchor, positive, negative = vectors
-    return evaluate_symmetric(
-        anchor, positive, negative, ids=list(zip(*names, strict=True)), seed=seed, name="emoji triplets"
-    )
+    return evaluate_symmetric(anchor, positive, negative, ids=list(zip(*names, strict=True)), seed=seed, name=name)
 
 
 def _one_style(rows: datasets.Dataset, style: str) -> datasets.Dataset:
