@@ -24,6 +24,7 @@ from .metrics import (
     triplet_precision,
     triplet_wins,
 )
+from .mllm_analysis import analyse_mllm
 from .ranking import best_ranks, rank_of_relevant
 from .report import render_report
 from .results import Cell, Curve, Example, Figure, Headline, Hit, Metric, Results, Shown, Symmetric, Table, picture
@@ -52,6 +53,7 @@ __all__ = [
     "Shown",
     "Symmetric",
     "Table",
+    "analyse_mllm",
     "average_score",
     "best_ranks",
     "bootstrap_ci",
