@@ -3,7 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_training import make_encoder, make_rows, without_dropout
+from tiny_solar import SETTINGS, frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
+from tiny_training import make_encoder
 from transformers import AutoModel
 
 from conjoin.data import load_pairs
@@ -18,74 +19,17 @@ from conjoin.masking import ConstructedSamples
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mined_negatives import write_mined
 from conjoin.training import (
-    JointEncoderStage1Config,
-    JointEncoderStage1Trainer,
     JointEncoderStage2Config,
     JointEncoderStage2Trainer,
     PairCollator,
-    Stage2Collator,
     Stage2Rows,
     cached_backward,
     load_recipe,
     train,
 )
-from conjoin.training.distillation_targets import TowerTeacher
 from conjoin.training.objective import total_loss
 from conjoin.training.solar_setup import solar_arguments
-from conjoin.training.solar_stage1 import Stage1Objective
-from conjoin.training.solar_stage2 import Stage2Objective, load_heads
-
-SETTINGS = {
-    "max_steps": 2,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 1e-2,
-    "use_cpu": True,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "lr_scheduler_type": "constant",
-    "logging_steps": 1,
-}
-
-
-def frozen_encoder(checkpoints, **config):
-    model, processor = make_encoder(checkpoints, vl_init="normal", **config)
-    for tower in (model.vision_model, model.text_model):
-        tower.requires_grad_(False)
-    without_dropout(model)
-    return model, processor
-
-
-def texts(count):
-    rows = make_rows(count)
-    words = "red dog and blue cat on a big old tree by the sea".split()
-    return rows.map(lambda row, i: {"text": " ".join(words[i % 5 : i % 5 + 4 + i % 3])}, with_indices=True)
-
-
-def stage1(folder, model, processor, rows, **arguments):
-    config = JointEncoderStage1Config(output_dir=str(folder), **(SETTINGS | arguments))
-    return JointEncoderStage1Trainer(model, config, train_dataset=rows, processing_class=processor)
-
-
-def stage2_rows(folder, rows, **arguments):
-    ids = rows["id"]
-    blocks = [{"id": ids[i], "negatives": [ids[i - 1], ids[i - 2]], "found_by": [[], []]} for i in range(len(ids))]
-    blocks[0]["negatives"], blocks[0]["found_by"] = [ids[1]], [[]]
-    write_mined(folder / "negatives.parquet", [blocks])
-    return Stage2Rows(rows, ids, load_mined(folder), **arguments)
-
-
-def stage2(folder, model, processor, rows, **arguments):
-    config = JointEncoderStage2Config(output_dir=str(folder), **(SETTINGS | arguments))
-    return JointEncoderStage2Trainer(model, config, train_dataset=rows, processing_class=processor)
-
-
-def stage1_objective(checkpoints, **arguments):
-    model, processor = frozen_encoder(checkpoints)
-    config = JointEncoderStage1Config(output_dir="unused", use_cpu=True, report_to="none", **arguments)
-    objective = Stage1Objective(model, config, TowerTeacher(model)).eval()
-    rows = texts(6)
-    return objective, PairCollator(processor)([rows[i] for i in range(6)])
+from conjoin.training.solar_stage2 import load_heads
 
 
 def test_stage_1_terms_are_those_of_the_losses(tiny_checkpoints):
@@ -220,14 +164,6 @@ def test_towers_in_training_are_no_teachers(tiny_checkpoints, tmp_path):
         stage1(tmp_path, model, processor, texts(8))
 
 
-def stage2_objective(checkpoints, folder, **arguments):
-    model, processor = frozen_encoder(checkpoints)
-    config = JointEncoderStage2Config(output_dir="unused", use_cpu=True, report_to="none", **arguments)
-    rows = stage2_rows(folder, texts(6), augmented=config.positive == "augmented")
-    batch = Stage2Collator(PairCollator(processor))([rows[i] for i in range(6)])
-    return Stage2Objective(model, config).eval(), batch
-
-
 def test_stage_2_contrasts_what_it_constructed_and_what_was_mined(tiny_checkpoints, tmp_path, monkeypatch):
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, learn_temperature=False)
     drawn = []
@@ -308,6 +244,37 @@ def test_a_frozen_scorer_does_not_follow_and_shares_frozen_towers(tiny_checkpoin
         for parameter in online.encoder.vision_adapter.parameters():
             parameter.neg_()
     assert online(**batch)["image_threshold"] != before
+
+
+def test_the_scorer_follows_the_model_to_its_device(tiny_checkpoints, tmp_path):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path)
+    anchors = {name: value for name, value in batch.items() if not name.startswith("mined_") and name != "ids"}
+    output = objective.encoder(**anchors, output_tokens=True)
+    objective.to("meta")
+    elsewhere = [{name: value.to("meta") for name, value in tensors.items()} for tensors in (anchors, output)]
+    scored = objective._scored(elsewhere[0], type(output)(**elsewhere[1]))
+    assert scored.image_tokens.device.type == scored.text_tokens.device.type == "meta"
+
+
+def test_frozen_towers_run_as_if_they_were_cached(tiny_checkpoints, tmp_path):
+    """What they teach and score is without dropout; a tower that is trained keeps it."""
+    objectives = [stage1_objective(tiny_checkpoints)[0], stage2_objective(tiny_checkpoints, tmp_path)[0]]
+    for objective in objectives:
+        encoder = objective.train().encoder
+        assert not any(module.training for module in (*encoder.vision_model.modules(), *encoder.text_model.modules()))
+        assert encoder.vl_encoder.training
+        encoder.text_model.requires_grad_(True)
+        objective.train()
+        assert all(module.training for module in encoder.text_model.modules())
+        assert not any(module.training for module in objective.eval().modules())
+
+
+@pytest.mark.parametrize("positive", ["random", "augmented"])
+def test_positives_without_scores_need_no_scorer(tiny_checkpoints, tmp_path, positive, monkeypatch):
+    arguments = {"positive": positive, "constructed_negatives": False}
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
+    monkeypatch.setattr(objective, "_scored", None)
+    assert objective(**batch)["solar_loss"] > 0
 
 
 @pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5}])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from safetensors.torch import save_file
@@ -106,7 +106,21 @@ class PairTokens(NamedTuple):
     text_mask: Tensor
 
 
-class Stage1Objective(Objective):
+class PairObjective(Objective):
+    """An objective of SOLAR. Frozen towers teach or score, so they run without dropout, as if they were cached."""
+
+    encoder: JointEncoderModel
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of everything but the frozen towers, which stay in evaluation mode."""
+        super().train(mode)
+        for tower in (self.encoder.vision_model, self.encoder.text_model):
+            if not any(parameter.requires_grad for parameter in tower.parameters()):
+                tower.eval()
+        return self
+
+
+class Stage1Objective(PairObjective):
     """The four terms of stage 1 in one forward.
 
     The towers run once. Their tokens give the local scores, these the thresholds and masks; the masks then enter a
@@ -118,8 +132,6 @@ class Stage1Objective(Objective):
         args: Weights and mask settings.
         teacher: Gives the targets of both distillations; None if neither is asked for.
     """
-
-    encoder: JointEncoderModel
 
     def __init__(
         self, encoder: JointEncoderModel, args: JointEncoderStage1Config, teacher: Teacher | None = None

@@ -16,8 +16,7 @@ from conjoin.ops import gather_with_gradient, local_positions
 
 from .contrastive import ContrastiveConfig
 from .feature_cache import NewDraws
-from .objective import Objective
-from .solar_stage1 import HEADS_FILE, ProjectionHeads, align, pair_tokens, threshold_of
+from .solar_stage1 import HEADS_FILE, PairObjective, ProjectionHeads, align, pair_tokens, threshold_of
 from .stage2_rows import Stage2Collator, Stage2Rows
 from .trainer import RetrievalTrainer
 
@@ -76,7 +75,7 @@ class JointEncoderStage2Config(ContrastiveConfig):
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
 
 
-class Stage2Objective(Objective):
+class Stage2Objective(PairObjective):
     """Joint embeddings of anchors, constructed samples and mined negatives, and their loss (Eq. 5), in one forward.
 
     Args:
@@ -84,8 +83,6 @@ class Stage2Objective(Objective):
         args: What to contrast.
         heads: Projection heads of stage 1, for the Mixed variant; new ones when None.
     """
-
-    encoder: JointEncoderModel
 
     def __init__(
         self, encoder: JointEncoderModel, args: JointEncoderStage2Config, heads: ProjectionHeads | None = None
@@ -112,12 +109,13 @@ class Stage2Objective(Objective):
         found: dict[str, Tensor] = {"anchors": parts["fused"]}
         if self.heads is not None:
             found |= self.heads(parts["image"], parts["text"])
-        samples, metrics = self._construct(anchors, output)
+        metrics: dict[str, Tensor] = {}
         if self.args.positive == "augmented":
             positives = self._embed_rows(batch, "augmented_")
             positive_mask = torch.ones(positives.shape[:2], dtype=torch.bool, device=positives.device)
             negatives, negative_mask = positives[:, :0], positive_mask[:, :0]
         else:
+            samples, metrics = self._construct(anchors, output)
             embedded = self._embed_samples(anchors, output, samples).transpose(0, 1)
             valid = samples.valid[: embedded.shape[1]].T
             positives, negatives = embedded[:, :1], embedded[:, 1:]
@@ -157,20 +155,25 @@ class Stage2Objective(Objective):
     def _construct(
         self, anchors: dict[str, Any], output: JointEncoderOutput
     ) -> tuple[ConstructedSamples, dict[str, Tensor]]:
-        """Draw what to mask, from the scorer's tokens."""
+        """Draw what to mask: anything, or by the scorer's tokens."""
+        if self.args.positive == "random":
+            tokens = pair_tokens(output)
+            image, text = (torch.zeros(mask.shape, device=mask.device) for mask in tokens[2:])
+            samples = construct_samples(
+                image, tokens.image_mask, EVERYTHING_SHARED, text, tokens.text_mask, EVERYTHING_SHARED
+            )
+            return samples, {"positive_rate": samples.valid[0].float().mean()}
         tokens = pair_tokens(self._scored(anchors, output))
         scores = align(tokens)
-        thresholds = [threshold_of(scores.image).threshold, threshold_of(scores.text).threshold]
-        metrics = {"image_threshold": thresholds[0], "text_threshold": thresholds[1]}
+        image_tau, text_tau = threshold_of(scores.image).threshold, threshold_of(scores.text).threshold
+        metrics = {"image_threshold": image_tau, "text_threshold": text_tau}
         segments = None
-        if self.args.positive == "random":
-            thresholds = [torch.full_like(tau, EVERYTHING_SHARED) for tau in thresholds]
-        elif self.args.positive == "intersection" and self.args.segments:
+        if self.args.segments:
             segments = segment_patches(tokens.image[:, 1:])
             metrics["num_segments"] = (segments.amax(1) + 1).float().mean()
         samples = construct_samples(
-            scores.image.scores, tokens.image_mask, thresholds[0],
-            scores.text.scores, tokens.text_mask, thresholds[1], segments,
+            scores.image.scores, tokens.image_mask, image_tau,
+            scores.text.scores, tokens.text_mask, text_tau, segments,
         )  # fmt: skip
         return samples, metrics | {"positive_rate": samples.valid[0].float().mean()}
 
@@ -179,6 +182,7 @@ class Stage2Objective(Objective):
         (scorer,) = self._scorer
         if scorer is None:
             return output
+        nn.Module.to(scorer, self.encoder.device)  # no module of this one, so nothing else moves it
         features = {}
         if scorer.vision_model is self.encoder.vision_model:  # frozen towers, which need not run again
             features = {"image_features": output.image_features, "text_features": output.text_features}
@@ -190,13 +194,14 @@ class Stage2Objective(Objective):
         """Embed the constructed samples, `(4, N, d)`, or the positives alone, `(1, N, d)`, if no others are used."""
         roles = len(samples.valid) if self.args.constructed_negatives else 1
         image_weights, text_weights = (weights[:roles].flatten(0, 1) for weights in samples[:2])
-        inputs = _repeat(anchors, roles)
         if self.args.mask_level == "feature":
-            features = {"image_features": output.image_features, "text_features": output.text_features}
-            inputs |= _repeat(features, roles) | {"image_weights": image_weights, "text_weights": text_weights}
-        elif "pixel_values" not in inputs or "input_ids" not in inputs:
+            inputs = {name: value for name, value in anchors.items() if name not in ("pixel_values", "input_ids")}
+            inputs |= {"image_features": output.image_features, "text_features": output.text_features}
+            inputs = _repeat(inputs, roles) | {"image_weights": image_weights, "text_weights": text_weights}
+        elif "pixel_values" not in anchors or "input_ids" not in anchors:
             raise ValueError('mask_level="input" needs pixels and words; cached tower features have neither')
         else:
+            inputs = _repeat(anchors, roles)
             patch_size = self.encoder.config.vision_config.patch_size
             inputs["pixel_values"] = mask_pixels(inputs["pixel_values"], image_weights, patch_size)
             inputs["attention_mask"] = inputs["attention_mask"] * text_weights.to(inputs["attention_mask"].dtype)
