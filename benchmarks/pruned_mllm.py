@@ -1,8 +1,8 @@
 """A Qwen2-VL pruned to its first 12 of 28 layers beside the same model whole, and beside a stock forward of it.
 
 All weights are random. Throughput is measured in one process in which the variants take turns on the same batches, and
-a ratio is the median over the turns of the ratios within one turn, which other programs on the machine disturb less
-than the clock. The variants, each closer to what an embedding needs than the one above it:
+a ratio is the median over the turns of the ratios within one turn; `cpu_` ratios compare processor time, which other
+programs on the machine disturb less than the clock. The variants, each closer to what an embedding needs:
 
     stock               transformers' own forward: all layers, cache, logits of all tokens, last-token pooling
     no cache            the same with `use_cache=False`
@@ -209,12 +209,13 @@ def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
     }
 
 
-def seconds(function: Callable[[], Any], device: str) -> float:
-    start = time.perf_counter()
+def seconds(function: Callable[[], Any], device: str) -> tuple[float, float]:
+    """By the clock and by the processor."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     function()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu_start
 
 
 def operations(function: Callable[[], Any]) -> tuple[int, int]:
@@ -252,10 +253,13 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
             "input": kind,
             "variant": name,
             "tokens": int(batch["attention_mask"].sum(1).max()),
-            "samples_per_second": args.batch_size / statistics.median(times[name]),
+            "samples_per_second": args.batch_size / statistics.median(wall for wall, _ in times[name]),
             "over_stock": ratio(times["stock"], times[name]),
             "over_whole": ratio(times["whole"], times[name]),
             "over_whole_all_tokens": ratio(times["whole, all tokens"], times[name]),
+            "cpu_over_stock": ratio(times["stock"], times[name], 1),
+            "cpu_over_whole": ratio(times["whole"], times[name], 1),
+            "cpu_over_whole_all_tokens": ratio(times["whole, all tokens"], times[name], 1),
             "gflop_per_sample": counted[name][0] / args.batch_size / 1e9,
             "flops_of_stock": counted[name][0] / counted["stock"][0],
             "flops_of_whole": counted[name][0] / counted["whole"][0],
@@ -267,8 +271,9 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
     ]
 
 
-def ratio(slower: list[float], faster: list[float]) -> float:
-    return statistics.median(first / second for first, second in zip(slower, faster, strict=True))
+def ratio(slower: list[tuple[float, float]], faster: list[tuple[float, float]], clock: int = 0) -> float:
+    """The median over the turns of how many times as long the slower one took."""
+    return statistics.median(first[clock] / second[clock] for first, second in zip(slower, faster, strict=True))
 
 
 def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> dict[str, float]:
@@ -289,7 +294,7 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
         "one by one": lambda: [tower(row, grid) for row, grid in zip(rows, grids, strict=True)],
         "together": lambda: tower(rows.flatten(0, 1), grids.flatten(0, 1)),
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(args.turns + 1):
         for name, run in runs.items():
             times[name].append(seconds(run, args.device))
@@ -299,9 +304,11 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
     }
     return {
         "sorted_over_random": ratio(times["random"][1:], times["sorted"][1:]),
+        "cpu_sorted_over_random": ratio(times["random"][1:], times["sorted"][1:], 1),
         "padding_random": padding["random"],
         "padding_sorted": padding["sorted"],
         "vision_together_over_one_by_one": ratio(times["one by one"][1:], times["together"][1:]),
+        "cpu_vision_together_over_one_by_one": ratio(times["one by one"][1:], times["together"][1:], 1),
     }
 
 
@@ -415,6 +422,10 @@ COLUMNS = {
     "samples_per_second": "{:.2f}",
     "over_stock": "{:.2f}",
     "over_whole": "{:.2f}",
+    "over_whole_all_tokens": "{:.2f}",
+    "cpu_over_stock": "{:.2f}",
+    "cpu_over_whole": "{:.2f}",
+    "cpu_over_whole_all_tokens": "{:.2f}",
     "gflop_per_sample": "{:.2f}",
     "flops_of_stock": "{:.3f}",
     "flops_of_whole": "{:.3f}",
