@@ -33,7 +33,6 @@ import json
 import math
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -338,12 +337,18 @@ class CountedReads:
         return part
 
 
+def resident_bytes(name: str) -> int:
+    """Of this process, now (`VmRSS`) or at its peak (`VmHWM`), as Linux reports it."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
 def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Run in a process of its own: seconds and bytes of loading, then the peak of one forward."""
     torch.set_num_threads(args.threads)
     processor = MllmRetrieverProcessor.from_mllm(folder)
     batch = dict(processor(make_items(kind, args.batch_size, args.size)))
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    held = resident_bytes("VmRSS")
     start = time.perf_counter()
     if model == "stock":
         forward: Forward = StockForward(Qwen2VLForConditionalGeneration.from_pretrained(folder).eval(), True, True)
@@ -355,8 +360,8 @@ def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespac
     loaded = time.perf_counter() - start
     with torch.no_grad():
         forward(batch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held
-    return {"load_seconds": loaded, "bytes_read": read, "peak_bytes": 1024 * peak}
+    peak = resident_bytes("VmHWM") - held
+    return {"load_seconds": loaded, "bytes_read": read, "peak_bytes": peak}
 
 
 def loading_in_children(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
