@@ -11,7 +11,6 @@ of the language model, everything else frozen. Finished runs are kept, so the sc
 """
 
 import argparse
-import copy
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 from common import ROOT, Record
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
@@ -89,32 +89,32 @@ STAGE_1: dict[str, dict[str, Any]] = {
     "distilled, KL": {"schedule": "dynamic", "kind": "kl"},
 }
 STAGE_2 = {"InfoNCE": INFO_NCE, "MAC": MAC, "reverse MAC": MAC | {"reverse": True}}
-RUNS = [
-    Run(),
-    Run(first="text pairs", second=None),
-    Run(first="text pairs"),
-    Run(first="distilled, dynamic", second=None),
-    Run(first="distilled, dynamic"),
-    Run(first="distilled, dynamic", second="MAC"),
-    Run(first="distilled, dynamic", second="reverse MAC"),
-    Run(first="distilled, fixed", second=None),
-    Run(first="distilled, fixed"),
-    Run(6),
-    Run(DEPTH),
-    Run(20),
-]
-MORE = [
-    Run(12, first, second)
-    for first in ("distilled, reverse", "distilled, cosine", "distilled, KL")
-    for second in (None, "InfoNCE")
-]
-"""Measured only when named by --only."""
+PARTS = {
+    "methods": [
+        Run(),
+        Run(first="text pairs", second=None),
+        Run(first="text pairs"),
+        Run(first="distilled, dynamic", second=None),
+        Run(first="distilled, dynamic"),
+        Run(first="distilled, dynamic", second="MAC"),
+        Run(first="distilled, dynamic", second="reverse MAC"),
+        Run(6),
+    ],
+    "weights": [Run(first="distilled, fixed", second=None), Run(first="distilled, fixed")],
+    "depth": [Run(DEPTH), Run(20)],
+    "more": [
+        Run(12, first, second)
+        for first in ("distilled, reverse", "distilled, cosine", "distilled, KL")
+        for second in (None, "InfoNCE")
+    ],
+}
+"""Runs in the order of what they cost; "more" is not run unless asked for."""
 COLUMNS = ["local", "global", *CELLS.values()]
 
 
 def make_data(split: str) -> Path:
     """The five cells of the miniature M-BEIR, with short instructions and a global pool of theirs alone."""
-    whole = make_mini_mbeir(WORK / "mini-mbeir-80", train_queries=1000, val_queries=48, test_queries=80)
+    whole = make_mini_mbeir(WORK / "mini-mbeir", train_queries=1400, val_queries=48, test_queries=72)
     folder = WORK / f"cells-{split}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("mbeir_images"))
@@ -174,20 +174,30 @@ class Bench:
             "use_cpu": DEVICE.type == "cpu",
         }
 
-    def stage_1(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
-        """Train on text pairs, in place; returns the merged model."""
+    def stage_1(self, keep_layers: int, name: str, seed: int) -> MllmRetrieverModel:
+        """A model trained on text pairs; it is kept, for several runs begin with it."""
         config = SelfDistillationConfig(**(self.settings(seed, self.args.steps_1, self.args.rate_1) | STAGE_1[name]))
-        teacher = self.teacher if config.distill_weight else None
+        key = (
+            f"{self.args.steps_1} steps of {self.args.batch_size} at {self.args.rate_1}, {name}, {keep_layers}, {seed}"
+        )
+        kept = self.mllm / f"{key}.pt"
+        model = self.model(keep_layers, seed)
+        if kept.is_file():
+            model.load_state_dict(torch.load(kept))
+            return model
         add_lora(model, LORA)
+        teacher = self.teacher if config.distill_weight else None
         SelfDistillationTrainer(
             model, config, teacher, train_dataset=self.pairs, processing_class=self.processor
         ).train()
-        return merge_lora(model).requires_grad_(False)
+        merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
+        torch.save(merged.state_dict(), kept)
+        return merged
 
-    def stage_2(self, start: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
-        """Train a copy on instructed queries; returns it merged."""
+    def stage_2(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
+        """Train a model on instructed queries."""
         config = MacConfig(**(self.settings(seed, self.args.steps, self.args.rate) | STAGE_2[name]))
-        model = add_lora(copy.deepcopy(start), LORA)
+        add_lora(model, LORA)
         rows = MbeirTraining(self.data, datasets=DATASETS)
         MacTrainer(model, config, train_dataset=rows, processing_class=self.processor).train()
         return merge_lora(model)
@@ -206,28 +216,26 @@ class Bench:
         return found | {"cells": {f"{score.setting} {score.cell.name}": score.published.value for score in scores}}
 
 
-def run_seed(seed: int, bench: Bench, record: Record) -> None:
-    """Everything of one seed that is missing."""
-    wanted = [run for run in [*RUNS, *MORE] if (run.name in bench.args.only if bench.args.only else run in RUNS)]
-    wanted = [run for run in wanted if not record.has(run.name, seed)]
-    trained: dict[str, MllmRetrieverModel] = {}
-    for run in wanted:
-        begin = time.monotonic()
-        model = trained.get(run.first or "")
-        if model is None:
-            model = bench.model(run.keep_layers, seed)
-            if run.first:
-                model = trained[run.first] = bench.stage_1(model, run.first, seed)
-        if run.second:
-            model = bench.stage_2(model, run.second, seed)
-        seconds = time.monotonic() - begin
-        found = bench.measure(model)
-        record.add(run.name, seed, **found, seconds=round(seconds))
-        print(
-            f"{run.name:45s} seed {seed}  local {100 * found['local']:.1f}  global {100 * found['global']:.1f}  "
-            f"{seconds:.0f} s to train, {time.monotonic() - begin - seconds:.0f} s to measure",
-            flush=True,
-        )
+def run(planned: Run, seed: int, bench: Bench, record: Record) -> None:
+    """Train and measure, unless it is done."""
+    if record.has(planned.name, seed):
+        return
+    begin = time.process_time()
+    if planned.first:
+        model = bench.stage_1(planned.keep_layers, planned.first, seed)
+    else:
+        model = bench.model(planned.keep_layers, seed)
+    if planned.second:
+        model = bench.stage_2(model, planned.second, seed)
+    seconds = time.process_time() - begin
+    found = bench.measure(model)
+    record.add(planned.name, seed, **found, cpu_seconds=round(seconds))
+    averages = ", ".join(f"{name} {100 * found[name]:.1f}" for name in ("local", "global"))
+    print(
+        f"{time.strftime('%H:%M')} {planned.name}, seed {seed}: {averages}; {seconds:.0f} CPU s to train, "
+        f"{time.process_time() - begin - seconds:.0f} to measure",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -235,12 +243,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--split", choices=["val", "test"], default="test", help="what is measured on")
-    parser.add_argument("--projector-steps", type=int, default=300)
+    parser.add_argument("--projector-steps", type=int, default=150)
     parser.add_argument("--steps-1", type=int, default=40, help="of stage 1")
     parser.add_argument("--rate-1", type=float, default=5e-4)
     parser.add_argument("--steps", type=int, default=40, help="of stage 2")
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-1])
     parser.add_argument("--only", nargs="+", help="names of runs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/puma.json")
     args = parser.parse_args()
@@ -257,15 +266,16 @@ def main() -> None:
     teacher = cache_teacher_states(
         load_retriever(mllm, DEPTH, 0), load_processor(mllm), pairs, mllm / "teacher", show_progress=False
     )
-    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "only", "out")}
+    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "parts", "only", "out")}
     record = Record(args.out, settings | projector | {"text_pairs": len(pairs)})
     bench = Bench(args, mllm, processor, data, pairs, teacher)
     for keep_layers in (DEPTH, 12):
-        run = Run(keep_layers, second=None)
-        if not record.has(run.name, 0):
-            record.add(run.name, 0, **bench.measure(bench.model(keep_layers, 0)))
-    for seed in args.seeds:
-        run_seed(seed, bench, record)
+        run(Run(keep_layers, second=None), 0, bench, record)
+    for part in args.parts:
+        for seed in args.seeds:
+            for planned in PARTS[part]:
+                if not args.only or planned.name in args.only:
+                    run(planned, seed, bench, record)
     print(record.table(COLUMNS))
 
 

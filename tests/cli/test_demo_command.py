@@ -36,9 +36,13 @@ def test_demo(few, tmp_path, capsys):
     assert results["config"]["steps"] == 2 and results["seed"] == 0
     assert [len(curve["series"]) for curve in results["curves"]] == [1, 2]
     assert results["title"] in report
+    (heads,) = results["tables"]
+    assert [row[0] for row in heads["rows"]] == ["two small heads", "this model"]
+    assert heads["rows"][1][1] == results["headline"][0]["metric"]
     printed = capsys.readouterr().out
     (model,) = set(re.findall(r'SentenceTransformer\("(.+?)"', printed))
     assert (Path(model) / "model.safetensors").is_file() and "trust_remote_code=True" in printed
+    assert heads["title"] in printed and "two small heads" in printed
 
 
 def test_solar(few, tmp_path, capsys):

@@ -46,13 +46,14 @@ def run(args: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     from conjoin.cli.train import parse_overrides, usage
-    from conjoin.evaluation import format_combinations, render_report
+    from conjoin.evaluation import format_combinations, format_table, render_report
     from conjoin.evaluation.emoji_benchmark import evaluate_emoji
     from conjoin.hub import add_sentence_transformers_files
     from conjoin.retrieval import ItemEncoder, build_index
-    from conjoin.training import load_recipe, train
+    from conjoin.training import CachedFeatures, load_recipe, train
     from conjoin.training.run import fastest_dtype
 
+    from .demo_baseline import compare_heads
     from .demo_solar import add_solar, train_solar
 
     logging.set_verbosity_error()
@@ -86,9 +87,13 @@ def run(args: argparse.Namespace) -> None:
     results = _results(trainer, benchmark, examples, usage(str(out / "model")))
     if solar:
         add_solar(results, solar, seed)
+    if isinstance(trainer.train_dataset, CachedFeatures):
+        results.tables.append(compare_heads(trainer, encoder.processor, benchmark, results))
     results.save(out / "results.json")
     report = render_report(results, out / "report.html")
     print(format_combinations(benchmark.combinations))
+    for table in results.tables:
+        print(f"\n{format_table(table)}")
     print(f"\nThe model, wherever sentence-transformers is installed:\n\n{usage(str(out / 'model'))}")
     print(f"Search it:  conjoin search {out / 'index'} --text 'red apple'")
     print(f"Report:     {report.resolve().as_uri()}")

@@ -33,7 +33,7 @@ from .score_charts import distribution_curves, score_gaussians, score_histogram,
 from .search_examples import search_examples
 from .symmetric import evaluate_symmetric
 from .symmetric_benchmark import evaluate_triplets
-from .table import format_combinations
+from .table import format_combinations, format_table
 
 __all__ = [
     "MBEIR_SETTINGS",
@@ -69,6 +69,7 @@ __all__ = [
     "explain_pair",
     "format_combinations",
     "format_mbeir",
+    "format_table",
     "hit_rate_at_k",
     "load_metric",
     "mbeir_results",

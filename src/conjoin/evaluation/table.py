@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .combinations import SETTINGS
-from .results import Cell, Metric
+from .results import Cell, Metric, Table
 
 SETTING_TITLES = {
     "local": "Local: the gallery holds one modality",
@@ -34,6 +34,15 @@ def format_combinations(cells: Sequence[Cell], ks: Sequence[int] = (1, 5, 10)) -
             lines += [f"{'query → candidates':<24}{'n':>6}{columns}"]
             lines += [*(_line(cell, ks) for cell in shown), ""]
     return "\n".join([*lines, "R@k: % of queries with a right candidate among the first k; ties count as failures."])
+
+
+def format_table(table: Table) -> str:
+    """Lay out any table; metrics in %."""
+    shown = [[f"{100 * v.value:.1f}" if isinstance(v, Metric) else str(v) for v in row] for row in table.rows]
+    shown.insert(0, table.columns)
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    aligned = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in shown]
+    return "\n".join([table.title, *("  ".join([row[0].strip().ljust(widths[0]), *row[1:]]) for row in aligned)])
 
 
 def _line(cell: Cell, ks: Sequence[int]) -> str:
