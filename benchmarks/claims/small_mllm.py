@@ -2,7 +2,7 @@
 
 The recipe is kept, not the weights. A picture becomes five tokens: the CLS state of the frozen tower at 98 px and its
 patches pooled to 2 x 2, so what the tower makes of a picture is computed once for all runs. The projector alone is
-trained, by the language modelling loss, to let the language model name the picture where the retriever asks for it.
+trained, by a contrastive loss on the names of the training concepts: a picture's tokens shall resemble its name's.
 """
 
 import hashlib
@@ -25,13 +25,15 @@ from conjoin.data import (
     load_sample_vision_tower,
     sample_image_processor,
 )
+from conjoin.evaluation import best_ranks
+from conjoin.losses import symmetric_info_nce
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
 SIZE, POOLED = 98, 2
 PICTURE_TOKENS = 1 + POOLED**2
 IMAGE_TOKEN = "<repo_name>"
-ASK = "In one word: "
+ASK = "In one word:"
 TEMPLATE = {"start": "<|im_start|>", "image_start": "", "image_end": "\n", "ask": ASK, "end": ""}
 """PUMA's question in fewer words and without those of a chat around it, which would be most of a prompt."""
 
@@ -107,16 +109,13 @@ def load_processor(folder: Path, pictures: PictureFeatures | None = None) -> Mll
     return processor
 
 
-def make_mllm(
-    folder: Path, pictures: PictureFeatures, steps: int, batch_size: int = 32, rate: float = 2e-3
-) -> dict[str, float]:
-    """Compose the MLLM and train its projector, or find it done; what the picture brings to captions it has not seen.
+def make_mllm(folder: Path, pictures: PictureFeatures, steps: int) -> dict[str, float]:
+    """Compose the MLLM and train its projector, or find it done; what the projector makes of concepts it has not seen.
 
     Returns:
-        `caption_loss` of validation captions in nats per token, given their pictures, and `shuffled_caption_loss`
-        given those of others.
+        `projector_r@1` and `projector_r@5` of validation names among the pictures of one artist, by their means.
     """
-    recipe = {"steps": steps, "batch_size": batch_size, "rate": rate, "size": SIZE, "tokens": PICTURE_TOKENS}
+    recipe = {"steps": steps, "size": SIZE, "tokens": PICTURE_TOKENS}
     done = folder / "recipe.json"
     if done.is_file() and json.loads(done.read_text())["recipe"] == recipe:
         return json.loads(done.read_text())["found"]
@@ -132,73 +131,69 @@ def make_mllm(
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    mllm = LlavaForConditionalGeneration(config).requires_grad_(False)
-    mllm.model.vision_tower = AsTheyAre()
+    mllm = LlavaForConditionalGeneration(config)
+    mllm.model.vision_tower = vision_tower
     mllm.model.language_model = language_model.model
     mllm.lm_head = language_model.lm_head
-    mllm.to(DEVICE, torch.bfloat16)
-    mllm.model.multi_modal_projector.float().requires_grad_(True)
-    captions = Captions(tokenizer, pictures, mllm)
-    captions.train(steps, batch_size, rate)
-    found = captions.measure()
-    mllm.model.vision_tower = vision_tower
-    mllm.to("cpu", torch.bfloat16).save_pretrained(folder)
+    names = Names(tokenizer, language_model.get_input_embeddings().weight.detach(), pictures)
+    names.train(mllm.model.multi_modal_projector, steps)
+    found = names.measure(mllm.model.multi_modal_projector)
+    mllm.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sample_image_processor(SIZE).save_pretrained(folder)
     done.write_text(json.dumps({"recipe": recipe, "found": found}) + "\n")
     return found
 
 
-class Captions:
-    """Names of emoji as the answer to the retriever's question about their picture."""
+class Names:
+    """Names of emoji as means of their tokens' embeddings `(N, D)`, and their pictures' features `(N, 5, 384)`.
 
-    def __init__(self, tokenizer: Any, pictures: PictureFeatures, mllm: LlavaForConditionalGeneration) -> None:  # noqa: ANN401
-        self.tokenizer, self.pictures, self.mllm = tokenizer, pictures, mllm
-        question = TEMPLATE["start"] + IMAGE_TOKEN * PICTURE_TOKENS + "\n" + ASK.rstrip()
-        self.question = tokenizer(question)["input_ids"]
+    Args:
+        tokenizer: Of the language model.
+        table: Its embeddings `(V, D)`.
+        pictures: Of the pictures.
+    """
 
-    def train(self, steps: int, batch_size: int, rate: float) -> None:
-        """Train the projector."""
+    def __init__(self, tokenizer: Any, table: Tensor, pictures: PictureFeatures) -> None:  # noqa: ANN401
+        self.tokenizer, self.table, self.pictures = tokenizer, table, pictures
+        self.center = self._vectors(load_emoji("train")["text"][:]).mean(0)
+
+    def train(self, projector: nn.Module, steps: int) -> None:
+        """Contrast the mean of some of a picture's tokens with that of its name's, give each a word's size."""
         rows = load_emoji("train")
-        names = list(zip(rows["text"], rows["alternative_text"], strict=True))
-        weights = list(self.mllm.model.multi_modal_projector.parameters())
-        optimizer = torch.optim.AdamW(weights, rate, weight_decay=0.01)
-        schedule = get_cosine_schedule_with_warmup(optimizer, steps // 10, steps)
-        generator = torch.Generator().manual_seed(0)
-        for step in range(steps):
-            chosen = torch.randint(len(rows), (batch_size,), generator=generator).tolist()
-            texts = [names[place][(step + place) % 2] or names[place][0] for place in chosen]
-            loss = self.loss([rows[place]["image"] for place in chosen], texts)
-            loss.backward()
-            nn.utils.clip_grad_norm_(weights, 1.0)
+        features = self.pictures(list(rows["image"]))["pixel_values"].float()
+        texts = rows["text"][:]
+        others = [other or text for other, text in zip(rows["alternative_text"], texts, strict=True)]
+        names = torch.stack([self._vectors(texts), self._vectors(others)]) - self.center
+        numbers = {concept: number for number, concept in enumerate(dict.fromkeys(rows["concept"]))}
+        concepts = torch.tensor([numbers[concept] for concept in rows["concept"]])
+        optimizer = torch.optim.AdamW(projector.parameters(), 1e-3, weight_decay=0.05)
+        schedule = get_cosine_schedule_with_warmup(optimizer, steps // 20, steps)
+        for _ in range(steps):
+            chosen = torch.randint(len(texts), (256,))
+            wanted = names[torch.randint(2, (256,)), chosen]
+            tokens = projector(F.dropout(features[chosen], 0.3)) - self.center
+            shown = torch.randint(1, 2**PICTURE_TOKENS, (256, 1)) // 2 ** torch.arange(PICTURE_TOKENS) % 2
+            found = (tokens * (shown / shown.sum(1, keepdim=True))[..., None]).sum(1)
+            loss = symmetric_info_nce(found, wanted, 0.05, gathered_ids=concepts[chosen])
+            size = tokens.square().mean(-1).sqrt() / self.table.square().mean().sqrt()
+            (loss + (size - 1).square().mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            if step % 50 == 0:
-                print(f"projector: step {step} of {steps}, {loss.item():.2f} nats per token", flush=True)
 
     @torch.inference_mode()
-    def measure(self) -> dict[str, float]:
-        """Loss of unseen captions with their own pictures and with others."""
+    def measure(self, projector: nn.Module) -> dict[str, float]:
+        """Hit rates of unseen names among pictures."""
         rows = load_emoji("validation")
-        images, texts = list(rows["image"]), list(rows["text"])
-        others = images[len(images) // 2 :] + images[: len(images) // 2]
-        parts = range(0, len(texts), 32)
-        return {
-            name: sum(self.loss(shown[at : at + 32], texts[at : at + 32]).item() for at in parts) / len(parts)
-            for name, shown in (("caption_loss", images), ("shuffled_caption_loss", others))
-        }
+        rows = rows.select([place for place, style in enumerate(rows["style"]) if style == "twemoji"])
+        found = self._means(projector, self.pictures(list(rows["image"]))["pixel_values"].float())
+        labels = torch.arange(len(rows))
+        ranks = best_ranks(self._vectors(rows["text"][:]) - self.center, found, labels, labels)
+        return {f"projector_r@{k}": (ranks <= k).float().mean().item() for k in (1, 5)}
 
-    def loss(self, images: list[Image.Image], texts: list[str]) -> Tensor:
-        """Cross-entropy of the texts, in nats per token."""
-        end = self.tokenizer.eos_token
-        answers = [self.tokenizer(f" {text}{end}")["input_ids"] for text in texts]
-        length = max(map(len, answers))
-        ids = torch.tensor([self.question + answer + [0] * (length - len(answer)) for answer in answers])
-        features = self.pictures(images)["pixel_values"].to(DEVICE)
-        asked = len(self.question)
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            states = self.mllm.model(input_ids=ids.to(DEVICE), pixel_values=features, use_cache=False)[0]
-            answered = torch.tensor([[place < len(answer) for place in range(length)] for answer in answers])
-            scores = self.mllm.lm_head(states[:, asked - 1 : -1][answered])
-        return F.cross_entropy(scores.float(), ids[:, asked:][answered].to(DEVICE))
+    def _vectors(self, texts: list[str]) -> Tensor:
+        return torch.stack([self.table[self.tokenizer(text)["input_ids"]].mean(0) for text in texts])
+
+    def _means(self, projector: nn.Module, features: Tensor) -> Tensor:
+        return projector(features).mean(1) - self.center
