@@ -80,11 +80,14 @@ class Run:
         return ", ".join(part for part in parts if part) + ("" if self.first or self.second else ", untrained")
 
 
+SCALED = {"distill_scale": 0.05}
+"""As the authors run it: the states of SmolLM2 have a few huge components, which their distance would be all about."""
 STAGE_1: dict[str, dict[str, Any]] = {
     "text pairs": {"distill_weight": 0.0},
-    "distilled, fixed": {},
-    "distilled, dynamic": {"schedule": "dynamic"},
-    "distilled, reverse": {"schedule": "reverse"},
+    "distilled, fixed": SCALED,
+    "distilled, dynamic": SCALED | {"schedule": "dynamic"},
+    "distilled, reverse": SCALED | {"schedule": "reverse"},
+    "distilled unscaled, dynamic": {"schedule": "dynamic"},
     "distilled, cosine": {"schedule": "dynamic", "kind": "cosine"},
     "distilled, KL": {"schedule": "dynamic", "kind": "kl"},
 }
@@ -104,7 +107,7 @@ PARTS = {
     "depth": [Run(DEPTH), Run(20)],
     "more": [
         Run(12, first, second)
-        for first in ("distilled, reverse", "distilled, cosine", "distilled, KL")
+        for first in ("distilled, reverse", "distilled unscaled, dynamic", "distilled, cosine", "distilled, KL")
         for second in (None, "InfoNCE")
     ],
 }
