@@ -10,7 +10,7 @@ up. Finished runs are kept, so the script can be stopped and started again. Mode
 
 import argparse
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from conjoin.training import (
     JointEncoderStage2Trainer,
     LoraArguments,
     Objective,
+    PairCollator,
     RetrievalTrainer,
     Stage2Rows,
     add_lora,
@@ -54,14 +55,18 @@ STAGE_1: dict[str, dict[str, Any]] = {
     "stage 1, tau of half batches": {"gradient_cache_chunk_size": 64},
 }
 NO_CN = {"constructed_negatives": False}
+MIXED = {"itc_weight": 1.0}
 STAGE_2: dict[str, tuple[str, dict[str, Any]]] = {
     "stage 2": ("stage 1", {}),
-    "Mixed": ("stage 1", {"itc_weight": 1.0, "trainable_vl_layers": 2}),
+    "Mixed": ("stage 1", MIXED),
+    "Mixed without constructed negatives": ("stage 1", MIXED | NO_CN),
+    "stage 2 by LoRA": ("stage 1", {"lora": True}),
     "stage 2 without mined negatives": ("stage 1", {"mined_per_anchor": 0}),
     "stage 2 without constructed negatives": ("stage 1", NO_CN),
     "stage 2, random positives": ("stage 1", NO_CN | {"positive": "random"}),
     "stage 2, augmented positives": ("stage 1", NO_CN | {"positive": "augmented"}),
     "stage 2 without segments": ("stage 1", {"segments": False}),
+    "stage 2, input-level masks": ("stage 1", {"mask_level": "input"}),  # the towers run at every step: slow
     "stage 2 after ITC only": ("ITC only", {}),
     "stage 2 after hard mask": ("stage 1, hard mask", {}),
     "stage 2 after no mask": ("stage 1, no mask", {}),
@@ -84,7 +89,7 @@ class Features:
     query: CachedFeatures
     gallery: CachedFeatures
     probe: "Probe"
-    cached: dict[str, Tensor] = field(default_factory=dict)
+    processor: Any
 
 
 @dataclass
@@ -138,6 +143,7 @@ def load_features(sample: Sample, split: str) -> Features:
         query=CachedFeatures(sample.cache(f"{split} openmoji", parts["query"]), True),
         gallery=CachedFeatures(sample.cache(f"{split} twemoji", parts["gallery"]), True),
         probe=probe,
+        processor=sample.processor,
     )
 
 
@@ -327,22 +333,28 @@ def train_stage_2(
     mined: Path,
     heads: ProjectionHeads | None,
 ) -> JointEncoderModel:
-    """Train a copy: adapters whole, the vision-language encoder by LoRA."""
-    model = add_lora(copy_of(start), LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
-    config = JointEncoderStage2Config(**(settings | changes))
+    """Train a copy: adapters and vision-language encoder whole, or the latter by LoRA as in the paper."""
+    model, by_lora = copy_of(start), changes.get("lora", False)
+    if by_lora:
+        model = add_lora(model, LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
+    config = JointEncoderStage2Config(**settings, **{name: changes[name] for name in changes if name != "lora"})
+    pairs: Any = CachedFeatures(features.train, seed=settings["seed"])
+    collator: Any = collate_features
+    if config.mask_level == "input":  # needs pixels and words
+        pairs, collator = load_emoji("train").rename_column("concept", "group"), PairCollator(features.processor)
     rows = Stage2Rows(
-        CachedFeatures(features.train, seed=settings["seed"]),
+        pairs,
         features.train_ids,
         load_mined(mined),
         per_anchor=config.mined_per_anchor,
         augmented=config.positive == "augmented",
         seed=settings["seed"],
     )
-    trainer = JointEncoderStage2Trainer(model, config, train_dataset=rows, data_collator=collate_features)
+    trainer = JointEncoderStage2Trainer(model, config, train_dataset=rows, data_collator=collator)
     if heads is not None and trainer.model.heads is not None:
         trainer.model.heads.load_state_dict(heads.state_dict())
     trainer.train()
-    return merge_lora(model)
+    return merge_lora(model) if by_lora else model
 
 
 def run_seed(seed: int, sample: Sample, features: Features, record: Record, args: argparse.Namespace) -> None:
@@ -393,7 +405,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120, help="of stage 1")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--steps-2", type=int, default=40, help="of stage 2")
+    parser.add_argument("--steps-2", type=int, default=50, help="of stage 2")
     parser.add_argument("--batch-size-2", type=int, default=64)
     parser.add_argument("--rate-2", type=float, default=1e-3)
     parser.add_argument("--token-dropout", type=float, default=0.5)
