@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_mllms import DEPTH, MLLMS
 from transformers import AutoConfig, AutoModel, AutoProcessor, BertConfig
 
 from conjoin.losses import GclLoss
@@ -14,6 +13,7 @@ from conjoin.processing import MllmRetrieverProcessor
 from conjoin.training import cached_backward
 from conjoin.training.gradient_cache import split_rows
 from conjoin.training.objective import Objective, total_loss
+from tiny_mllms import DEPTH, MLLMS
 
 KEEP = 3
 every_mllm = pytest.mark.parametrize("name", MLLMS)
@@ -127,6 +127,17 @@ def test_saves_small_and_reloads_bit_exactly(name, retriever, mllm_checkpoints, 
     config = AutoConfig.from_pretrained(tmp_path)
     assert (config.keep_layers, config.get_text_config().num_hidden_layers) == (2, 2)
     assert loaded.num_parameters() < 0.75 * mllm_checkpoints(name)[1].num_parameters()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_what_is_trained_of_the_tokens_survives_loading(retriever, tmp_path, trained):
+    model, _ = retriever("qwen2_vl", train_ret_token=trained)
+    model.save_pretrained(tmp_path)
+    loaded, _ = MllmRetrieverModel.from_pretrained(tmp_path, output_loading_info=True)
+    for found in (model, loaded, AutoModel.from_pretrained(tmp_path)):
+        assert found.ret_embedding.requires_grad is trained
+        assert found.get_input_embeddings().weight.requires_grad is not trained
+        assert all(parameter.requires_grad for parameter in found.text_model.layers.parameters())
 
 
 def test_readouts(retriever):

@@ -78,9 +78,16 @@ class MllmRetrieverModel(PreTrainedModel):
         if config.ret_token_id is None and config.readout != "last":
             raise ValueError(f"readout={config.readout!r} needs ret_token_id, the id of [RET]")
         width = config.get_text_config().hidden_size
-        self.ret_embedding = nn.Parameter(torch.zeros(width), requires_grad=config.train_ret_token)
+        self.ret_embedding = nn.Parameter(torch.zeros(width))
         self._adopt(AutoModel.from_config(copy.deepcopy(config.backbone_config), dtype=torch.get_default_dtype()))
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Load a saved retriever; the library makes every parameter trainable, so what is not is frozen again."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_tokens()
+        return loaded
 
     @classmethod
     def from_mllm(
@@ -126,7 +133,7 @@ class MllmRetrieverModel(PreTrainedModel):
             model = cls(config)
         table = backbone.get_input_embeddings().weight.detach()
         vector = table[:num_tokens].float().mean(0) if is_new else table[model.config.ret_token_id]
-        model.ret_embedding = nn.Parameter(vector.to(table.dtype, copy=True), requires_grad=config.train_ret_token)
+        model.ret_embedding = nn.Parameter(vector.to(table.dtype, copy=True))
         model._adopt(backbone)
         return model.eval()
 
@@ -137,8 +144,13 @@ class MllmRetrieverModel(PreTrainedModel):
         backbone.language_model.norm = nn.Identity()
         if is_readable(self.config.get_text_config()):
             make_readable(backbone.language_model.layers[-1])
+        self._freeze_tokens()
+
+    def _freeze_tokens(self) -> None:
+        """Let the vector of [RET] be trained, and then no other token's, only if the configuration says so."""
+        self.ret_embedding.requires_grad_(self.config.train_ret_token)
         if self.config.train_ret_token:
-            backbone.get_input_embeddings().requires_grad_(False)
+            self.get_input_embeddings().requires_grad_(False)
 
     @property
     def vision_model(self) -> PreTrainedModel:
