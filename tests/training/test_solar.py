@@ -25,10 +25,12 @@ from conjoin.training import (
     Stage2Rows,
     cached_backward,
     load_recipe,
+    solar_stage2,
     train,
 )
 from conjoin.training.objective import total_loss
 from conjoin.training.solar_setup import solar_arguments
+from conjoin.training.solar_stage1 import align
 from conjoin.training.solar_stage2 import load_heads
 
 
@@ -329,6 +331,32 @@ def test_draws_of_mined_negatives_differ_by_epoch_and_repeat(tiny_checkpoints, t
     assert first != drawn()
 
 
+def test_mined_negatives_may_come_from_another_corpus(tmp_path):
+    rows, corpus = texts(3), texts(9).map(lambda row: {"id": f"other-{row['id']}"})
+    block = [{"id": name, "negatives": [f"other-row{i + 5}"], "found_by": [[]]} for i, name in enumerate(rows["id"])]
+    write_mined(tmp_path / "m.parquet", [block])
+    mined = load_mined(tmp_path / "m.parquet")
+    row = Stage2Rows(rows, rows["id"], mined, per_anchor=2, candidates=corpus)[1]
+    assert [found["id"] for found in row["mined"]] == ["other-row6", "row1"]
+    assert row["found"] == [True, False]
+    with pytest.raises(ValueError, match=r"its mined negative 'other-row6' is not in the data"):
+        Stage2Rows(rows, rows["id"], mined, per_anchor=1)[1]
+    with pytest.raises(ValueError, match=r"nothing was mined for 'row3': .* is of other rows"):
+        Stage2Rows(texts(4), texts(4)["id"], mined, candidates=corpus)
+
+
+def test_stage_2_can_fit_thresholds_to_all_devices(tiny_checkpoints, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        solar_stage2, "align", lambda tokens, **kwargs: asked.append(kwargs) or align(tokens, **kwargs)
+    )
+    for reduce in (False, True):
+        model, processor = frozen_encoder(tiny_checkpoints)
+        rows = stage2_rows(tmp_path, texts(4))
+        stage2(tmp_path, model, processor, rows, reduce_scores_across_devices=reduce, max_steps=1).train()
+    assert asked == [{"reduce_scores_across_devices": False}, {"reduce_scores_across_devices": True}]
+
+
 def test_bad_input_of_stage_2_is_named(tiny_checkpoints, tmp_path):
     model, processor = frozen_encoder(tiny_checkpoints)
     with pytest.raises(ValueError, match=r"mined_per_anchor=2 .* need a Stage2Rows dataset, got Dataset"):
@@ -389,6 +417,7 @@ def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
     write_mined(tmp_path / "mined" / "negatives.parquet", [blocks])
     settings = {"data": data, "mined": tmp_path / "mined", "itc": itc}
     second = write_recipe(tmp_path / "2.yaml", STAGE_2, checkpoint=first, out=tmp_path / "second", **settings)
+    second.data.mined_source = str(data) if itc else None
     trainer = train(second)
     assert ("itc_loss" in trainer.state.log_history[0]) == bool(itc)
     saved = load_file(str(tmp_path / "second" / "model.safetensors"))

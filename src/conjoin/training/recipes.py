@@ -83,6 +83,7 @@ class DataArguments:
         id_column: Unique names.
         streaming: Read while training; needs `training.max_steps`.
         mined: Hard negatives of the training rows, as `conjoin mine` wrote them (stage 2 of SOLAR).
+        mined_source: The pairs that they were mined from, columns as in `source`; the training rows when None.
         columns: Of `nli`: which column is the `query`, `positive` and `negative`.
         datasets: Of `mbeir`: the names of those to take; all when empty.
         hard_negatives: Of `mbeir`: negatives of each row, of those the data names.
@@ -99,6 +100,7 @@ class DataArguments:
     id_column: str | None = None
     streaming: bool = False
     mined: str | None = None
+    mined_source: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
     datasets: tuple[str, ...] = ()
     hard_negatives: int = 0

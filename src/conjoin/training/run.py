@@ -82,7 +82,11 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
         )
     make_trainer: Callable[..., RetrievalTrainer] = METHODS[recipe.method][1]
     arguments = {"train_dataset": train, "eval_dataset": evaluation, "data_collator": collator}
-    arguments |= solar_arguments(recipe, model, processor, train, ids)
+    candidates = recipe.data.mined_source
+    mined_from = (
+        None if candidates is None else _load_rows(recipe.data, candidates, recipe.data.split, streaming=False)
+    )
+    arguments |= solar_arguments(recipe, model, processor, train, ids, mined_from)
     arguments |= puma_arguments(recipe, model, processor, train)
     return make_trainer(model, recipe.training, processing_class=processor, **arguments)
 

@@ -1,5 +1,6 @@
 """What a recipe of SOLAR needs beside pairs: teachers in stage 1, mined negatives and projection heads in stage 2."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from .stage2_rows import Stage2Rows
 from .teacher_cache import TaughtRows, TeacherCache
 from .teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 
+logger = logging.getLogger(__name__)
+
 
 def solar_arguments(
     recipe: Recipe,
@@ -24,6 +27,7 @@ def solar_arguments(
     processor: ProcessorMixin,
     train: Any,  # noqa: ANN401 - rows of any kind
     ids: Sequence[str] | None,
+    mined_from: Any = None,  # noqa: ANN401
 ) -> dict[str, Any]:
     """The arguments of the trainer that only SOLAR has; none for other methods.
 
@@ -33,18 +37,19 @@ def solar_arguments(
         processor: Its processor.
         train: Training rows, or their cached features.
         ids: The ids of the rows; None for a stream.
+        mined_from: The pairs that hard negatives were mined from; the training rows when None.
 
     Raises:
         ValueError: A section of the recipe does not go with its method, or with the data.
     """
     if isinstance(recipe.teacher, TeacherArguments) and recipe.method != "solar_stage1":
         raise ValueError(f"teacher: only solar_stage1 and self_distillation have teachers, not {recipe.method}")
-    if recipe.data.mined is not None and recipe.method != "solar_stage2":
+    if (recipe.data.mined or recipe.data.mined_source) is not None and recipe.method != "solar_stage2":
         raise ValueError(f"data: only solar_stage2 uses mined negatives, not {recipe.method}")
     if isinstance(recipe.training, JointEncoderStage1Config) and isinstance(recipe.teacher, TeacherArguments):
         return _taught(recipe.teacher, model, processor, train)
     if isinstance(recipe.training, JointEncoderStage2Config):
-        return _stage2(recipe, recipe.training, train, ids)
+        return _stage2(recipe, recipe.training, train, ids, mined_from)
     return {}
 
 
@@ -78,11 +83,14 @@ def _stage2(
     training: JointEncoderStage2Config,
     train: Any,  # noqa: ANN401
     ids: Sequence[str] | None,
+    mined_from: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     folder = Path(recipe.model.checkpoint or "")
     if training.itc_weight and recipe.model.checkpoint and (folder / HEADS_FILE).is_file():
         arguments["heads"] = folder
+    elif training.itc_weight:
+        logger.warning("no %s in %r: the Mixed variant starts with new projection heads", HEADS_FILE, str(folder))
     if training.mined_per_anchor and recipe.data.mined is None:
         raise ValueError(
             f"data: mined_per_anchor={training.mined_per_anchor} needs data.mined, the output of `conjoin mine`; "
@@ -100,5 +108,6 @@ def _stage2(
             augment=ImageAugmentation(training.seed) if augmented else None,
             augmented=augmented,
             seed=training.seed,
+            candidates=mined_from if training.mined_per_anchor else None,
         )
     return arguments

@@ -40,6 +40,7 @@ class JointEncoderStage2Config(ContrastiveConfig):
         itc_weight: Of an image-text contrastive loss beside: the Mixed variant of Table 12, which keeps text → image
             search alive.
         trainable_vl_layers: How many of the first layers of E_VL to train whole, besides any LoRA (Mixed: 2).
+        reduce_scores_across_devices: Fit the thresholds to the scores of all devices, as in stage 1.
 
     Raises:
         ValueError: A choice is unknown, a number negative, or a random or augmented positive is to be contrasted with
@@ -55,6 +56,7 @@ class JointEncoderStage2Config(ContrastiveConfig):
     mask_level: Literal["feature", "input"] = field(default="feature")
     itc_weight: float = field(default=0.0)
     trainable_vl_layers: int = field(default=0)
+    reduce_scores_across_devices: bool = field(default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,17 +166,15 @@ class Stage2Objective(PairObjective):
             )
             return samples, {"positive_rate": samples.valid[0].float().mean()}
         tokens = pair_tokens(self._scored(anchors, output))
-        scores = align(tokens)
+        scores = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)
         image_tau, text_tau = threshold_of(scores.image).threshold, threshold_of(scores.text).threshold
         metrics = {"image_threshold": image_tau, "text_threshold": text_tau}
         segments = None
         if self.args.segments:
             segments = segment_patches(tokens.image[:, 1:])
             metrics["num_segments"] = (segments.amax(1) + 1).float().mean()
-        samples = construct_samples(
-            scores.image.scores, tokens.image_mask, image_tau,
-            scores.text.scores, tokens.text_mask, text_tau, segments,
-        )  # fmt: skip
+        patches, words = (scores.image.scores, tokens.image_mask), (scores.text.scores, tokens.text_mask)
+        samples = construct_samples(*patches, image_tau, *words, text_tau, segments)
         return samples, metrics | {"positive_rate": samples.valid[0].float().mean()}
 
     def _scored(self, anchors: dict[str, Any], output: JointEncoderOutput) -> JointEncoderOutput:

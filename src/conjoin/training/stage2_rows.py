@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 from PIL import Image
@@ -28,9 +29,11 @@ class Stage2Rows(Dataset[dict[str, Any]]):
             instead. None for no such version.
         augmented: Whether each row has an augmented version.
         seed: Seed of the draws.
+        candidates: The pairs, with an `id`, that the negatives were mined from; the rows themselves when None.
 
     Raises:
-        ValueError: The ids do not fit the rows, or a mined id is not among them.
+        ValueError: The ids do not fit the rows, nothing was mined for one of them, or cached features are to be mixed
+            with candidates; on reading a row, a negative of it is not among the candidates.
     """
 
     def __init__(
@@ -42,12 +45,20 @@ class Stage2Rows(Dataset[dict[str, Any]]):
         augment: Callable[[Image.Image], Image.Image] | None = None,
         augmented: bool = False,
         seed: int = 0,
+        candidates: datasets.Dataset | None = None,
     ) -> None:
         if len(ids) != len(rows):
             raise ValueError(f"{len(ids)} ids for {len(rows)} rows")
+        if candidates is not None and isinstance(rows, CachedFeatures):
+            raise ValueError("rows are cached features, but candidates are not; leave one of the two out")
+        without = None if mined is None or not per_anchor else next((name for name in ids if name not in mined), None)
+        if mined is not None and without is not None:
+            raise ValueError(f"nothing was mined for {without!r}: {str(mined.path)!r} is of other rows")
         self.rows, self.ids, self.mined, self.per_anchor = rows, list(ids), mined, per_anchor
         self.augment, self.augmented, self.seed = augment, augmented, seed
-        self._places = {name: index for index, name in enumerate(self.ids)}
+        self.candidates = rows if candidates is None else candidates
+        names = self.ids if candidates is None else candidates["id"]
+        self._places = {str(name): index for index, name in enumerate(names)}
         self._epoch = 0
 
     @property
@@ -72,7 +83,7 @@ class Stage2Rows(Dataset[dict[str, Any]]):
         if self.mined is not None and self.per_anchor:
             drawn = self.mined.draw(self.ids[index], self.per_anchor, generator)
             missing = self.per_anchor - len(drawn)
-            row["mined"] = [self.rows[self._place(name, index)] for name in drawn] + [anchor] * missing
+            row["mined"] = [self.candidates[self._place(name, index)] for name in drawn] + [anchor] * missing
             row["found"] = [True] * len(drawn) + [False] * missing
         if self.augmented:
             row["augmented"] = [self._augment(anchor, index, generator)]
@@ -80,7 +91,10 @@ class Stage2Rows(Dataset[dict[str, Any]]):
 
     def _place(self, name: str, index: int) -> int:
         if name not in self._places:
-            raise ValueError(f"row {index} ({self.ids[index]!r}): its mined negative {name!r} is not in the data")
+            raise ValueError(
+                f"row {index} ({self.ids[index]!r}): its mined negative {name!r} is not in the data that it "
+                "should be drawn from"
+            )
         return self._places[name]
 
     def _augment(self, anchor: dict[str, Any], index: int, generator: torch.Generator) -> dict[str, Any]:
