@@ -20,7 +20,9 @@ from conjoin.retrieval import (
     load_index,
     new_index,
     search_items,
+    search_store,
 )
+from conjoin.retrieval.embedding_store import EmbeddingStore, Manifest, write_shard
 
 
 def unit(count: int, dimension: int, seed: int = 0) -> np.ndarray:
@@ -341,3 +343,26 @@ class TestWithModel:
     def test_training_sample_spans_the_store(self, store, monkeypatch):
         monkeypatch.setattr("conjoin.retrieval.build._TRAINING_VECTORS", 300)
         assert len(build_index(store, "ivfpq").ids) == 600
+
+
+@pytest.mark.parametrize("rows", [1, 40, 100, None])
+def test_a_store_searched_in_parts_equals_one_index(tmp_path, rows):
+    """Ties, which span the parts, too; and a search among some of the ids."""
+    vectors = clustered(100, 8)
+    vectors[60:80] = vectors[:20]
+    shards = [
+        write_shard(tmp_path / f"{start}.safetensors", names(25, start), vectors[start : start + 25])
+        for start in range(0, 100, 25)
+    ]
+    manifest = Manifest("m", "f", "full", 8, "float32", 25, True, tuple(shards), {})
+    store, queries = EmbeddingStore(tmp_path, manifest), clustered(7, 8, seed=1)
+    found = search_store(store, queries, 30, rows_at_once=rows)
+    expected = filled("exact", vectors).search(queries, 30)
+    assert found.ids == expected.ids
+    assert np.array_equal(found.scores, expected.scores)
+    some = names(3, 98) + names(2, 10)
+    among = search_store(store, queries, 30, ids=some, rows_at_once=rows)
+    ranked = filled("exact", vectors).search(queries, 100).ids
+    assert among.ids == [[name for name in row if name in some] for row in ranked]
+    with pytest.raises(ValueError, match="none of the ids to search among is in the store"):
+        search_store(store, queries, 3, ids=["elsewhere"])

@@ -20,7 +20,7 @@ from conjoin.evaluation.metrics import chance_hit_rate
 from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Metric
 from conjoin.evaluation.run_file import read_qrels, write_run
-from conjoin.retrieval import EmbeddingStore, Index, ItemEncoder, SearchResult, encode_corpus, new_index
+from conjoin.retrieval import EmbeddingStore, ItemEncoder, SearchResult, encode_corpus, search_store
 
 
 class _Questions(NamedTuple):
@@ -53,9 +53,10 @@ def evaluate_mbeir(
 ) -> list[MbeirScore]:
     """Evaluate an encoder on M-BEIR; what was encoded before an interruption is kept.
 
-    The global pool is encoded once and local pools are taken out of it; without the global setting each local pool is
-    encoded by itself. Vectors go to `out/stores`, the first candidates of every query to `out/runs` (TREC run files).
-    Files, ids and judgements are checked before anything is encoded; images are opened when they are.
+    The global pool is encoded once, searched part by part for the queries of all cells, and local pools are taken out
+    of it; without the global setting each local pool is encoded by itself. Vectors go to `out/stores`, the first
+    candidates of every query to `out/runs` (TREC run files). Files, ids and judgements are checked before anything is
+    encoded; images are opened when they are.
 
     Args:
         encoder: The model. A processor that takes an argument `instruction` gets it; otherwise it stands in front of
@@ -91,29 +92,29 @@ def evaluate_mbeir(
         everything = MbeirCandidates(data, required(pool_file(data, None, split)))
     asked = [_load_cell(data, cell, split, instructions, settings, everything) for cell in find_cells(cells)]
     depth = max(5, 10, *ks) + 1  # one more than is looked at shows whether a tie goes on
+    search = partial(search_store, k=depth, device=encoder.device)
 
     def encode(pool: MbeirCandidates) -> EmbeddingStore:
         folder = out / "stores" / pool.lines.path.stem
         return encode_corpus(pool, encoder, folder, dtype=dtype, show_progress=show_progress)
 
     union = None if everything is None else encode(everything)
-    whole = None if union is None else _index(union, encoder)
+    progress = tqdm(asked, desc="cells", unit="cell", disable=not show_progress)
+    queries = [penalise_hubs(_encode_queries(encoder, q.rows, show_progress), hubness_penalty) for q in progress]
     scores = []
-    for questions in tqdm(asked, desc="cells", unit="cell", disable=not show_progress):
-        queries = penalise_hubs(_encode_queries(encoder, questions.rows, show_progress), hubness_penalty)
-        for setting in settings:
-            if setting == "global" and whole is not None:
-                index = whole
-            elif union is not None:
-                index = _index(union, encoder, questions.pool.ids)
-            else:
-                index = _index(encode(questions.pool), encoder)
-            found = index.search(queries, depth)
+    for setting in settings:
+        if union is None:
+            results = [search(encode(questions.pool), own) for questions, own in zip(asked, queries, strict=True)]
+        elif setting == "global":
+            results = _split(search(union, np.concatenate(queries)), queries)
+        else:
+            results = [search(union, own, ids=q.pool.ids) for q, own in zip(asked, queries, strict=True)]
+        for questions, found in zip(asked, results, strict=True):
             _write_run(out / "runs" / setting / f"{questions.cell.name}.txt", questions.qids, found)
             pool = questions.pool if setting == "local" or everything is None else everything
             metrics = _score(found, questions, pool, sorted({5, 10, *ks}), seed)
             scores.append(MbeirScore(questions.cell, setting, len(questions.rows), len(pool), metrics))
-    return sorted(scores, key=lambda score: settings.index(score.setting))
+    return scores
 
 
 def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
@@ -162,15 +163,11 @@ def _load_cell(
     return _Questions(cell, rows, relevant, pool)
 
 
-def _index(store: EmbeddingStore, encoder: ItemEncoder, ids: Sequence[str] | None = None) -> Index:
-    """An exact index of a store, or of these ids in it, where the model is."""
-    index = new_index("exact", store.model, device=encoder.device)
-    wanted = None if ids is None else set(ids)
-    for found, vectors in store:
-        kept = [place for place, did in enumerate(found) if wanted is None or did in wanted]
-        if kept:
-            index.add([found[place] for place in kept], vectors[kept])
-    return index
+def _split(found: SearchResult, queries: Sequence[np.ndarray]) -> list[SearchResult]:
+    """What was found for the queries of each cell."""
+    ends = np.cumsum([len(own) for own in queries]).tolist()
+    return [SearchResult(found.ids[end - len(own) : end], found.scores[end - len(own) : end])
+            for own, end in zip(queries, ends, strict=True)]  # fmt: skip
 
 
 def _encode_queries(encoder: ItemEncoder, rows: Sequence[Mapping[str, Any]], show_progress: bool) -> np.ndarray:

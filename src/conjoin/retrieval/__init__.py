@@ -1,6 +1,14 @@
 """Encoding a corpus to disk, indexing it and searching it."""
 
-from conjoin.retrieval.build import INDEX_KINDS, build_index, check_model, load_index, new_index, search_items
+from conjoin.retrieval.build import (
+    INDEX_KINDS,
+    build_index,
+    check_model,
+    load_index,
+    new_index,
+    search_items,
+    search_store,
+)
 from conjoin.retrieval.corpus_encoding import encode_corpus
 from conjoin.retrieval.embedding_store import EmbeddingStore
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
@@ -37,4 +45,5 @@ __all__ = [
     "parse_metrics",
     "plan_mining",
     "search_items",
+    "search_store",
 ]

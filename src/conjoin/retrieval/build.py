@@ -1,10 +1,11 @@
 """From a store to an index, from a folder to an index, from items to results."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from conjoin.retrieval.embedding_store import EmbeddingStore
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
@@ -14,6 +15,7 @@ from conjoin.retrieval.index import ExactIndex, Index, SearchResult, read_kind
 
 INDEX_KINDS = (ExactIndex.kind, *FAISS_KINDS)
 _TRAINING_VECTORS = 262_144
+_BYTES_AT_ONCE = 8 * 2**30
 
 
 def new_index(kind: str = "exact", model: ModelIdentity | None = None, **options: Any) -> Index:  # noqa: ANN401
@@ -44,6 +46,48 @@ def build_index(store: str | Path | EmbeddingStore, kind: str = "exact", **optio
     for ids, embeddings in opened:
         index.add(ids, embeddings)
     return index
+
+
+def search_store(
+    store: EmbeddingStore,
+    queries: np.ndarray,
+    k: int,
+    *,
+    ids: Collection[str] | None = None,
+    device: str | torch.device = "cpu",
+    rows_at_once: int | None = None,
+) -> SearchResult:
+    """Exact search of a store of any size: what `ExactIndex` would find, with a part of the vectors in memory.
+
+    The store is read once, so pass all queries together.
+
+    Args:
+        store: What to search.
+        queries: `(Q, D)`, L2-normalised.
+        k: How many to return.
+        ids: Search among these only.
+        device: Where to search.
+        rows_at_once: Vectors indexed at a time, in whole shards; as many as 8 GiB hold when None.
+
+    Raises:
+        ValueError: None of the `ids` is in the store; and as `ExactIndex.search`.
+    """
+    limit = rows_at_once or _BYTES_AT_ONCE // (4 * store.dimension)
+    wanted = None if ids is None else set(ids)
+    best: SearchResult | None = None
+    part = ExactIndex(device=device)
+    for names, vectors in store:
+        kept = [place for place, name in enumerate(names) if wanted is None or name in wanted]
+        if kept:
+            part.add([names[place] for place in kept], vectors if len(kept) == len(names) else vectors[kept])
+        if len(part.ids) >= limit:
+            best = _better(best, part.search(queries, k), k)
+            part = ExactIndex(device=device)
+    if part.ids:
+        best = _better(best, part.search(queries, k), k)
+    if best is None:
+        raise ValueError(f"none of the ids to search among is in the store {str(store.directory)!r}")
+    return best
 
 
 def load_index(directory: str | Path) -> Index:
@@ -84,6 +128,17 @@ def check_model(index: Index, encoder: ItemEncoder) -> None:
             f"the index was built with model {index.model}, these queries come from {encoder.identity}; "
             "their vectors cannot be compared: search with the first or encode the corpus with the second"
         )
+
+
+def _better(first: SearchResult | None, second: SearchResult, k: int) -> SearchResult:
+    """The `k` best of both, those of the first before equal ones of the second."""
+    if first is None:
+        return second
+    scores = np.concatenate([first.scores, second.scores], axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    names = [[*some, *others] for some, others in zip(first.ids, second.ids, strict=True)]
+    ids = [[row[place] for place in places] for row, places in zip(names, order.tolist(), strict=True)]
+    return SearchResult(ids, np.take_along_axis(scores, order, axis=1))
 
 
 def _training_sample(store: EmbeddingStore) -> np.ndarray:
