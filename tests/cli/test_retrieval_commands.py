@@ -107,6 +107,17 @@ def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, 
         assert (tmp_path / "b" / file.name).read_bytes() == file.read_bytes()
 
 
+def test_encode_images_that_have_no_captions(model, data, built, tmp_path):
+    for colour in COLOURS:
+        (tmp_path / f"{colour}.png").write_bytes((data / f"{colour}.png").read_bytes())
+    conjoin("encode", model, tmp_path, "--only", "image", "--out", tmp_path / "store", "--quiet")
+    ids, vectors = EmbeddingStore.open(tmp_path / "store").load()
+    expected = dict(zip(*EmbeddingStore.open(built / "store").load(), strict=True))
+    assert sorted(ids) == sorted(f"{colour}.png" for colour in COLOURS)
+    for name, vector in zip(ids, vectors, strict=True):
+        torch.testing.assert_close(vector, expected[name.removesuffix(".png")])
+
+
 def test_encode_shows_progress(model, data, tmp_path, capsys):
     conjoin("encode", model, data, "--out", tmp_path)
     progress = capsys.readouterr().err

@@ -170,6 +170,29 @@ def test_hub_id(monkeypatch, embedded):
     assert asked == {"name": "someone/captions", "split": "test[:3]", "streaming": False}
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_images_or_texts_alone(image_folder, suffix, streaming):
+    rows = rows_of(image_folder)
+    for only, column in (("image", "image"), ("text", "caption")):
+        path = write_table(image_folder / f"{only}{suffix}", [{column: row[column]} for row in rows])
+        loaded = list(load_pairs(path, only=only, streaming=streaming))
+        assert [list(row) for row in loaded] == [["id", only]] * 3
+        both = list(load_pairs(write_table(image_folder / f"both{suffix}", rows)))
+        assert [row[only] for row in loaded] == [row[only] for row in both]
+    with pytest.raises(ValueError, match="found no image column among 'caption'; pass image_column"):
+        load_pairs(path, only="image")
+    with pytest.raises(ValueError, match="only='both'; expected None, 'image' or 'text'"):
+        load_pairs(path, only="both")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_of_images_without_captions(image_folder, streaming):
+    rows = list(load_pairs(image_folder, only="image", streaming=streaming))
+    assert [row["id"] for row in rows] == ["blue.png", "green.png", "red.png"]
+    assert load_image(rows[0]["image"]).getpixel((0, 0)) == (0, 0, 255)
+
+
 def test_transform_of_the_result(image_folder):
     pairs = load_pairs(write_table(image_folder / "pairs.csv", rows_of(image_folder)))
     upper = pairs.with_transform(lambda batch: batch | {"text": [text.upper() for text in batch["text"]]})
@@ -256,6 +279,37 @@ def test_folders_that_hold_no_pairs(image_folder, tmp_path):
     (tmp_path / "void").mkdir()
     with pytest.raises(ValueError, match=r"void' holds no images"):
         load_pairs(tmp_path / "void")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b'image,text\nred.png,"a\n'),
+        ("a.csv", b"image,text\nred.png,caf\xe9\n"),
+        ("a.jsonl", b'{"image": "red.png", "text": "a"}\n{"image": \n'),
+        ("a.parquet", b"no parquet"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_named(tmp_path, name, content, streaming):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}' cannot be read: \S+"):
+        load_pairs(tmp_path / name, streaming=streaming)
+
+
+def test_a_line_late_in_a_table_that_cannot_be_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"image": "red.png", "text": "a"}\n' * 400_000 + '{"image": 3\n')
+    with pytest.raises(ValueError, match=r"a.jsonl' cannot be read: \S+"):
+        load_pairs(tmp_path / "a.jsonl")
+
+
+def test_a_name_that_is_nowhere(monkeypatch):
+    def load(name, **options):
+        raise ConnectionError(f"Couldn't reach {name!r} on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(FileNotFoundError, match="there is no file or folder 'photo', and no such dataset: Couldn't"):
+        load_pairs("photo")
 
 
 def test_sources_that_are_none(tmp_path, embedded):

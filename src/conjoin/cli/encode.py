@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     columns.add_argument(
         "--only",
         choices=("image", "text"),
-        help="encode this part of every row and leave the other out (default: image and text as one item)",
+        help="encode this part of every row; the data need not have the other (default: image and text as one item)",
     )
     columns.add_argument("--streaming", action="store_true", help="read while encoding, without loading it first")
     storing = parser.add_argument_group("what to write")
@@ -72,9 +72,8 @@ def run(args: argparse.Namespace) -> None:
         id_column=args.id_column,
         split=args.split,
         streaming=args.streaming,
+        only=args.only,
     )
-    if args.only is not None:
-        rows = rows.select_columns(["id", args.only])
     encoder = ItemEncoder.from_pretrained(
         args.model,
         batch_size=args.batch_size,

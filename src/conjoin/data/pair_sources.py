@@ -30,11 +30,15 @@ _TABLE_LOADERS = {
 _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
-def open_source(source: PairSource, split: str, streaming: bool) -> tuple[AnyDataset, Path | None]:
+def open_source(
+    source: PairSource, split: str, streaming: bool, captions: bool = True
+) -> tuple[AnyDataset, Path | None]:
     """Open `source` and say against which folder its image paths are relative, if it has any.
 
+    Without `captions`, a folder without metadata is taken for its images alone.
+
     Raises:
-        FileNotFoundError: The path or a shard does not exist.
+        FileNotFoundError: The path or a shard does not exist, or the hub does not have it.
         TypeError: `source` is of no known kind.
         ValueError: Unknown split, or the folder or file holds no pairs.
     """
@@ -53,14 +57,14 @@ def open_source(source: PairSource, split: str, streaming: bool) -> tuple[AnyDat
         return _open_shards([str(source)], split, streaming), None
     path = Path(source).expanduser()
     if path.is_dir():
-        return _open_folder(path, split, streaming), path
+        return _open_folder(path, split, streaming, captions), path
     if path.suffix.lower() in _TABLE_LOADERS:
         return open_table(path, split, streaming), path.parent
     if isinstance(source, PathLike) or path.exists() or source.startswith((".", "/", "~")):
         kinds = ", ".join([*_TABLE_LOADERS, *_SHARD_SUFFIXES])
         problem = ValueError if path.exists() else FileNotFoundError
         raise problem(f"source {str(source)!r} is neither a folder nor one of the file kinds {kinds}")
-    return datasets.load_dataset(source, split=split, streaming=streaming), None
+    return _open_hub(source, split, streaming), None
 
 
 def open_table(path: Path, split: str = "train", streaming: bool = False) -> AnyDataset:
@@ -68,12 +72,22 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file has no rows.
+        ValueError: The file has no rows, or cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {str(path)!r}")
     if path.stat().st_size == 0:
         raise ValueError(f"{str(path)!r} has zero bytes")
+    try:
+        table = _read_table(path, split, streaming)
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.__cause__ or error}") from error
+    if table is None:
+        raise ValueError(f"{str(path)!r} is empty: it has no rows")
+    return table
+
+
+def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
     loader = _TABLE_LOADERS[path.suffix.lower()]
     options: dict[str, Any] = {}
     if loader == "csv":
@@ -85,8 +99,15 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     options |= {"data_files": glob.escape(str(path)), "split": split}
     stream = datasets.load_dataset(loader, streaming=True, **options)
     if next(iter(stream), None) is None:
-        raise ValueError(f"{str(path)!r} is empty: it has no rows")
+        return None
     return stream if streaming else datasets.load_dataset(loader, **options)
+
+
+def _open_hub(name: str, split: str, streaming: bool) -> AnyDataset:
+    try:
+        return datasets.load_dataset(name, split=split, streaming=streaming)
+    except (FileNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(f"there is no file or folder {name!r}, and no such dataset: {error}") from error
 
 
 def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:
@@ -96,7 +117,7 @@ def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:
     return datasets.load_dataset("webdataset", data_files=shards, split=split, streaming=streaming)
 
 
-def _open_folder(folder: Path, split: str, streaming: bool) -> AnyDataset:
+def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> AnyDataset:
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     for name in METADATA_FILES:
         if (folder / name).is_file():
@@ -105,7 +126,7 @@ def _open_folder(folder: Path, split: str, streaming: bool) -> AnyDataset:
             return table
     if not images:
         raise ValueError(f"the folder {str(folder)!r} holds no images ({', '.join(IMAGE_SUFFIXES)})")
-    uncaptioned = [image for image in images if not image.with_suffix(".txt").is_file()]
+    uncaptioned = [image for image in images if captions and not image.with_suffix(".txt").is_file()]
     if uncaptioned:
         raise ValueError(
             f"{len(uncaptioned)} of {len(images)} images in {str(folder)!r} have no caption, such as "
@@ -115,8 +136,10 @@ def _open_folder(folder: Path, split: str, streaming: bool) -> AnyDataset:
     if split != "train":
         raise ValueError(f"split is {split!r}; a folder of images and captions is all one split, 'train'")
     names = [image.relative_to(folder).as_posix() for image in images]
-    texts = [image.with_suffix(".txt").read_text(encoding="utf-8").strip() for image in images]
-    pairs = datasets.Dataset.from_dict({"id": names, "file_name": names, "text": texts})
+    columns = {"id": names, "file_name": names}
+    if captions:
+        columns["text"] = [image.with_suffix(".txt").read_text(encoding="utf-8").strip() for image in images]
+    pairs = datasets.Dataset.from_dict(columns)
     return pairs.to_iterable_dataset() if streaming else pairs
 
 

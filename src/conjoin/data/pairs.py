@@ -4,7 +4,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import datasets
 import pyarrow.compute
@@ -26,9 +26,14 @@ COMMON_COLUMNS = {
 
 
 class _Columns(NamedTuple):
-    image: str
-    text: str
+    image: str | None
+    text: str | None
     id: str | None
+
+    @property
+    def features(self) -> datasets.Features:
+        chosen = self._asdict() | {"id": True}  # there are ids in any case
+        return datasets.Features({name: feature for name, feature in PAIR_FEATURES.items() if chosen[name]})
 
 
 def load_pairs(
@@ -39,6 +44,7 @@ def load_pairs(
     id_column: str | None = None,
     split: str = "train",
     streaming: bool = False,
+    only: Literal["image", "text"] | None = None,
 ) -> AnyDataset:
     """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
 
@@ -60,15 +66,19 @@ def load_pairs(
         id_column: Unique names of the rows; the row numbers when there is no such column.
         split: For sources that have several.
         streaming: Return an `IterableDataset` that reads as it goes.
+        only: Load this part alone: the source need not have the other, and the result has no column for it.
 
     Raises:
         FileNotFoundError: The source, or an image that it lists, does not exist.
-        ValueError: A column is missing, the source is empty, an id occurs twice, or a text or image is missing.
+        ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, or `only`
+            is unknown.
     """
-    dataset, folder = open_source(source, split, streaming)
+    if only not in (None, "image", "text"):
+        raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
+    dataset, folder = open_source(source, split, streaming, captions=only != "image")
     dataset = _undecoded(dataset.with_format(None))
     available = _column_names(dataset)
-    columns = _choose_columns(available, {"image": image_column, "text": text_column, "id": id_column})
+    columns = _choose_columns(available, {"image": image_column, "text": text_column, "id": id_column}, only)
     if isinstance(dataset, datasets.IterableDataset):
         return _stream_pairs(dataset, available, columns, folder)
     pairs = _collect_pairs(dataset, columns, folder)
@@ -130,22 +140,23 @@ def _column_names(dataset: AnyDataset) -> list[str]:
     return list(first)
 
 
-def _choose_columns(available: Sequence[str], given: Mapping[str, str | None]) -> _Columns:
+def _choose_columns(available: Sequence[str], given: Mapping[str, str | None], only: str | None) -> _Columns:
     chosen: dict[str, str | None] = {}
     by_lower_name = {name.lower(): name for name in reversed(available)}
     for role, column in given.items():
+        if only is not None and role not in (only, "id"):
+            chosen[role] = None
+            continue
         if column is not None and column not in available:
             raise unknown_column(column, available)
         known = (by_lower_name[name] for name in COMMON_COLUMNS[role] if name in by_lower_name)
         chosen[role] = column if column is not None else next(known, None)
-    image, text = chosen["image"], chosen["text"]
-    if image is None or text is None:
-        role = "image" if image is None else "text"
-        raise ValueError(
-            f"found no {role} column among {', '.join(map(repr, available))}; "
-            f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}"
-        )
-    return _Columns(image, text, chosen["id"])
+        if chosen[role] is None and role != "id":
+            raise ValueError(
+                f"found no {role} column among {', '.join(map(repr, available))}; "
+                f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}"
+            )
+    return _Columns(**chosen)
 
 
 def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | None) -> datasets.Dataset:
@@ -154,22 +165,30 @@ def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | 
     ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
     check_ids(ids)
     names = [row_name(index, row_id) for index, row_id in enumerate(ids)]
-    texts = [check_text(text, name) for text, name in zip(dataset[columns.text][:], names, strict=True)]
-    rows = datasets.Dataset.from_dict({"id": ids, "text": texts})
-    feature = dataset.features[columns.image]
+    cheap = {"id": ids}
+    if columns.text:
+        cheap["text"] = [check_text(text, name) for text, name in zip(dataset[columns.text][:], names, strict=True)]
+    parts = [datasets.Dataset.from_dict(cheap)]
+    if columns.image:
+        parts.append(_collect_images(dataset, columns.image, folder, names))
+    return datasets.concatenate_datasets(parts, axis=1).select_columns(list(columns.features))
+
+
+def _collect_images(
+    dataset: datasets.Dataset, column: str, folder: Path | None, names: Sequence[str]
+) -> datasets.Dataset:
+    feature = dataset.features[column]
     if feature in (datasets.Value("string"), datasets.Value("large_string")):
-        paths = [
-            resolve_image_path(path, folder, name) for path, name in zip(dataset[columns.image][:], names, strict=True)
-        ]
+        paths = [resolve_image_path(path, folder, name) for path, name in zip(dataset[column][:], names, strict=True)]
         images = datasets.Dataset.from_dict({"image": paths})
     elif isinstance(feature, datasets.Image | dict) or feature == datasets.Value("binary"):
-        images = dataset.select_columns(columns.image).rename_columns({columns.image: "image"})
+        images = dataset.select_columns(column).rename_columns({column: "image"})
     else:
-        raise ValueError(f"column {columns.image!r} holds {feature}; expected images, image bytes, paths or URLs")
+        raise ValueError(f"column {column!r} holds {feature}; expected images, image bytes, paths or URLs")
     images = images.cast_column("image", PAIR_FEATURES["image"])
     for index in _missing_images(images):
         raise ValueError(f"{names[index]}: the image is missing")
-    return datasets.concatenate_datasets([rows, images], axis=1).select_columns(list(PAIR_FEATURES))
+    return images
 
 
 def _missing_images(images: datasets.Dataset) -> Iterator[int]:
@@ -188,16 +207,17 @@ def _stream_pairs(
     def pair(row: Mapping[str, Any], index: int) -> dict[str, Any]:
         row_id = _check_id(index, row[columns.id] if columns.id else index)
         name = row_name(index, row_id)
-        image = row[columns.image]
-        if image is None or isinstance(image, str):
-            image = resolve_image_path(image, folder, name)
-        return {
-            "id": row_id,
-            "image": PAIR_FEATURES["image"].encode_example(image),
-            "text": check_text(row[columns.text], name),
-        }
+        checked: dict[str, Any] = {"id": row_id}
+        if columns.image:
+            image = row[columns.image]
+            if image is None or isinstance(image, str):
+                image = resolve_image_path(image, folder, name)
+            checked["image"] = PAIR_FEATURES["image"].encode_example(image)
+        if columns.text:
+            checked["text"] = check_text(row[columns.text], name)
+        return checked
 
-    return dataset.map(pair, with_indices=True, remove_columns=_column_names(dataset), features=PAIR_FEATURES)
+    return dataset.map(pair, with_indices=True, remove_columns=_column_names(dataset), features=columns.features)
 
 
 def _check_id(index: int, value: Any) -> str:  # noqa: ANN401
