@@ -1,5 +1,6 @@
 """The program as a whole."""
 
+import errno
 import subprocess
 import sys
 
@@ -28,6 +29,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, tmp_path):
     error = capsys.readouterr().err
     assert error.startswith("conjoin: no recipe at")
     assert error.count("\n") == 1
+
+
+def test_what_the_system_says_is_one_line(capsys, monkeypatch):
+    def fail(arguments):
+        raise OSError(errno.ENOSPC, "No space left on device\nwhile writing")
+
+    monkeypatch.setattr("conjoin.cli.index.run", fail)
+    assert main(["index", "store", "--out", "x"]) == 2
+    assert capsys.readouterr().err == "conjoin: [Errno 28] No space left on device while writing\n"
 
 
 def test_stray_options_are_refused_where_there_are_no_overrides(capsys):

@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.overrides = rest
     try:
         arguments.func(arguments)
-    except (ValueError, FileNotFoundError, FileExistsError, ImportError) as error:
-        print(f"conjoin: {error}", file=sys.stderr)
+    except (ValueError, OSError, ImportError) as error:
+        print("conjoin:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

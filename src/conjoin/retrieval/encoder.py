@@ -87,13 +87,22 @@ class ItemEncoder:
             device: As for the class, but `None` takes a GPU when there is one.
             dtype: As for the class.
             num_workers: As for the class.
+
+        Raises:
+            FileNotFoundError: There is no such model.
+            ValueError: `device` is a GPU, and there is none.
         """
         from transformers import AutoModel, AutoProcessor
 
-        model = AutoModel.from_pretrained(path, trust_remote_code=True)
-        processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if str(device).startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device {str(device)!r} was asked for, but torch sees no GPU here")
+        try:
+            model = AutoModel.from_pretrained(path, trust_remote_code=True)
+            processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
+        except OSError as error:
+            raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
         name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
         return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=name)
 
