@@ -297,6 +297,16 @@ def test_tables_that_cannot_be_read_are_named(tmp_path, name, content, streaming
         load_pairs(tmp_path / name, streaming=streaming)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("content", [b"", b"no tar", b"\0" * 10240])
+def test_shards_that_cannot_be_read_are_named(tmp_path, content, streaming):
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a.tar'\] cannot be read as webdataset shards: \S+"):
+        load_pairs(tmp_path / "a.tar", streaming=streaming)
+    with pytest.raises(FileNotFoundError, match=r"no such file: '.*b-\*.tar'"):
+        load_pairs(str(tmp_path / "b-*.tar"), streaming=streaming)
+
+
 def test_a_line_late_in_a_table_that_cannot_be_read(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"image": "red.png", "text": "a"}\n' * 400_000 + '{"image": 3\n')
     with pytest.raises(ValueError, match=r"a.jsonl' cannot be read: \S+"):

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -134,6 +136,14 @@ class TestErrors:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(FileNotFoundError, match=r"cannot load the model 'absent': \S+"):
             ItemEncoder.from_pretrained("absent")
+
+    @pytest.mark.parametrize("size", [0, 100, 2000])
+    def test_damaged_weights(self, size, tiny_checkpoints, tmp_path):
+        shutil.copytree(tiny_checkpoints["bert"], tmp_path, dirs_exist_ok=True)
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:size])
+        with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):
+            ItemEncoder.from_pretrained(tmp_path)
 
     def test_no_gpu(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

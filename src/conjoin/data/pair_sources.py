@@ -3,6 +3,7 @@
 import csv
 import glob
 import logging
+import tarfile
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -114,7 +115,13 @@ def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:
     wrong = [shard for shard in shards if not shard.endswith(_SHARD_SUFFIXES)]
     if wrong or not shards:
         raise ValueError(f"expected webdataset shards ending in {', '.join(_SHARD_SUFFIXES)}, got {wrong[:3]}")
-    return datasets.load_dataset("webdataset", data_files=shards, split=split, streaming=streaming)
+    for shard in shards:
+        if "://" not in shard and not glob.glob(shard, recursive=True):
+            raise FileNotFoundError(f"no such file: {shard!r}")
+    try:
+        return datasets.load_dataset("webdataset", data_files=shards, split=split, streaming=streaming)
+    except (ValueError, IndexError, tarfile.TarError, datasets.exceptions.DatasetGenerationError) as error:
+        raise ValueError(f"{shards[:3]} cannot be read as webdataset shards: {error.__cause__ or error}") from error
 
 
 def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> AnyDataset:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
@@ -90,7 +91,7 @@ class ItemEncoder:
 
         Raises:
             FileNotFoundError: There is no such model.
-            ValueError: `device` is a GPU, and there is none.
+            ValueError: Its weights are damaged, or `device` is a GPU, and there is none.
         """
         from transformers import AutoModel, AutoProcessor
 
@@ -103,6 +104,8 @@ class ItemEncoder:
             processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
         except OSError as error:
             raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
+        except SafetensorError as error:
+            raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
         name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
         return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=name)
 
