@@ -11,31 +11,28 @@ from conjoin.ops import is_distributed
 from .checks import check_matrix, check_norms, fill_masked, unit
 
 BLOCK_ENTRIES = 2**22
-"""Scores that the sum of squares holds at a time."""
+"""Scores of S- that are held at a time."""
 
 
 class ScoreStatistics(NamedTuple):
     """Sufficient statistics of a population of scores: three 0-d tensors without gradient.
 
+    Sum and sum of squares would say the same, but lose a deviation that is small beside the mean.
+
     Args:
         n: How many scores.
-        total: Their sum.
-        squares: The sum of their squares.
+        mean: Their mean, 0 of an empty population.
+        scatter: The sum of their squared distances from it.
     """
 
     n: Tensor
-    total: Tensor
-    squares: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean, 0 of an empty population."""
-        return self.total / self.n.clamp(min=1)
+    mean: Tensor
+    scatter: Tensor
 
     @property
     def std(self) -> Tensor:
         """The deviation of the fitted Gaussian (divided by n), 0 of an empty population."""
-        return (self.squares / self.n.clamp(min=1) - self.mean.square()).clamp(min=0).sqrt()
+        return (self.scatter / self.n.clamp(min=1)).sqrt()
 
 
 class LocalScores(NamedTuple):
@@ -110,7 +107,7 @@ def alignment_terms(
 ) -> AlignmentTerms:
     """`global_to_local_alignment` with the scores and the statistics that masks are made of (SOLAR App. C.1).
 
-    With `reduce_scores_across_devices` the statistics are summed over all ranks (App. G.1); scores are never
+    With `reduce_scores_across_devices` the statistics are those of all ranks together (App. G.1); scores are never
     exchanged, and the loss stays the device's own. The other arguments are those of `global_to_local_alignment`.
     """
     check_matrix(text_global, "text_global")
@@ -126,7 +123,7 @@ def alignment_terms(
         image_loss, image = _direction(texts, has_text, image_local, image_mask, margin, "image_local")
         text_loss, text = _direction(images, has_image, text_local, text_mask, margin, "text_local")
     if reduce_scores_across_devices and is_distributed():
-        image, text = _sum_over_ranks(image, text)
+        image, text = _join_ranks(image, text)
     return AlignmentTerms(image_loss + text_loss, image, text)
 
 
@@ -166,32 +163,50 @@ def _direction(
     any_pushed = num_pushed > 0
     pushed = (together - pulled) * any_pushed
     hinge = (pushed / num_pushed.clamp(min=1) + margin - pulled / num_pulled.clamp(min=1)).relu()
-    own = own.detach()
-    own_squares = own.square().sum()
-    squares = _sum_of_squares(globals_.detach(), local.detach().flatten(0, 1), inverse_norms.detach().flatten())
-    other_squares = (squares - own_squares).clamp(min=0) * any_pushed
-    positive = ScoreStatistics(num_pulled.to(own.dtype), pulled.detach(), own_squares)
-    negative = ScoreStatistics(num_pushed.to(own.dtype), pushed.detach(), other_squares)
+    own, parts = own.detach(), (globals_.detach(), has_global, local.detach(), inverse_norms.detach())
+    mean = pulled.detach() / num_pulled.clamp(min=1)
+    scatter = ((own - mean) * (exists & has_global[:, None])).square().sum()
+    positive = ScoreStatistics(num_pulled.to(own.dtype), mean, scatter)
+    negative = _others(*parts, num_pushed.to(own.dtype), pushed.detach() / num_pushed.clamp(min=1))
     return hinge * ((num_pulled > 0) & any_pushed), LocalScores(own, positive, negative)
 
 
-def _sum_of_squares(rows: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
-    """`sum_ij (r_i . c_j s_j)^2` of `(N, D)`, `(M, D)` and `(M,)`, in blocks of columns.
+def _others(
+    globals_: Tensor, has_global: Tensor, local: Tensor, inverse_norms: Tensor, n: Tensor, near: Tensor
+) -> ScoreStatistics:
+    """The statistics of S-, in blocks of samples.
 
-    It depends on the rows through their D x D Gram matrix only, which the R of their QR decomposition shares.
+    Args:
+        globals_: `(N, D)` unit or zero.
+        has_global: `(N,)` bool, which are not zero.
+        local: `(N, T, D)`, raw.
+        inverse_norms: `(N, T)`, 0 at padding.
+        n: How many scores there are.
+        near: A value near their mean: distances from it are exact where squares of the scores are not.
     """
-    if len(rows) > rows.shape[1]:
-        rows = torch.linalg.qr(rows, mode="r").R
-    size = max(1, BLOCK_ENTRIES // len(rows))
-    sums = [(block @ rows.T).square().sum(1) for block in columns.split(size)]
-    return torch.cat(sums) @ scales.square()
+    size = max(1, BLOCK_ENTRIES // max(1, inverse_norms.numel()))
+    sums, present = globals_.new_zeros(2), has_global.to(globals_.dtype)
+    for start in range(0, len(local), size):
+        scales = inverse_norms[start : start + size]
+        distances = ((local[start : start + size] * scales[..., None]) @ globals_.T).sub_(near)
+        distances.diagonal(start, 0, 2).zero_()  # a sample's own scores are S+
+        rows = torch.stack([distances @ present, distances.square_() @ present])
+        sums = sums + (rows * (scales > 0)).sum((1, 2))
+    shift = sums[0] / n.clamp(min=1)
+    return ScoreStatistics(n, near + shift, (sums[1] - n * shift.square()).clamp(min=0))
 
 
-def _sum_over_ranks(*parts: LocalScores) -> list[LocalScores]:
-    """Replace the statistics by their sums over all ranks, in one exchange."""
-    sums = torch.stack([torch.stack([*part.positive, *part.negative]) for part in parts])
-    dist.all_reduce(sums)
+def _join_ranks(*parts: LocalScores) -> list[LocalScores]:
+    """Replace the statistics by those of the populations of all ranks, in one exchange."""
+    own = torch.stack([torch.stack([torch.stack([*sign]) for sign in part[1:]]) for part in parts])
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    counts, means, scatters = torch.stack(gathered).unbind(-1)
+    n = counts.sum(0)
+    mean = (counts * means).sum(0) / n.clamp(min=1)
+    scatter = (scatters + counts * (means - mean).square()).sum(0)
+    joined = torch.stack([n, mean, scatter], dim=2)
     return [
-        LocalScores(part.scores, ScoreStatistics(*row[:3]), ScoreStatistics(*row[3:]))
-        for part, row in zip(parts, sums, strict=True)
+        LocalScores(part.scores, ScoreStatistics(*positive), ScoreStatistics(*negative))
+        for part, (positive, negative) in zip(parts, joined, strict=True)
     ]
