@@ -73,3 +73,25 @@ def test_help_is_worth_reading(capsys):
         main(["mine", "--help"])
     text = capsys.readouterr().out
     assert "example: conjoin mine " in text and "(default:" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "candidate", "corpus", "anchors"),
+    [("image", "image", "images", None), ("text", "text", "texts", None), ("text", "image", "images", "texts")],
+)
+def test_rows_need_only_what_the_metrics_look_at(model, data, tmp_path, query, candidate, corpus, anchors):
+    sources = {"images": tmp_path / "images.csv", "texts": tmp_path / "texts.csv"}
+    sources["images"].write_text("id,image\n" + "".join(f"{colour},{data}/{colour}.png\n" for colour in COLOURS))
+    sources["texts"].write_text("id,text\n" + "".join(f"{colour},a {colour} square\n" for colour in COLOURS))
+    arguments = ["mine", str(sources[corpus]), "--out", str(tmp_path / "out"), "--device", "cpu", "--quiet"]
+    arguments += [] if anchors is None else ["--anchors", str(sources[anchors])]
+    metric = ["--duplicate-above", "1.1", "--metric", "one", str(model), query, candidate]
+    assert main([*arguments, *metric, "-k", "2"]) == 0
+    assert all(len(negatives) == 2 for negatives in load_mined(tmp_path / "out").values())
+
+
+def test_a_part_that_a_metric_looks_at_must_be_there(model, data, tmp_path, capsys):
+    (tmp_path / "images.csv").write_text(f"id,image\nred,{data}/red.png\n")
+    metrics = ["--metric", "one", str(model), "image", "image", "--metric", "two", str(model), "text", "text"]
+    assert main(["mine", str(tmp_path / "images.csv"), "--out", str(tmp_path / "out"), *metrics]) == 2
+    assert "found no text column among 'id', 'image'" in capsys.readouterr().err

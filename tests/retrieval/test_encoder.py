@@ -147,7 +147,7 @@ class TestErrors:
 
     def test_no_gpu(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(ValueError, match="device 'cuda:1' was asked for, but torch sees no GPU here"):
+        with pytest.raises(ValueError, match="cuda:1 was asked for, but torch sees no GPU; use --device cpu"):
             ItemEncoder.from_pretrained("absent", device="cuda:1")
 
     def test_batch_size(self):

@@ -47,16 +47,16 @@ def run(args: argparse.Namespace) -> None:
         if count < 1:
             raise ValueError(f"--{name} must be at least 1, got {count}")
 
-    import torch
-
     from conjoin.data import load_pairs
     from conjoin.evaluation.mllm_analysis import analyse_mllm
     from conjoin.evaluation.report import render_report
+    from conjoin.ops import choose_device
 
+    device = choose_device(args.device)
     rows = load_pairs(args.data, split=args.split)
     rows = rows.select(range(min(args.pairs, len(rows))))
     model, processor = _load(args.model)
-    model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    model = model.to(device).eval()
     results = analyse_mllm(
         model,
         processor,

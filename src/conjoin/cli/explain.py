@@ -47,12 +47,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    import torch
     from transformers import AutoModel, AutoProcessor
 
     from conjoin.evaluation.explain import explain_pair, render_explanation
+    from conjoin.ops import choose_device
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(args.device)
     model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()
     processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
     explanation = explain_pair(model, processor, args.image, args.text)

@@ -20,7 +20,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog="example: conjoin mine photos.csv --out runs/mined --metric own runs/demo/model fused fused "
         "--metric own-text-image runs/demo/model text image",
     )
-    parser.add_argument("data", metavar="DATA", help="the candidates, any source that `conjoin encode` reads")
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="the candidates, any source that `conjoin encode` reads; what no metric looks at may be missing",
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write or to go on with")
     parser.add_argument(
         "--metric",
@@ -88,27 +92,29 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from conjoin.data import load_pairs
+    from conjoin.ops import choose_device
     from conjoin.retrieval import ItemEncoder, load_encoder, mine_hard_negatives, plan_mining
+    from conjoin.retrieval.mining_metrics import needed_parts
 
-    metrics = _metrics(args)
+    metrics, device = _metrics(args), choose_device(args.device)
     columns = {name: vars(args)[name] for name in ("image_column", "text_column", "id_column", "split")}
-    corpus = load_pairs(args.data, **columns)
-    anchors = None if args.anchors is None else load_pairs(args.anchors, **columns)
+    parts = needed_parts(metrics, args.anchors is not None)
+    corpus = load_pairs(args.data, **columns, only=parts["corpus"])
+    anchors = None if args.anchors is None else load_pairs(args.anchors, **columns, only=parts["anchors"])
 
     def load(model: str) -> ItemEncoder:
         return load_encoder(
             model,
             batch_size=args.batch_size,
-            device=args.device,
+            device=device,
             dtype=torch.bfloat16 if args.bf16 else None,
             num_workers=args.workers,
         )
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings: dict[str, Any] = {
         "anchors": anchors,
         "load_encoder": load,
-        "index_options": {"device": device} if args.index == "exact" else {},
+        "index_options": {"device": str(device)} if args.index == "exact" else {},
         "shard_size": args.shard_size,
     }
     print(plan_mining(corpus, metrics, args.out, **settings), flush=True)

@@ -58,9 +58,11 @@ def run(args: argparse.Namespace) -> None:
     from transformers import AutoConfig, AutoProcessor
 
     from conjoin.data import load_pairs
+    from conjoin.ops import choose_device
     from conjoin.training.teacher_cache import bytes_per_row, cache_teachers
     from conjoin.training.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 
+    device = choose_device(args.device)
     config = AutoConfig.from_pretrained(args.model, trust_remote_code=True)
     if config.model_type != "joint_encoder":
         raise ValueError(f"{args.model!r} is a {config.model_type}; teachers are for a joint encoder")
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         shard_size=args.shard_size,
         dtype=dtype,
-        device=args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device,
         num_workers=args.workers,
         show_progress=not args.quiet,
     )

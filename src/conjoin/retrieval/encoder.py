@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import parse_item
 
 if TYPE_CHECKING:
@@ -91,14 +92,11 @@ class ItemEncoder:
 
         Raises:
             FileNotFoundError: There is no such model.
-            ValueError: Its weights are damaged, or `device` is a GPU, and there is none.
+            ValueError: Its weights are damaged, or there is no such `device`.
         """
         from transformers import AutoModel, AutoProcessor
 
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if str(device).startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"device {str(device)!r} was asked for, but torch sees no GPU here")
+        device = choose_device(device)
         try:
             model = AutoModel.from_pretrained(path, trust_remote_code=True)
             processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)

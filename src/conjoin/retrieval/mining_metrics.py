@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from conjoin.data.pair_sources import AnyDataset
 
@@ -85,6 +85,25 @@ def needed_views(metrics: Sequence[MiningMetric], separate_anchors: bool) -> dic
             if pair not in views:
                 views.append(pair)
     return needed
+
+
+def needed_parts(
+    metrics: Sequence[MiningMetric], separate_anchors: bool
+) -> dict[str, Literal["image", "text"] | None]:
+    """The one part that the metrics look at of the rows of each source, None for both: `only` of `load_pairs`.
+
+    Raises:
+        ValueError: As `check_metrics`.
+    """
+    check_metrics(metrics)
+    views: dict[str, set[str]] = {}
+    for pairs in needed_views(metrics, separate_anchors).values():
+        for source, view in pairs:
+            views.setdefault(source, set()).add(view)
+    return {
+        source: "image" if seen == {"image"} else "text" if seen == {"text"} else None
+        for source, seen in views.items()
+    }
 
 
 def store_folder(folder: Path, source: str, model: str, view: str) -> Path:

@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval.encoder import ItemEncoder
 
@@ -49,6 +50,7 @@ def load_stock_encoder(
     a vision transformer at CLS; two towers at their projections, image and text of one item added. The arguments are
     those of `ItemEncoder.from_pretrained`.
     """
+    device = choose_device(device)
     model = AutoModel.from_pretrained(path)
     stock = _StockModel(model, mean_pooling=_pools_by_mean(path))
     processor = partial(
@@ -57,9 +59,8 @@ def load_stock_encoder(
         AutoTokenizer.from_pretrained(path) if stock.reads else None,
         "max_length" if model.config.model_type.startswith("siglip") else "longest",
     )
-    place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
-    return ItemEncoder(stock, processor, batch_size, place, dtype, num_workers=num_workers, name=name)  # type: ignore[arg-type]
+    return ItemEncoder(stock, processor, batch_size, device, dtype, num_workers=num_workers, name=name)  # type: ignore[arg-type]
 
 
 class _Output:
