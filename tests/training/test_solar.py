@@ -15,7 +15,7 @@ from conjoin.losses import (
     multi_positive,
     symmetric_info_nce,
 )
-from conjoin.masking import ConstructedSamples
+from conjoin.masking import ConstructedSamples, segment_patches
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mined_negatives import write_mined
 from conjoin.training import (
@@ -300,6 +300,36 @@ def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path,
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
     for name, gradient in expected.items():
         assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-9), name
+
+
+@pytest.mark.parametrize("source", ["frozen", "online"])
+def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_were(
+    tiny_checkpoints, tmp_path, source, monkeypatch
+):
+    """With one chunk it is the plain step, though dropout draws after the samples are drawn."""
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_source=source)
+    objective.encoder.config.token_dropout = 0.5
+    objective.double().train()
+    calls = []
+
+    def counted(*args):
+        calls.append(len(args[0]))
+        return segment_patches(*args)
+
+    monkeypatch.setattr("conjoin.training.solar_stage2.segment_patches", counted)
+    torch.manual_seed(5)
+    total_loss(objective(**batch)).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    torch.manual_seed(5)
+    cached_backward(objective, dict(batch), 6, lambda loss: loss.backward())
+    assert calls == [6, 6]
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
+    objective.zero_grad()
+    cached_backward(objective, dict(batch), 4, lambda loss: loss.backward())
+    assert calls[2:] == [4, 2]
 
 
 def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):

@@ -10,7 +10,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPImage
 
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.training import JointEncoderStage1Config, JointEncoderStage1Trainer
+from conjoin.training import JointEncoderStage1Config, JointEncoderStage1Trainer, cached_backward
+from conjoin.training.objective import total_loss
+from conjoin.training.solar_stage1 import Stage1Objective
 from conjoin.training.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher, matching_image_processor
 from conjoin.training.token_alignment import align_tokens, tokenize_with_spans
 
@@ -251,3 +253,25 @@ def test_stage_1_learns_from_teachers_that_stay(tiny_checkpoints, tmp_path):
         assert not each.training
         assert not any(p.requires_grad or id(p) in trained for p in each.parameters())
         assert not {p.data_ptr() for p in each.parameters()} & {p.data_ptr() for p in saved.values()}
+
+
+def test_the_gradient_cache_asks_live_teachers_once(tiny_checkpoints, monkeypatch):
+    teachers = make_teachers(tiny_checkpoints)
+    model, processor = student(tiny_checkpoints)
+    config = JointEncoderStage1Config(output_dir="unused", use_cpu=True, report_to="none")
+    objective = Stage1Objective(model, config, teachers).double().eval()
+    batch = TeacherCollator(processor, 8, teachers)(pair_rows())
+    total_loss(objective(**batch)).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    asked = []
+    states = Teachers.states
+    monkeypatch.setattr(
+        Teachers, "states", lambda self, batch: asked.append(len(batch["input_ids"])) or states(self, batch)
+    )
+    cached_backward(objective, dict(batch), len(TEXTS), lambda loss: loss.backward())
+    assert asked == [len(TEXTS)]
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
+    cached_backward(objective, dict(batch), 4, lambda loss: loss.backward())
+    assert asked[1:] == [4, 2]

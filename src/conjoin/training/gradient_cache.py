@@ -1,7 +1,8 @@
 """Contrastive batches beyond memory: embed in chunks without a graph, then replay each chunk with its gradient.
 
 Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (arXiv 2101.06983). The result is
-the plain step's: the same loss on the same batch, the same random draws in both passes.
+the plain step's: the same loss on the same batch, the same random draws in both passes. What an objective computes by
+`Objective.once` is computed in the first pass alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,21 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .objective import Objective, total_loss
-
-
-class RandomState:
-    """The random state of the CPU and of a GPU at one moment, to replay dropout exactly."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        """Set the generators back to the recorded state."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
+from .replay import RandomState, Replay
 
 
 def cached_backward(
@@ -54,11 +41,12 @@ def cached_backward(
     ids = batch.pop("ids", None)
     chunks = list(split_rows(batch, chunk_size))
     device = next(objective.parameters()).device
-    states, parts = [], []
+    replays, parts = [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
-            states.append(RandomState(device))
-            parts.append(objective.embed(**chunk))
+            replays.append(Replay(device))
+            with objective.replaying(replays[-1]):
+                parts.append(objective.embed(**chunk))
     end_state = RandomState(device)
     names = dict.fromkeys(name for part in parts for name in part)
     leaves = {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
@@ -68,9 +56,9 @@ def cached_backward(
         terms = objective.contrast(leaves, ids, batch)
     backward(total_loss(terms))
     replayed = dict.fromkeys(leaves, 0)
-    for chunk, state in zip(chunks, states, strict=True):
-        state.restore()
-        with autocast():
+    for chunk, replay in zip(chunks, replays, strict=True):
+        replay.start.restore()
+        with autocast(), objective.replaying(replay):
             embeddings = objective.embed(**chunk)
         kept: list[Tensor] = []
         gradients: list[Tensor] = []

@@ -1,11 +1,14 @@
 """What a trainer trains: an encoder and a loss behind one forward, so that DDP sees a single call per step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from .replay import Replay
 
 
 class Objective(nn.Module):
@@ -25,6 +28,7 @@ class Objective(nn.Module):
         self.encoder = encoder
         self.loss = loss
         self.views = tuple(views)
+        self._replay: Replay | None = None
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the loss terms of a batch of model inputs; `ids` `(N,)` names what each row shows."""
@@ -50,6 +54,22 @@ class Objective(nn.Module):
         """Return `{view: (N, D)}` raw embeddings of the items as they are, which is what evaluation ranks."""
         stacked = self.encoder(**batch, views=self.views).pooler_output
         return dict(zip(self.views, stacked.chunk(len(self.views)), strict=True))
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Compute something in `embed` that needs no gradient: under the gradient cache in the first pass alone.
+
+        Its size counts: it is kept for all chunks of the batch at a time.
+        """
+        return compute() if self._replay is None else self._replay.once(name, compute)
+
+    @contextmanager
+    def replaying(self, replay: Replay) -> Iterator[None]:
+        """Make `once` keep what it computes in `replay`, or take it from there in the second pass."""
+        self._replay = replay
+        try:
+            yield
+        finally:
+            self._replay = None
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:  # noqa: ANN401
         """Trade compute for memory in the encoder."""

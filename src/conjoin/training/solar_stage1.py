@@ -27,6 +27,9 @@ from .trainer import RetrievalTrainer
 
 HEADS_FILE = "projection_heads.safetensors"
 
+LIVE_INPUTS = {"teacher_pixel_values", "teacher_input_ids"}
+"""What teachers that run beside the student read of a batch."""
+
 Teacher = Callable[[dict[str, Any], JointEncoderOutput], TeacherTargets]
 """Maps a batch and the student's output on it to what the student is to imitate."""
 
@@ -125,7 +128,8 @@ class Stage1Objective(PairObjective):
 
     The towers run once. Their tokens give the local scores, these the thresholds and masks; the masks then enter a
     second pass of the vision-language encoder. The statistics of scores, and the distillation terms, are those of the
-    rows embedded together: of the device's batch, or of a chunk of the gradient cache.
+    rows embedded together: of the device's batch, or of a chunk of the gradient cache. There, live teachers run once,
+    and what they say of all rows stays on the device: at the paper's size about 1 MB a row.
 
     Args:
         encoder: The student.
@@ -189,7 +193,10 @@ class Stage1Objective(PairObjective):
         if teacher is None:
             return {}
         with torch.no_grad():
-            targets = teacher(batch, output)
+            if LIVE_INPUTS.isdisjoint(batch):
+                targets = teacher(batch, output)
+            else:
+                targets = self.once("targets", lambda: teacher(batch, output))
         terms: dict[str, Tensor] = {}
         if self.args.ld_weight:
             known = tokens.text_mask & targets.text_mask

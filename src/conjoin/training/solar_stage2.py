@@ -117,7 +117,7 @@ class Stage2Objective(PairObjective):
             positive_mask = torch.ones(positives.shape[:2], dtype=torch.bool, device=positives.device)
             negatives, negative_mask = positives[:, :0], positive_mask[:, :0]
         else:
-            samples, metrics = self._construct(anchors, output)
+            samples, metrics = self.once("samples", lambda: self._construct(anchors, output))
             embedded = self._embed_samples(anchors, output, samples).transpose(0, 1)
             valid = samples.valid[: embedded.shape[1]].T
             positives, negatives = embedded[:, :1], embedded[:, 1:]
