@@ -59,9 +59,9 @@ def parse(arguments):
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory, tiny_checkpoints, pictures):
+def folder(tmp_path_factory, tiny_checkpoints, pictures):
     """A folder as the documents assume it: a trained model, photos and their table."""
-    folder = tmp_path_factory.mktemp("workplace")
+    folder = tmp_path_factory.mktemp("docs")
     clip = tiny_checkpoints["clip"]
     model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
     export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs" / "demo" / "model")
@@ -79,8 +79,8 @@ def workplace(tmp_path_factory, tiny_checkpoints, pictures):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_runs(page, workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
+def test_python_runs(page, folder, monkeypatch):
+    monkeypatch.chdir(folder)
     namespace = {"__name__": "snippet"}
     with contextlib.redirect_stdout(io.StringIO()):
         run_retrieval(page)
