@@ -199,6 +199,19 @@ def test_bad_queries_are_named(root, change, message):
         MbeirTraining(root)[0]
 
 
+@pytest.mark.parametrize(
+    ("change", "absent"),
+    [({"pos_cand_list": ["2:3", "2:9"]}, "2:9"), ({"neg_cand_list": ["2:1", {"did": "0:1"}]}, "0:1")],
+)
+def test_candidates_that_the_pool_lacks_show_when_loading(root, change, absent):
+    write(root, "query/union_train/mbeir_union_up_train.jsonl", [query("2:1"), query("0:3"), query("2:7") | change])
+    with pytest.raises(ValueError, match=rf"query '2:7': candidate '{absent}' is not in the pool '.*union_train_cand"):
+        MbeirTraining(root, hard_negatives=1)
+    assert len(MbeirTraining(root, datasets=["visualnews"], hard_negatives=1)) == 1
+    if "neg_cand_list" in change:
+        assert len(MbeirTraining(root)) == 3  # negatives that are never drawn may be absent
+
+
 def test_a_missing_field_or_file_is_named(root):
     row = query("2:1")
     del row["query_modality"]

@@ -206,6 +206,10 @@ class TestErrors:
             run(root, tmp_path, settings=["any"])
         with pytest.raises(ValueError, match="unknown M-BEIR cell 'webqa'"):
             run(root, tmp_path, cells=["webqa"], settings=["local"])
+        with pytest.raises(ValueError, match="no M-BEIR cell is named; expected some of visualnews_task0"):
+            run(root, tmp_path, cells=[])
+        with pytest.raises(ValueError, match=r"ks=\(5, 0\): cut-offs must be at least 1"):
+            run(root, tmp_path, ks=(5, 0))
         with pytest.raises(FileNotFoundError, match="M-BEIR: no such folder"):
             run(root / "elsewhere", tmp_path)
 

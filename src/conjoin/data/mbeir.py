@@ -5,6 +5,7 @@ Everything is read where it lies. Queries and candidates stay in their JSON-line
 which cannot be read at random: unpack it once, `cat mbeir_images.tar.gz.part-* | tar -xz`, without joining it first.)
 """
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,7 @@ class MbeirCandidates:
         self._sorted = numbers[self._order]
         repeated = self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]
         if len(repeated):
-            did = ":".join(map(str, divmod(int(repeated[0]), _CANDIDATES_PER_DATASET)))
-            raise ValueError(f"{str(self.lines.path)!r}: the candidate {did!r} occurs twice")
+            raise ValueError(f"{str(self.lines.path)!r}: the candidate {_did(repeated[0])!r} occurs twice")
 
     @classmethod
     def of_cell(cls, folder: str | Path, cell: MbeirCell | None, split: str = "test") -> "MbeirCandidates":
@@ -78,6 +78,10 @@ class MbeirCandidates:
     def ids(self) -> list[str]:
         """All candidate ids, in the order of the file."""
         return [row["did"] for row in self.lines]
+
+    def find_absent(self, numbers: Sequence[int]) -> np.ndarray:
+        """Which of many candidates, as numbers of their ids, are not in the pool: their places, in order."""
+        return np.flatnonzero(~np.isin(numbers, self._sorted))
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         name = f"candidate {row['did']!r}"
@@ -120,7 +124,8 @@ class MbeirTraining(Dataset[dict[str, Any]]):
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: An unknown dataset, no rows, or a row without a field, with a malformed id or without positives.
+        ValueError: An unknown dataset, no rows, or a row without a field, with a malformed id, without positives or
+            with a candidate that the pool lacks.
     """
 
     def __init__(
@@ -145,17 +150,24 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         self.sources: list[str] = []
         self.positives: list[tuple[int, ...]] = []
         self._places: list[int] = []
+        wanted, owners = array("q"), array("q")  # the candidates that rows may draw, and whose they are
         for place, row in enumerate(self.lines):
             name = f"{str(self.lines.path)!r}, line {place + 1}"
             source = MBEIR_DATASETS[dataset_of(_field(row, "qid", name))]
             if datasets is None or source in datasets:
                 self.sources.append(source)
-                self.positives.append(tuple(_candidate_number(did) for did in _dids(row, "pos_cand_list")))
+                self.positives.append(_numbers(row, "pos_cand_list"))
                 self._places.append(place)
+                drawn = self.positives[-1] + (_numbers(row, "neg_cand_list") if hard_negatives else ())
+                wanted.extend(drawn)
+                owners.extend([place] * len(drawn))
         if not self._places:
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets or ())}")
         pool = self.folder / candidates if candidates else pool_file(self.folder, None, "train")
         self.candidates = MbeirCandidates(self.folder, pool)
+        for absent in self.candidates.find_absent(wanted)[:1]:
+            qid, did = self.lines[owners[absent]]["qid"], _did(wanted[absent])
+            raise ValueError(f"query {qid!r}: candidate {did!r} is not in the pool {str(pool)!r}")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -261,6 +273,10 @@ def _dids(row: Mapping[str, Any], key: str) -> list[str]:
     return dids
 
 
+def _numbers(row: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    return tuple(_candidate_number(did) for did in _dids(row, key))
+
+
 def _draw(options: Sequence[str], count: int) -> list[str]:
     """`count` options in random order, all of them before any is repeated."""
     order = torch.randperm(len(options)).tolist()
@@ -271,3 +287,8 @@ def _candidate_number(did: object) -> int:
     if not isinstance(did, str):
         raise ValueError(f"id {did!r} is not a string dataset:number")
     return dataset_of(did) * _CANDIDATES_PER_DATASET + int(did.partition(":")[2])
+
+
+def _did(number: int) -> str:
+    """The id of `_candidate_number`."""
+    return ":".join(map(str, divmod(int(number), _CANDIDATES_PER_DATASET)))

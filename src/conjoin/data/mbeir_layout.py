@@ -111,9 +111,11 @@ def find_cells(names: Sequence[str] | None = None) -> list[MbeirCell]:
     """The cells of these names (`"visualnews_task0"`), in the order of the table; all when None.
 
     Raises:
-        ValueError: An unknown name.
+        ValueError: An unknown name, or none.
     """
     known = [cell.name for cell in MBEIR_CELLS]
+    if names is not None and not names:
+        raise ValueError(f"no M-BEIR cell is named; expected some of {', '.join(known)}, or None for all")
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise ValueError(f"unknown M-BEIR cell {unknown[0]!r}; expected one of {', '.join(known)}")

@@ -79,18 +79,22 @@ def evaluate_mbeir(
 
     Raises:
         FileNotFoundError: A file or an image is missing.
-        ValueError: An unknown cell or setting, a malformed row (it is named), or a query without an answer in a pool.
+        ValueError: An unknown cell or setting or none, a cut-off below 1, a malformed row (it is named), or a query
+            without an answer in a pool.
     """
     unknown = [setting for setting in settings if setting not in MBEIR_SETTINGS]
     if unknown or not settings:
         raise ValueError(f"unknown settings {unknown}; expected some of {list(MBEIR_SETTINGS)}")
+    if min(ks, default=1) < 1:
+        raise ValueError(f"ks={tuple(ks)}: cut-offs must be at least 1")
+    chosen = find_cells(cells)
     data, out = Path(data), Path(out)
     if not data.is_dir():
         raise FileNotFoundError(f"M-BEIR: no such folder: {str(data)!r}")
     everything = None
     if "global" in settings:
         everything = MbeirCandidates(data, required(pool_file(data, None, split)))
-    asked = [_load_cell(data, cell, split, instructions, settings, everything) for cell in find_cells(cells)]
+    asked = [_load_cell(data, cell, split, instructions, settings, everything) for cell in chosen]
     depth = max(5, 10, *ks) + 1  # one more than is looked at shows whether a tie goes on
     search = partial(search_store, k=depth, device=encoder.device)
 
