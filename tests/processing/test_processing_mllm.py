@@ -131,6 +131,11 @@ def test_resolution_follows_the_pixels_allowed(mllm_checkpoints):
     sizes = [(8, 8), (24, 16), (100, 100), (200, 50)]
     grids = processor([image(*size) for size in sizes])["image_grid_thw"][:, 0, 1:].tolist()
     assert grids == [[4, 4], [4, 6], [8, 8], [4, 16]]
+    for limits in ({"max_pixels": -1}, {"min_pixels": 0}, {"min_pixels": 900, "max_pixels": 100}):
+        with pytest.raises(
+            ValueError, match=r"min_pixels=\d+, max_pixels=-?\d+; expected 0 < min_pixels <= max_pixels"
+        ):
+            MllmRetrieverProcessor.from_mllm(folder, **limits)
     with pytest.raises(ValueError, match="'llava' has a fixed resolution; leave min_pixels and max_pixels out"):
         MllmRetrieverProcessor.from_mllm(mllm_checkpoints("llava")[0], max_pixels=100)
 
@@ -149,11 +154,35 @@ def test_texts_are_cut_and_images_never(processor, warnings):
     assert prompts(processor, cut, "text_view_mask")[0].count("abcdefgh" * 3 + "abcdef\n") == 1
     assert prompts(processor, cut)[1] == prompts(processor, full)[1]
     with pytest.raises(
-        ValueError, match=r"item 0 \(id 'a'\): images and prompt take \d+ tokens, \d+ more than max_len"
+        ValueError, match=r"item 0 \(id 'a'\): images, instruction and prompt take \d+ tokens, \d+ more than max_len"
     ):
         processor(items, max_length=longest - 40, ids=["a", "b"])
-    with pytest.raises(ValueError, match=r"item 1: images and prompt take .*images are never cut; lower max_pixels"):
+    with pytest.raises(
+        ValueError, match=r"item 1: images, instruction and prompt take .*they are never cut; lower max_pixels"
+    ):
         processor(["a", image(24, 24)], max_length=100)
+
+
+def test_one_warning_tells_whose_texts_are_cut(processor, warnings):
+    processor(["a" * 200] * 5 + ["short"], max_length=150)
+    assert warnings().count("text cut") == 1
+    assert "text cut to fit 150 tokens: item 0, item 1, item 2 and 2 more" in warnings()
+
+
+@pytest.mark.parametrize("name", MLLMS)
+def test_without_a_limit_of_the_tokenizer_texts_end_where_positions_do(name, mllm_checkpoints):
+    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0], max_length=None)
+    assert processor.tokenizer.model_max_length > 10**9
+    batch = processor([{"image": image(16, 16), "text": "a" * 5000}, "a"])
+    assert batch["attention_mask"].sum(1).max() == 1024
+    with pytest.raises(ValueError, match=r"item 0: images, instruction and prompt take .* more than max_length=0"):
+        processor(["a"], max_length=0)
+
+
+def test_images_that_cannot_be_brought_to_size_are_named(processor):
+    items = ["a", {"image": [image(16, 16), image(2000, 2)]}, image(8, 8)]
+    with pytest.raises(ValueError, match=r"item 1 \(id 'y'\): an image of 2000 x 2 pixels is refused: .*aspect ratio"):
+        processor(items, ids=["x", "y", "z"])
 
 
 def test_of_several_texts_the_last_are_cut_first(processor):

@@ -1,6 +1,6 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -56,10 +56,10 @@ class Piece(NamedTuple):
 class MllmRetrieverProcessor(ProcessorMixin):
     """Turns items (text, images, both, interleaved in any way) into one batch of prompts for `MllmRetrieverModel`.
 
-    A prompt is, on lines of their own, the images and texts in the item's own order with the instruction before the
-    first text, then "Summarize above image and sentence in one word: ", then [RET] as the answer. The paper's prompts
-    have the image first; its period after [RET] is left out, for no earlier token sees it. Behind the prompt stand
-    the endings of the item's other views (its images alone, its texts alone), outside `attention_mask`.
+    A prompt is the images and texts in the item's own order, each text on a line of its own, with the instruction
+    before the first text, then "Summarize above image and sentence in one word: ", then [RET] as the answer. The
+    paper's prompts have the image first; its period after [RET] is left out, for no earlier token sees it. Behind the
+    prompt stand the endings of the item's other views (its images alone, its texts alone), outside `attention_mask`.
     Words in an item that look like special tokens are ordinary words.
 
     Args:
@@ -123,10 +123,11 @@ class MllmRetrieverProcessor(ProcessorMixin):
             max_pixels: Larger images are reduced to so many (Qwen; PUMA: `300 * 28 * 28`).
             ret_token: As for the class.
             revision: Branch, tag or commit on the Hub.
-            kwargs: Other arguments of the class.
+            kwargs: Other arguments of the class. `max_length` is by default the language model's number of positions.
 
         Raises:
-            ValueError: The architecture is unknown, or its resolution is fixed and pixels were given.
+            ValueError: The architecture is unknown, its resolution is fixed and pixels were given, or no number of
+                pixels is between their limits.
         """
         config = AutoConfig.from_pretrained(checkpoint, revision=revision)
         if config.model_type not in TEMPLATES:
@@ -138,12 +139,17 @@ class MllmRetrieverProcessor(ProcessorMixin):
         if config.model_type.startswith("qwen"):
             size = dict(image_processor.size)
             limits = {"shortest_edge": min_pixels, "longest_edge": max_pixels}
-            image_processor.size = size | {key: value for key, value in limits.items() if value is not None}
+            image_processor.size = size = size | {key: value for key, value in limits.items() if value is not None}
+            least, most = size["shortest_edge"], size["longest_edge"]
+            if not 0 < least <= most:
+                raise ValueError(f"min_pixels={least}, max_pixels={most}; expected 0 < min_pixels <= max_pixels")
         else:
             kwargs.setdefault("tokens_per_picture", config.image_seq_length)
             if min_pixels is not None or max_pixels is not None:
                 raise ValueError(f"{config.model_type!r} has a fixed resolution; leave min_pixels and max_pixels out")
         kwargs.setdefault("template", TEMPLATES[config.model_type])
+        if kwargs.get("max_length") is None:  # not every tokenizer knows
+            kwargs["max_length"] = config.get_text_config().max_position_embeddings
         image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
         return cls(image_processor, tokenizer, image_token=image_token, ret_token=ret_token, **kwargs)
 
@@ -187,10 +193,11 @@ class MllmRetrieverProcessor(ProcessorMixin):
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
         parsed, instructions = _read_items(items, instruction, names)
-        pictures = self._pictures([image for item in parsed for image in item.images])
-        limit = min(max_length or self.max_length or self.tokenizer.model_max_length, self.tokenizer.model_max_length)
+        pictures = self._pictures(parsed, names)
+        limits = (max_length, self.max_length, self.tokenizer.model_max_length)
+        limit = min(next(given for given in limits if given is not None), self.tokenizer.model_max_length)
         prompts = self._prompts(parsed, instructions, pictures.tokens)
-        batch = self._pad([_fit(prompt, limit, name) for prompt, name in zip(prompts, names, strict=True)])
+        batch = self._pad(_fit_all(prompts, limit, names))
         batch |= _pad_pixels(pictures, [len(item.images) for item in parsed])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(found) for found in has.values()):  # one modality: every view that there is is the whole item
@@ -216,11 +223,20 @@ class MllmRetrieverProcessor(ProcessorMixin):
         max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
         return self(list(conversation), max_length=max_length)
 
-    def _pictures(self, images: list[Image.Image]) -> Pictures:
+    def _pictures(self, items: list[Item], names: list[str]) -> Pictures:
         """Run the image processor."""
+        images = [image for item in items for image in item.images]
         if not images:
             return Pictures({}, [], [])
-        output = self.image_processor(images=images, return_tensors="pt")
+        try:
+            output = self.image_processor(images=images, return_tensors="pt")
+        except ValueError as error:  # Qwen's refuses pictures hundreds of times as wide as high
+            owners = [name for item, name in zip(items, names, strict=True) for _ in item.images]
+            name, size = max(
+                zip(owners, (image.size for image in images), strict=True),
+                key=lambda each: max(each[1]) / min(each[1]),
+            )
+            raise ValueError(f"{name}: an image of {size[0]} x {size[1]} pixels is refused: {error}") from error
         tensors = {"pixel_values": output["pixel_values"]}
         if "image_grid_thw" in output:
             tensors["image_grid_thw"] = output["image_grid_thw"]
@@ -314,6 +330,18 @@ def _read_items(
     return items, instructions
 
 
+def _fit_all(prompts: Iterable[list[Piece]], limit: int, names: list[str]) -> list[list[Piece]]:
+    """Cut texts until each prompt has at most `limit` tokens; say once whose."""
+    fitted, cut = [], []
+    for prompt, name in zip(prompts, names, strict=True):
+        fitted.append(_fit(prompt, limit, name))
+        cut += [name] if fitted[-1] is not prompt else []
+    if cut:
+        more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+        logger.warning("text cut to fit %d tokens: %s%s", limit, ", ".join(cut[:3]), more)
+    return fitted
+
+
 def _fit(prompt: list[Piece], limit: int, name: str) -> list[Piece]:
     """Cut texts, the last first, until the prompt of the whole item has at most `limit` tokens.
 
@@ -332,10 +360,9 @@ def _fit(prompt: list[Piece], limit: int, name: str) -> list[Piece]:
             over -= taken
     if over > 0:
         raise ValueError(
-            f"{name}: images and prompt take {limit + over} tokens, {over} more than max_length={limit}, and images "
-            "are never cut; lower max_pixels, pass fewer images or raise max_length"
+            f"{name}: images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}, "
+            "and they are never cut; lower max_pixels, pass fewer images or raise max_length"
         )
-    logger.warning("text cut to fit %d tokens: %s", limit, name)
     return fitted
 
 
