@@ -321,6 +321,14 @@ class TestDescriptions:
             ({"a": {"model": "m", "query": "text", "candidate": "image", "k": 3}}, "metric 'a': expected the keys"),
             ({"a": "m"}, "metric 'a': expected the keys"),
             ({"a": {"model": "m", "query": "video", "candidate": "image"}}, "unknown query 'video'; expected one of"),
+            (
+                {"a": {"model": "m", "query": "text", "candidate": "text", "duplicate_above": "0.9"}},
+                "metric 'a': duplicate_above must be a number, got '0.9'",
+            ),
+            (
+                {"a": {"model": "m", "query": "text", "candidate": "text", "duplicate_above": float("nan")}},
+                "metric 'a': duplicate_above must be a number, got nan",
+            ),
             ({"a/b": {"model": "m", "query": "text", "candidate": "image"}}, "the name of a metric .* got 'a/b'"),
         ],
     )

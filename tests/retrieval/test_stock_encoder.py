@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
-from conjoin.retrieval import MiningMetric, load_encoder, load_stock_encoder, mine_hard_negatives
+from conjoin.retrieval import MiningMetric, load_encoder, load_stock_encoder, mine_hard_negatives, plan_mining
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no"]
 
@@ -30,7 +30,7 @@ def test_two_towers(tiny_checkpoints, pictures, name):
 
 def test_a_vision_transformer_is_read_at_cls(tiny_checkpoints, pictures):
     encoder = load_stock_encoder(tiny_checkpoints["dinov2"], device="cpu")
-    assert encoder.encode(pictures).shape == (4, 24)
+    assert encoder.encode(pictures).shape == (4, 24) and encoder.dimension == 24
     with pytest.raises(ValueError, match=r"item 'x': .*this model cannot take 'text'"):
         encoder.encode(["a text"], ["x"])
 
@@ -58,8 +58,15 @@ def test_the_seven_metrics_of_the_paper(tiny_checkpoints, pictures, tmp_path):
     metrics.append(MiningMetric("stage1", siglip, "fused", "fused", 1.1))
     texts = ["red apple", "green apple", "blue chair", "a sea"]
     rows = [{"id": str(n), "image": p, "text": t} for n, (p, t) in enumerate(zip(pictures, texts, strict=True))]
-    mined = mine_hard_negatives(
-        Dataset.from_list(rows), metrics, tmp_path, k=2, load_encoder=lambda model: load_encoder(model, device="cpu")
-    )
+    options = {"load_encoder": lambda model: load_encoder(model, device="cpu")}
+    plan = plan_mining(Dataset.from_list(rows), metrics, tmp_path, **options)
+    assert [step.name for step in plan.steps[-7:]] == [f"search {metric.name}" for metric in metrics]
+    mined = mine_hard_negatives(Dataset.from_list(rows), metrics, tmp_path, k=2, **options)
     found = {finding.metric for anchor in mined for some in mined.findings(anchor).values() for finding in some}
     assert found == {metric.name for metric in metrics}
+
+
+def test_a_model_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match=r"cannot load the model 'absent/model': \S+"):
+        load_encoder("absent/model", device="cpu")

@@ -94,9 +94,10 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.data import load_pairs
     from conjoin.ops import choose_device
     from conjoin.retrieval import ItemEncoder, load_encoder, mine_hard_negatives, plan_mining
-    from conjoin.retrieval.mining_metrics import needed_parts
+    from conjoin.retrieval.mining_metrics import check_metrics, needed_parts
 
     metrics, device = _metrics(args), choose_device(args.device)
+    check_metrics(metrics, args.k)
     columns = {name: vars(args)[name] for name in ("image_column", "text_column", "id_column", "split")}
     parts = needed_parts(metrics, args.anchors is not None)
     corpus = load_pairs(args.data, **columns, only=parts["corpus"])

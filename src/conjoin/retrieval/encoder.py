@@ -127,8 +127,11 @@ class ItemEncoder:
 
     @cached_property
     def dimension(self) -> int:
-        """Length of an embedding, found by encoding one word."""
-        return int(self.encode(["dimension"]).shape[1])
+        """Length of an embedding, found by encoding one word; a blank picture, if the model takes no words."""
+        try:
+            return int(self.encode(["dimension"]).shape[1])
+        except ValueError:
+            return int(self.encode([Image.new("RGB", (32, 32))]).shape[1])
 
     def encode(
         self,

@@ -1,6 +1,7 @@
 """What a metric of hard-negative mining is: a model, and what of the anchor and of the candidate it looks at."""
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -40,6 +41,8 @@ class MiningMetric:
         for role, view in (("query", self.query), ("candidate", self.candidate)):
             if view not in VIEWS:
                 raise ValueError(f"metric {self.name!r}: unknown {role} {view!r}; expected one of {list(VIEWS)}")
+        if not isinstance(self.duplicate_above, int | float) or math.isnan(self.duplicate_above):
+            raise ValueError(f"metric {self.name!r}: duplicate_above must be a number, got {self.duplicate_above!r}")
 
 
 def parse_metrics(described: Mapping[str, Mapping[str, Any]]) -> list[MiningMetric]:
@@ -90,12 +93,7 @@ def needed_views(metrics: Sequence[MiningMetric], separate_anchors: bool) -> dic
 def needed_parts(
     metrics: Sequence[MiningMetric], separate_anchors: bool
 ) -> dict[str, Literal["image", "text"] | None]:
-    """The one part that the metrics look at of the rows of each source, None for both: `only` of `load_pairs`.
-
-    Raises:
-        ValueError: As `check_metrics`.
-    """
-    check_metrics(metrics)
+    """The one part that the metrics look at of the rows of each source, None for both: `only` of `load_pairs`."""
     views: dict[str, set[str]] = {}
     for pairs in needed_views(metrics, separate_anchors).values():
         for source, view in pairs:

@@ -29,8 +29,14 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
     Args:
         path: A local folder or the name of a repository on the Hub.
         options: As for `ItemEncoder.from_pretrained`.
+
+    Raises:
+        FileNotFoundError: There is no such model.
     """
-    config, _ = PreTrainedConfig.get_config_dict(path)
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(path)
+    except OSError as error:
+        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
     return (
         ItemEncoder.from_pretrained(path, **options) if "auto_map" in config else load_stock_encoder(path, **options)
     )
