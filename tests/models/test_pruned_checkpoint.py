@@ -180,6 +180,16 @@ class TestErrors:
         with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
             MllmRetrieverModel.from_mllm(str(tmp_path), 2)
 
+    def test_no_such_checkpoint(self, monkeypatch):
+        def unreachable(*_args, **_kwargs):
+            raise OSError("no route")
+
+        with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub does not give"):
+            MllmRetrieverModel.from_mllm("absent/folder/x", 2)
+        monkeypatch.setattr(pruned_checkpoint, "snapshot_download", unreachable)
+        with pytest.raises(FileNotFoundError, match="there is no folder 'runs/small', and the Hub .*: no route"):
+            MllmRetrieverModel.from_mllm("runs/small", 2)
+
     def test_weights_of_another_architecture(self, mllm_checkpoints, tmp_path):
         folder, _ = mllm_checkpoints("qwen2_vl")
         other, _ = mllm_checkpoints("llava")

@@ -60,9 +60,9 @@ class MllmRetrieverConfig(PreTrainedConfig):
             raise ValueError(f"position_mode={position_mode!r}; expected one of {POSITION_MODES}")
         self.backbone_config = keep_first_layers(backbone_config, keep_layers)
         text_config = self.backbone_config.get_text_config()
-        if embedding_dim is not None and not 1 <= embedding_dim <= text_config.hidden_size:
+        if embedding_dim is not None and not _is_within(1, embedding_dim, text_config.hidden_size):
             raise ValueError(
-                f"embedding_dim={embedding_dim}; expected 1..{text_config.hidden_size}, the backbone's width"
+                f"embedding_dim={embedding_dim!r}; expected 1..{text_config.hidden_size}, the backbone's width"
             )
         self.keep_layers = text_config.num_hidden_layers
         self.readout = readout
@@ -94,12 +94,16 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     least = max(1, len(config.vision_config.to_dict().get("deepstack_visual_indexes") or ()))
     if keep_layers is None:
         return config
-    if not least <= keep_layers <= depth:
-        raise ValueError(f"keep_layers={keep_layers}; expected {least}..{depth} of {config.model_type!r}")
+    if not _is_within(least, keep_layers, depth):
+        raise ValueError(f"keep_layers={keep_layers!r}; expected {least}..{depth} of {config.model_type!r}")
     if "layer_types" in text_config.to_dict() and text_config.layer_types is not None:
         text_config.layer_types = text_config.layer_types[:keep_layers]
     text_config.num_hidden_layers = keep_layers
     return config
+
+
+def _is_within(least: int, value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 __all__ = ["MllmRetrieverConfig"]

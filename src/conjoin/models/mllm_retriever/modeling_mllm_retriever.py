@@ -14,6 +14,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from .configuration_mllm_retriever import MllmRetrieverConfig
+from .patch_projection import project_by_product
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
 
@@ -142,6 +143,7 @@ class MllmRetrieverModel(PreTrainedModel):
         self.backbone = backbone
         self.norm = backbone.language_model.norm
         backbone.language_model.norm = nn.Identity()
+        project_by_product(self.vision_model)
         if is_readable(self.config.get_text_config()):
             make_readable(backbone.language_model.layers[-1])
         self._freeze_tokens()
@@ -223,12 +225,22 @@ class MllmRetrieverModel(PreTrainedModel):
     def run_vision_tower(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None) -> ImageFeatures:
         """The image tokens that enter the language model.
 
+        On a CPU patches go through the tower image by image: what one image is between two layers fits its caches.
+
         Args:
             pixel_values: `(R, ...)` rows of pixels of all images, in order.
             image_grid_thw: `(I, 3)` the patch grids of these images, for Qwen-VL.
         """
-        grid = {} if image_grid_thw is None else {"image_grid_thw": image_grid_thw}
-        output = self.backbone.get_image_features(pixel_values.to(self.dtype), **grid, return_dict=True)
+        if image_grid_thw is None or pixel_values.device.type != "cpu":
+            return self._image_tokens(pixel_values, image_grid_thw)
+        images = pixel_values.split(image_grid_thw.prod(1).tolist())
+        parts = [self._image_tokens(*part) for part in zip(images, image_grid_thw.split(1), strict=True)]
+        levels = zip(*(part.deepstack for part in parts), strict=True)
+        return ImageFeatures(torch.cat([part.tokens for part in parts]), [torch.cat(level) for level in levels])
+
+    def _image_tokens(self, pixel_values: Tensor, grid: Tensor | None = None) -> ImageFeatures:
+        inputs = {} if grid is None else {"image_grid_thw": grid}
+        output = self.backbone.get_image_features(pixel_values.to(self.dtype), **inputs, return_dict=True)
         deepstack = output.get("deepstack_features") or []
         return ImageFeatures(torch.cat(list(output.pooler_output)), [torch.cat(list(level)) for level in deepstack])
 

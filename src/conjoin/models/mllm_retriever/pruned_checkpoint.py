@@ -20,10 +20,17 @@ _HEAD = re.compile(_LANGUAGE + r"lm_head\.")
 
 
 def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
-    """The folder of a checkpoint, a local one as it is; of one on the Hub everything but the weights is downloaded."""
+    """The folder of a checkpoint, a local one as it is; of one on the Hub everything but the weights is downloaded.
+
+    Raises:
+        FileNotFoundError: There is no such folder, and the Hub does not give it.
+    """
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
-    return Path(snapshot_download(checkpoint, revision=revision, allow_patterns=SMALL_FILES))
+    try:
+        return Path(snapshot_download(checkpoint, revision=revision, allow_patterns=SMALL_FILES))
+    except (OSError, ValueError) as error:  # not there, not to be reached, or no name that the Hub could have
+        raise FileNotFoundError(f"there is no folder {checkpoint!r}, and the Hub does not give it: {error}") from error
 
 
 def load_pruned_backbone(

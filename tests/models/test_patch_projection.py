@@ -1,0 +1,61 @@
+"""Patches through a vision tower: by a product, and image by image, change nothing but the time."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever.patch_projection import project_by_product
+from conjoin.processing import MllmRetrieverProcessor
+
+QWENS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_product_is_the_convolution(bias, monkeypatch):
+    torch.manual_seed(0)
+    plain = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4), bias=bias)
+    module = nn.Sequential(copy.deepcopy(plain))
+    project_by_product(module)
+    patches = torch.randn(5, 3, 2, 4, 4)
+    gradients = []
+    for layer in (plain, module):
+        output = layer(patches)
+        assert output.shape == (5, 8, 1, 1, 1)
+        output.square().sum().backward()
+        gradients.append((output, *(parameter.grad for parameter in layer.parameters())))
+    assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(*gradients, strict=True))
+    assert module.state_dict().keys() == {f"0.{name}" for name in plain.state_dict()}
+    picture = torch.randn(1, 3, 4, 8, 8)  # of several windows: not a patch
+    assert torch.equal(module(picture), plain(picture))
+
+
+@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"groups": 2}])
+def test_other_convolutions_stay(options):
+    plain = nn.Conv3d(2, 4, 2, **{"stride": 2} | options)
+    module = nn.Sequential(copy.deepcopy(plain))
+    project_by_product(module)
+    patches = torch.randn(3, 2, 2, 2, 2)
+    assert torch.equal(module(patches), plain(patches))
+
+
+@pytest.mark.parametrize("name", QWENS)
+def test_image_by_image_is_all_at_once(name, mllm_checkpoints, messages):
+    folder, _ = mllm_checkpoints(name)
+    model = MllmRetrieverModel.from_mllm(folder, 2)
+    batch = MllmRetrieverProcessor.from_mllm(folder)(messages)
+    pixels, grid = batch["pixel_values"][batch["pixel_mask"].bool()], batch["image_grid_thw"].flatten(0, 1)
+    grid = grid[grid.prod(1) > 0]
+    assert len(grid) > 1
+    calls = []
+    model.vision_model.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    with torch.no_grad():
+        found = model.run_vision_tower(pixels, grid)
+        assert calls == grid.prod(1).tolist()
+        expected = model._image_tokens(pixels, grid)
+    assert calls[-1] == len(pixels)
+    pairs = zip([found.tokens, *found.deepstack], [expected.tokens, *expected.deepstack], strict=True)
+    assert all((ours - theirs).abs().max() <= 1e-5 for ours, theirs in pairs)
+    assert bool(found.deepstack) == (name == "qwen3_vl")
