@@ -40,3 +40,5 @@ def test_mistakes_are_one_line(data, mllm_checkpoints, capsys):
     source, _ = mllm_checkpoints("qwen2_vl")
     assert main(["analyze", source, data, "--out", "never", "--pairs", "0"]) == 2
     assert capsys.readouterr().err == "conjoin: --pairs must be at least 1, got 0\n"
+    assert main(["analyze", "absent/model/x", data, "--out", "never"]) == 2
+    assert capsys.readouterr().err.startswith("conjoin: cannot load the model 'absent/model/x': ")

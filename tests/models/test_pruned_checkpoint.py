@@ -187,7 +187,7 @@ class TestErrors:
         with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub does not give"):
             MllmRetrieverModel.from_mllm("absent/folder/x", 2)
         monkeypatch.setattr(pruned_checkpoint, "snapshot_download", unreachable)
-        with pytest.raises(FileNotFoundError, match="there is no folder 'runs/small', and the Hub .*: no route"):
+        with pytest.raises(FileNotFoundError, match=r"there is no folder 'runs/small', and the Hub .*: no route"):
             MllmRetrieverModel.from_mllm("runs/small", 2)
 
     def test_weights_of_another_architecture(self, mllm_checkpoints, tmp_path):

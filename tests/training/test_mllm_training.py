@@ -8,6 +8,7 @@ from transformers import AutoModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.training import LoraArguments, add_lora
+from conjoin.training.lora import merge_lora
 
 
 @pytest.mark.parametrize(("method", "chunk", "workers"), [("contrastive", 0, 0), ("gcl", 2, 2)])
@@ -42,3 +43,15 @@ def test_two_steps_of_lora_on_the_language_model(method, chunk, workers, mllm_ch
     with torch.no_grad():
         expected = trainer.encoder.eval()(**batch).embeddings
         torch.testing.assert_close(loaded(**batch).embeddings, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error:Already found a `peft_config`")
+def test_merged_adapters_leave_nothing_behind(mllm_checkpoints):
+    model = MllmRetrieverModel.from_mllm(mllm_checkpoints("qwen2_vl")[0], 2)
+    assert merge_lora(model) is model
+    arguments = LoraArguments(r=2, towers=("text_model",))
+    merged = merge_lora(add_lora(model, arguments))
+    assert [name for name, module in merged.named_modules() if hasattr(module, "peft_config")] == []
+    assert hasattr(model.text_model, "peft_config")  # the one that still has them
+    add_lora(merged, arguments)
+    assert merged.state_dict().keys() == model.state_dict().keys()

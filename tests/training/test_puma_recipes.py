@@ -157,14 +157,23 @@ def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch
     [
         ({"data.format": "pairs"}, "self_distillation needs format nli or mbeir, not 'pairs'"),
         ({"model.mllm": "null"}, r"name the MLLM \(mllm\) or a checkpoint"),
+        (
+            {"model.config.keep_layer": "2"},
+            "model.config: unknown 'keep_layer'; expected some of dtype, embedding_dim",
+        ),
         ({"model.config.keep_layers": "9"}, r"keep_layers=9; expected 1\.\.4"),
         ({"data.columns.negative": "wrong"}, "hard_neg"),
         ({"teacher.cache": "x", "training.teacher": "shared"}, '"shared" change with the student'),
         ({"data.format": "mbeir"}, "evaluated after training, by `conjoin evaluate --benchmark mbeir`"),
+        (
+            {"data.format": "mbeir", "data.source": "MINI", "data.eval_split": "null", "teacher.cache": "x"},
+            "each row of M-BEIR draws its prompt and positive anew",
+        ),
         ({"teacher.mllm": "absent/folder/x"}, "absent"),
     ],
 )
-def test_a_recipe_that_cannot_run_says_why(recipe_1, overrides, message):
+def test_a_recipe_that_cannot_run_says_why(recipe_1, mini, overrides, message):
+    overrides = {name: value.replace("MINI", str(mini)) for name, value in overrides.items()}
     with pytest.raises((ValueError, OSError), match=message):
         recipe = load_recipe(recipe_1, overrides)
         build_trainer(recipe, *build_model(recipe.model))

@@ -82,6 +82,8 @@ def merge_lora(encoder: PreTrainedModel) -> PreTrainedModel:
         else:
             base = _merge_quantized(layer, base)
         merged.set_submodule(path, base)
+    for module in merged.modules():  # by which peft would know the adapters that are gone
+        vars(module).pop("peft_config", None)
     return merged
 
 

@@ -1,11 +1,12 @@
 """What a recipe of PUMA needs: a pruned MLLM, queries with candidates, and in stage 1 the un-pruned teacher."""
 
+from inspect import signature
 from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import MbeirTraining, load_nli
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
 from .deep_teachers import FullTeacher
@@ -18,10 +19,15 @@ def compose_mllm(arguments: ModelArguments) -> tuple[MllmRetrieverModel, MllmRet
     """A new retriever on a pretrained MLLM, of which only the kept layers are read.
 
     Raises:
-        ValueError: No MLLM is named.
+        ValueError: No MLLM is named, or a field of `config` is unknown.
     """
     if arguments.mllm is None:
         raise ValueError("model: name the MLLM (mllm) or a checkpoint")
+    known = {*signature(MllmRetrieverModel.from_mllm).parameters, *signature(MllmRetrieverConfig).parameters}
+    known -= {"checkpoint", "backbone_config", "config_kwargs", "kwargs"}
+    unknown = [name for name in arguments.config if name not in known]
+    if unknown:  # the library would take any
+        raise ValueError(f"model.config: unknown {unknown[0]!r}; expected some of {', '.join(sorted(known))}")
     model = MllmRetrieverModel.from_mllm(arguments.mllm, **arguments.config)
     ret_token = None if model.config.readout == "last" else arguments.config.get("ret_token", "[RET]")
     processor = MllmRetrieverProcessor.from_mllm(
@@ -30,6 +36,7 @@ def compose_mllm(arguments: ModelArguments) -> tuple[MllmRetrieverModel, MllmRet
         max_pixels=arguments.max_pixels,
         max_length=arguments.max_text_length,
         ret_token=ret_token,
+        revision=arguments.config.get("revision"),
     )
     return model, processor
 
@@ -82,7 +89,7 @@ def puma_arguments(
     """The arguments of the trainer that only stage 1 of PUMA has: its teacher, live or on disk; none for others.
 
     Raises:
-        ValueError: The teacher is not named, or is to be cached but changes with the student.
+        ValueError: The teacher is not named, or is to be cached but changes with the student or the rows do.
     """
     training = recipe.training
     if not isinstance(training, SelfDistillationConfig) or not training.distill_weight:
@@ -90,6 +97,11 @@ def puma_arguments(
     section = recipe.teacher if isinstance(recipe.teacher, DeepTeacherArguments) else DeepTeacherArguments()
     if section.cache is None:
         return {"teacher": _load_teacher(recipe, section, model, processor)}
+    if recipe.data.format == "mbeir":
+        raise ValueError(
+            "teacher: each row of M-BEIR draws its prompt and positive anew, so the teacher's states cannot be "
+            "cached: leave out teacher.cache"
+        )
     if training.teacher == "shared":
         raise ValueError(
             'teacher: the layers that are "shared" change with the student, so their states cannot be cached; set '

@@ -24,7 +24,9 @@ class SelfDistillationConfig(QueryCandidateConfig):
         schedule: `"fixed"` keeps the weights; `"dynamic"` goes linearly to them from 0.5 each (Table 4: best);
             `"reverse"` goes from there to the same two, exchanged.
         kind: How states are compared, see `conjoin.losses.self_distillation`; `"kl"` sees the rows of a device only.
-        distill_scale: Another factor of the distillation; 0.05 in the authors' code.
+        distill_scale: Another factor of the distillation; 0.05 in the authors' code. States of real models are large:
+            with 1, where `distillation_loss` is logged far above `contrastive_loss`, hardly anything but the teacher
+            is learned; choose a factor that keeps it the smaller of the two.
         teacher: `"full"` is the un-pruned model beside the student (authors' code), `"shared"` its deep layers on top
             of the student's (Fig. 2).
 
