@@ -50,3 +50,23 @@ def test_a_model_without_patches_and_words_is_refused(arguments, tiny_checkpoint
     arguments[1] = tiny_checkpoints["bert"]
     assert main([*arguments, "--out", str(tmp_path / "cache")]) == 2
     assert "is a bert; teachers are for a joint encoder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--vision", "no/teacher"], "cannot load the model 'no/teacher'"),
+        (["--text", "dinov2"], "cannot load the model"),
+        (["--vision-layer", "9"], "hidden_layer=9; expected 0 to 3"),
+        (["--shard-size", "0"], "shard_size must be at least 1, got 0"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_named_and_leave_nothing_behind(
+    arguments, tiny_checkpoints, tmp_path, capsys, change, message, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    change = [tiny_checkpoints.get(word, word) for word in change]
+    assert main([*arguments, *change, "--out", str(tmp_path / "cache"), "--quiet", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]  # before it stand the bars of loading
+    assert message in error and error.startswith("conjoin: ") and not (tmp_path / "cache").exists()

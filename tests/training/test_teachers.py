@@ -113,6 +113,12 @@ def test_a_slow_tokenizer_is_refused(tiny_checkpoints):
     model = AutoModel.from_pretrained(tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match="SlowTokenizer is no fast tokenizer"):
         TextTeacher(model, slow)
+    clip = [
+        AutoModel.from_pretrained(tiny_checkpoints["clip"]),
+        AutoTokenizer.from_pretrained(tiny_checkpoints["clip"]),
+    ]
+    with pytest.raises(ValueError, match="CLIPModel is no text encoder, so it cannot teach words"):
+        TextTeacher(*clip)
     with pytest.raises(ValueError, match=r"vocabularies have sizes \[77, 42\]"):
         TextTeacher(model, tokenizer, global_model=AutoModel.from_pretrained(tiny_checkpoints["xlm_roberta"]))
 
@@ -175,6 +181,9 @@ def test_vision_teacher_reads_the_layer_and_cls(tiny_checkpoints):
         assert torch.equal(pooled, want[:, 0])
     with pytest.raises(ValueError, match="BertModel has no patches"):
         VisionTeacher(AutoModel.from_pretrained(tiny_checkpoints["bert"]), None)
+    for layer in (-1, 4):
+        with pytest.raises(ValueError, match=f"hidden_layer={layer}; expected 0 to 3, Dinov2Model has no other"):
+            VisionTeacher(model, image_processor, layer)
 
 
 def test_global_states_may_come_from_another_model(tiny_checkpoints):

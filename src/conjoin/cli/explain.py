@@ -51,10 +51,12 @@ def run(args: argparse.Namespace) -> None:
 
     from conjoin.evaluation.explain import explain_pair, render_explanation
     from conjoin.ops import choose_device
+    from conjoin.retrieval.encoder import loading
 
     device = choose_device(args.device)
-    model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()
-    processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
+    with loading(args.model):
+        model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()
+        processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
     explanation = explain_pair(model, processor, args.image, args.text)
     thresholds, curves = _thresholds(args, model, processor)
     segments, samples = constructed(explanation, thresholds, args.seed)

@@ -59,11 +59,15 @@ def run(args: argparse.Namespace) -> None:
 
     from conjoin.data import load_pairs
     from conjoin.ops import choose_device
+    from conjoin.retrieval.encoder import loading
     from conjoin.training.teacher_cache import bytes_per_row, cache_teachers
     from conjoin.training.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {args.batch_size}")
     device = choose_device(args.device)
-    config = AutoConfig.from_pretrained(args.model, trust_remote_code=True)
+    with loading(args.model):
+        config = AutoConfig.from_pretrained(args.model, trust_remote_code=True)
     if config.model_type != "joint_encoder":
         raise ValueError(f"{args.model!r} is a {config.model_type}; teachers are for a joint encoder")
     columns = {name: vars(args)[name] for name in ("image_column", "text_column", "id_column", "split")}
@@ -72,7 +76,8 @@ def run(args: argparse.Namespace) -> None:
         VisionTeacher.from_pretrained(args.vision, args.vision_layer),
         TextTeacher.from_pretrained(args.text, args.max_text_length, args.global_text),
     )
-    processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
+    with loading(args.model):
+        processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
     collator = TeacherCollator(processor, config.vision_config.patch_size, teachers)
     dtype = getattr(torch, args.dtype)
     size = bytes_per_row(teachers, collator, [rows[index] for index in range(min(8, len(rows)))], dtype)

@@ -97,13 +97,9 @@ class ItemEncoder:
         from transformers import AutoModel, AutoProcessor
 
         device = choose_device(device)
-        try:
+        with loading(path):
             model = AutoModel.from_pretrained(path, trust_remote_code=True)
             processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
-        except OSError as error:
-            raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
-        except SafetensorError as error:
-            raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
         name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
         return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=name)
 
@@ -221,6 +217,24 @@ class ItemEncoder:
             self.processor([item])
         except ValueError as error:
             raise ValueError(f"{name}: {str(error).removeprefix('item 0: ')}") from error
+
+
+@contextmanager
+def loading(path: str | Path) -> Iterator[None]:
+    """Name the model in whatever goes wrong while it is loaded.
+
+    Raises:
+        FileNotFoundError: There is no such model, or a part of it is missing.
+        ValueError: Its weights are damaged, or it is of another kind than expected.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
+    except SafetensorError as error:
+        raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"cannot load the model {str(path)!r}: {error}") from error
 
 
 def _process(processor: Callable[[list[Any]], Mapping[str, torch.Tensor]], items: list[Any]) -> _Batch:

@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 
 from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import parse_items
-from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.encoder import ItemEncoder, loading
 
 _LONGEST = 512
 
@@ -33,10 +33,8 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
     Raises:
         FileNotFoundError: There is no such model.
     """
-    try:
+    with loading(path):
         config, _ = PreTrainedConfig.get_config_dict(path)
-    except OSError as error:
-        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
     return (
         ItemEncoder.from_pretrained(path, **options) if "auto_map" in config else load_stock_encoder(path, **options)
     )
@@ -57,14 +55,15 @@ def load_stock_encoder(
     those of `ItemEncoder.from_pretrained`.
     """
     device = choose_device(device)
-    model = AutoModel.from_pretrained(path)
-    stock = _StockModel(model, mean_pooling=_pools_by_mean(path))
-    processor = partial(
-        _process,
-        AutoImageProcessor.from_pretrained(path) if stock.sees else None,
-        AutoTokenizer.from_pretrained(path) if stock.reads else None,
-        "max_length" if model.config.model_type.startswith("siglip") else "longest",
-    )
+    with loading(path):
+        model = AutoModel.from_pretrained(path)
+        stock = _StockModel(model, mean_pooling=_pools_by_mean(path))
+        processor = partial(
+            _process,
+            AutoImageProcessor.from_pretrained(path) if stock.sees else None,
+            AutoTokenizer.from_pretrained(path) if stock.reads else None,
+            "max_length" if model.config.model_type.startswith("siglip") else "longest",
+        )
     name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
     return ItemEncoder(stock, processor, batch_size, device, dtype, num_workers=num_workers, name=name)  # type: ignore[arg-type]
 

@@ -80,8 +80,10 @@ class StateShards:
         """Start a cache or go on with one; returns the rows per shard, which the first run chose.
 
         Raises:
-            ValueError: The folder holds one that was made from something else.
+            ValueError: The folder holds one that was made from something else, or `shard_size` is not positive.
         """
+        if shard_size < 1:
+            raise ValueError(f"shard_size must be at least 1, got {shard_size}")
         found = _read_manifest(Path(folder))
         if found is None:
             Path(folder).mkdir(parents=True, exist_ok=True)

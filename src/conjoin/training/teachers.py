@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoImageProcessor,
     AutoModel,
     AutoTokenizer,
@@ -23,6 +22,7 @@ from transformers import (
 
 from conjoin.models.joint_encoder import JointEncoderOutput
 from conjoin.processing import ImageTextProcessor, load_image
+from conjoin.retrieval.encoder import loading
 
 from .collator import PairCollator
 from .distillation_targets import TeacherTargets
@@ -40,11 +40,17 @@ class VisionTeacher:
         image_processor: Its image processor, of which colour statistics and resampling are used; what part of the
             picture is seen, and at what resolution, follows the student.
         hidden_layer: Which `hidden_states` entry to read; the final, normalised output when None.
+
+    Raises:
+        ValueError: The model has no patches, or no such layer.
     """
 
     def __init__(self, model: PreTrainedModel, image_processor: Any, hidden_layer: int | None = None) -> None:  # noqa: ANN401
         if "patch_size" not in model.config.to_dict():
             raise ValueError(f"{type(model).__name__} has no patches (no patch_size), so it cannot teach patches")
+        if hidden_layer is not None and not 0 <= hidden_layer <= model.config.num_hidden_layers:
+            last = model.config.num_hidden_layers
+            raise ValueError(f"hidden_layer={hidden_layer}; expected 0 to {last}, {type(model).__name__} has no other")
         self.model = _frozen(model)
         self.image_processor = image_processor
         self.hidden_layer = hidden_layer
@@ -52,9 +58,11 @@ class VisionTeacher:
     @classmethod
     def from_pretrained(cls, name: str, hidden_layer: int | None = None, dtype: torch.dtype | None = None) -> Self:
         """Load from a model id or folder; of a two-tower checkpoint (CLIP, SigLIP) its vision tower."""
-        model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32)
-        tower = model.vision_model if "vision_config" in AutoConfig.from_pretrained(name).sub_configs else model
-        return cls(tower, AutoImageProcessor.from_pretrained(name), hidden_layer)
+        with loading(name):
+            model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32)
+            image_processor = AutoImageProcessor.from_pretrained(name)
+        tower = model.vision_model if "vision_config" in model.config.sub_configs else model
+        return cls(tower, image_processor, hidden_layer)
 
     @property
     def patch_size(self) -> int:
@@ -97,7 +105,7 @@ class TextTeacher:
             BGE-m3-retromae and global states from BGE-m3).
 
     Raises:
-        ValueError: The tokenizer is a slow one, or the vocabularies of both models differ in size.
+        ValueError: A model sees pictures, the tokenizer is a slow one, or the vocabularies of both differ in size.
     """
 
     def __init__(
@@ -107,6 +115,9 @@ class TextTeacher:
         max_length: int | None = None,
         global_model: PreTrainedModel | None = None,
     ) -> None:
+        for each in (model, global_model or model):
+            if "vision_config" in each.config.sub_configs or "patch_size" in each.config.to_dict():
+                raise ValueError(f"{type(each).__name__} is no text encoder, so it cannot teach words")
         sizes = [each.config.get_text_config().vocab_size for each in (model, global_model or model)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"model and global_model read the same tokens, but their vocabularies have sizes {sizes}")
@@ -126,10 +137,11 @@ class TextTeacher:
     ) -> Self:
         """Load from model ids or folders."""
         dtype = dtype or torch.float32
-        pooling = None if global_model is None else AutoModel.from_pretrained(global_model, dtype=dtype)
-        return cls(
-            AutoModel.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name), max_length, pooling
-        )
+        with loading(name):
+            model, tokenizer = AutoModel.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
+        with loading(global_model or name):
+            pooling = None if global_model is None else AutoModel.from_pretrained(global_model, dtype=dtype)
+        return cls(model, tokenizer, max_length, pooling)
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
