@@ -1,5 +1,6 @@
 """Stage 2 of PUMA: the loss over instructed queries, its course, its batches, its evaluation."""
 
+import logging
 import math
 
 import pytest
@@ -8,6 +9,8 @@ import torch.nn.functional as F
 from datasets import Dataset
 from safetensors.torch import load_file
 from tiny_puma import Instructed, make_student, make_trainer, sentences
+from transformers import TrainerCallback
+from transformers.utils import logging as library_logging
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
 from conjoin.losses import info_nce
@@ -141,6 +144,26 @@ def test_batches_are_of_one_dataset_without_common_positives(folder, tmp_path):
     for batch in batches:
         assert len({rows[i]["dataset"] for i in batch}) == 1
         assert sum(rows[i]["positive_id"] == "the same" for i in batch) <= 1
+
+
+def test_each_epoch_has_its_own_batches_and_draws(folder, tmp_path, caplog):
+    found = []
+
+    class Seen(TrainerCallback):
+        def on_step_begin(self, *_args, train_dataloader, **_kwargs):
+            sampler, rows = train_dataloader.batch_sampler, train_dataloader.dataset
+            found.append((sampler.epoch, rows.epoch, next(iter(sampler))))
+
+    model, processor = make_student(folder)
+    library_logging.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        trainer = make_trainer("mac", model, processor, tmp_path, Instructed(12), max_steps=6)
+        trainer.add_callback(Seen())
+        trainer.train()
+    library_logging.disable_propagation()
+    assert [seen[:2] for seen in found] == [(epoch, epoch) for epoch in (0, 0, 0, 1, 1, 1)]
+    assert found[0][2] != found[3][2]
+    assert "callbacks" not in caplog.text  # the library warns of two of one kind
 
 
 def test_false_negatives_are_told_by_id_or_text(folder):

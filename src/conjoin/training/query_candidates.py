@@ -149,7 +149,6 @@ class QueryCandidateTrainer(RetrievalTrainer):
             processes=self.args.world_size,
             seed=self.args.seed,
         )
-        self.add_callback(NewDraws(sampler))
         loader = DataLoader(
             rows,
             batch_sampler=sampler,
