@@ -230,6 +230,12 @@ def test_video_is_refused(processor):
         processor([message])
     with pytest.raises(ValueError, match=r"item 0: unknown keys \['video'\]; expected \"text\" and/or \"image\""):
         processor([{"video": "clip.mp4"}])
+    for path in ("clip.mp4", "http://127.0.0.1/a.WEBM", "data:video/mp4;base64,AAAA"):
+        with pytest.raises(
+            ValueError, match=r"item 1: str '.*' is a video, which cannot be read: pass some of its fr"
+        ):
+            processor(["a", path])
+    assert len(processor([{"text": "clip.mp4"}, "how I made clip.mp4"])["input_ids"]) == 2
 
 
 def test_lists_only(processor):

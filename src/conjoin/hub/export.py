@@ -14,7 +14,7 @@ def export(
 
     The folder holds safetensors weights, the processor, the code of both (loaded with `trust_remote_code=True`), and
     the three files that make `SentenceTransformer(folder, trust_remote_code=True)` take text, images, pairs of both,
-    chat messages and mixed lists of them.
+    lists that mix these, and lists of chat messages.
 
     Args:
         model: A model of `conjoin.models`.

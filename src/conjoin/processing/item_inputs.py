@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
+VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 MAX_IMAGE_PIXELS = 89_478_485
 """Images with more pixels than this are refused before they are decoded (Pillow's own decompression-bomb limit)."""
 
@@ -244,14 +245,21 @@ def _names_an_image(text: str, name: str) -> bool:
 
     Raises:
         FileNotFoundError: It reads like a file name, but there is no such file.
+        ValueError: It reads like a video.
     """
     if text.startswith("data:image/"):
         return True
+    is_one_word = len(text.split()) == 1
+    if text.startswith("data:video/") or (is_one_word and text.lower().endswith(VIDEO_SUFFIXES)):
+        raise ValueError(
+            f"{name}: {_describe(text)} is a video, which cannot be read: pass some of its frames as images; if this "
+            'is a text and no path, pass {"text": ...}'
+        )
     if not text.lower().endswith(IMAGE_SUFFIXES):
         return False
     if _is_url(text) or os.path.isfile(text):
         return True
-    if len(text.split()) == 1:
+    if is_one_word:
         raise FileNotFoundError(f'{name}: no such file: {text!r}; if this is a text and no path, pass {{"text": ...}}')
     return False
 
