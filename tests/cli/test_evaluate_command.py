@@ -76,8 +76,9 @@ def test_symmetric(model, tmp_path, capsys):
     assert found["triplets"] == 3 and 0 <= found["metrics"]["precision"]["value"] <= 1
     distractors = tmp_path / "more.csv"
     distractors.write_text("image,text\nred.png,other\ngreen.png,another\n")
-    assert main([*command, "--distractors", str(distractors), "--instruction", "find it"]) == 0
-    assert "3 triplets, 10 candidates each" in capsys.readouterr().out
+    for more in (["--instruction", "find it"], ["--streaming"]):
+        assert main([*command, "--distractors", str(distractors), *more]) == 0
+        assert "3 triplets, 10 candidates each" in capsys.readouterr().out
 
 
 def test_mistakes_are_one_line(model, mini, tmp_path, capsys):

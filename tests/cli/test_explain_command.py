@@ -63,3 +63,8 @@ def test_a_log_of_something_else_is_a_clear_error(arguments, tmp_path, capsys):
     (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2}\n')
     assert main([*arguments, "--log", str(tmp_path / "log.jsonl")]) == 2
     assert "is it a log of stage 1?" in capsys.readouterr().err
+
+
+def test_one_pair_has_no_threshold(arguments, tmp_path, capsys):
+    assert main([*arguments, "--data", str(tmp_path / "data"), "--pairs", "-3"]) == 2
+    assert "--pairs must be at least 2, got -3" in capsys.readouterr().err

@@ -203,8 +203,9 @@ def test_mistakes(encoder, triplets, distractors, tmp_path):
     with pytest.raises(ValueError, match=r"were encoded with model 'Projection' .*cannot be compared"):
         evaluate_triplets(encoder, triplets, tmp_path, EmbeddingStore.open(store.directory))
     same = triplets.map(lambda row: {f"positive_{part}": row[f"query_{part}"] for part in ("image", "text")})
-    with pytest.raises(ValueError, match="triplet 0: expected the ids of three different items"):
-        evaluate_triplets(encoder, same, tmp_path, resamples=50)
+    with pytest.raises(ValueError, match="triplet 't0': query and positive are the same item"):
+        evaluate_triplets(encoder, same, tmp_path / "same", distractors, resamples=50)
+    assert not (tmp_path / "same").exists()  # told before a million distractors are encoded
     lost = tmp_path / "4.png"  # the query of triplet 1
     lost.write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"item 't1, query'.*4\.png.*cannot read the image"):

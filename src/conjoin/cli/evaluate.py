@@ -54,6 +54,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         )
     symmetric = parser.add_argument_group("symmetric triplets")
     symmetric.add_argument("--distractors", metavar="SOURCE", help="further candidates, as for conjoin encode")
+    symmetric.add_argument(
+        "--streaming", action="store_true", help="read the distractors while encoding, without loading them first"
+    )
     symmetric.add_argument("--instruction", metavar="TEXT", help="given with every item, to models that follow one")
     computing = parser.add_argument_group("how to compute")
     computing.add_argument(
@@ -149,7 +152,7 @@ def _symmetric(args: argparse.Namespace, encoder: "ItemEncoder", out: Path) -> t
         encoder,
         load_triplets(args.data),
         out,
-        None if args.distractors is None else load_pairs(args.distractors),
+        None if args.distractors is None else load_pairs(args.distractors, streaming=args.streaming),
         instruction=args.instruction,
         seed=args.seed,
         name=Path(args.data).stem,

@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.ops import choose_device
     from conjoin.retrieval.encoder import loading
 
+    if args.pairs < 2:
+        raise ValueError(f"--pairs must be at least 2, got {args.pairs}")
     device = choose_device(args.device)
     with loading(args.model):
         model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()

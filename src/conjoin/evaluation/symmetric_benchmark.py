@@ -68,6 +68,7 @@ def evaluate_triplets(
     folder = Path(folder)
     encoder = _instructed(encoder, instruction)
     rows = triplets.to_list()
+    keys = [_keys(row) for row in rows]
     anchor, positive, negative = (_encode(encoder, rows, role, show_progress) for role in _ROLES)
     varied = [bool(_item(row, "variant")) for row in rows]
     variant = anchor.copy()
@@ -81,7 +82,7 @@ def evaluate_triplets(
         negative,
         variant,
         () if pool is None else (embeddings for _, embeddings in pool),
-        list(zip(*([_key(row, role) for row in rows] for role in _ROLES), strict=True)),
+        keys,
         resamples=resamples,
         seed=seed,
         name=name,
@@ -135,6 +136,15 @@ def _item(row: Mapping[str, Any], role: str) -> dict[str, Any]:
     """What the role has: `{"image", "text"}` without what is null."""
     parts = {part: row[f"{role}_{part}"] for part in ("image", "text")}
     return {part: value for part, value in parts.items() if value is not None}
+
+
+def _keys(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What names the items of a triplet, which must be three."""
+    query, positive, negative = keys = tuple(_key(row, role) for role in _ROLES)
+    alike = [role for role, key in zip(_ROLES, keys, strict=True) if keys.count(key) > 1]
+    if alike:
+        raise ValueError(f"triplet {row['id']!r}: {' and '.join(alike)} are the same item")
+    return query, positive, negative
 
 
 def _key(row: Mapping[str, Any], role: str) -> str:
