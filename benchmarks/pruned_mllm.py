@@ -7,7 +7,8 @@ programs on the machine disturb less than the clock. The variants, each closer t
     stock               transformers' own forward: all layers, cache, logits of all tokens, last-token pooling
     no cache            the same with `use_cache=False`
     no logits           and without the head
-    whole, all tokens   `MllmRetrieverModel` with all layers, `shortcuts=False`
+    whole, stock vision `MllmRetrieverModel` with all layers, `shortcuts=False`, the vision tower as in transformers
+    whole, all tokens   patches by a product instead of a convolution, on a CPU few images at once
     whole               the same as users run it
     pruned, all tokens  12 layers, `shortcuts=False`
     + one readout       12 layers, the last one for the readout token alone
@@ -28,6 +29,7 @@ as many operations beside the language model as in the 7B model (`--device meta`
 """
 
 import argparse
+import contextlib
 import copy
 import json
 import math
@@ -39,8 +41,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -163,19 +167,26 @@ class StockForward:
 class Retriever:
     """`MllmRetrieverModel` with all, some or none of its shortcuts."""
 
-    def __init__(self, model: MllmRetrieverModel, shortcuts: bool = True, prefix: bool = True) -> None:
-        self.model, self.shortcuts, self.prefix = model, shortcuts, prefix
+    def __init__(
+        self, model: MllmRetrieverModel, shortcuts: bool = True, prefix: bool = True, vision: bool = True
+    ) -> None:
+        self.model, self.shortcuts, self.prefix, self.vision = model, shortcuts, prefix, vision
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Embeddings `(N, D)`."""
         self.model.shortcuts = self.shortcuts
-        original = modeling_mllm_retriever.shared_prefix_length
-        if not self.prefix:
-            modeling_mllm_retriever.shared_prefix_length = lambda *_: 0
-        try:
+        with contextlib.ExitStack() as stack:
+            if not self.prefix:
+                stack.enter_context(mock.patch.object(modeling_mllm_retriever, "shared_prefix_length", lambda *_: 0))
+            if not self.vision:
+                self.enter_stock_vision(stack)
             return self.model(**batch).embeddings
-        finally:
-            modeling_mllm_retriever.shared_prefix_length = original
+
+    def enter_stock_vision(self, stack: contextlib.ExitStack) -> None:
+        """Within `stack`, let the vision tower do what it does in transformers."""
+        convolution = self.model.vision_model.patch_embed.proj
+        stack.enter_context(mock.patch.object(self.model, "run_vision_tower", self.model._image_tokens))
+        stack.enter_context(mock.patch.object(convolution, "forward", partial(type(convolution).forward, convolution)))
 
 
 Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
@@ -200,6 +211,7 @@ def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
         "stock": StockForward(stock, cache=True, logits=True),
         "no cache": StockForward(stock, logits=True),
         "no logits": StockForward(stock),
+        "whole, stock vision": Retriever(whole, shortcuts=False, vision=False),
         "whole, all tokens": Retriever(whole, shortcuts=False),
         "whole": Retriever(whole),
         "pruned, all tokens": Retriever(pruned, shortcuts=False),
@@ -276,7 +288,7 @@ def ratio(slower: list[tuple[float, float]], faster: list[tuple[float, float]], 
 
 
 def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> dict[str, float]:
-    """What sorting texts by length gains over batches as they come, and one pass of the vision tower over many."""
+    """What sorting texts by length gains over batches as they come, and one pass of the tower over many images."""
     size, forward = args.batch_size, variants["pruned"]
     texts = make_items("text", 4 * size, args.size)
     orders = {"random": texts, "sorted": sorted(texts, key=len)}
@@ -285,7 +297,7 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
         for name, items in orders.items()
     }
     pixels = dict(processor(make_items("image", size, args.size)).to(args.device))
-    tower = forward.model.run_vision_tower  # type: ignore[attr-defined]
+    tower = forward.model._image_tokens  # type: ignore[attr-defined]
     rows, grids = pixels["pixel_values"], pixels["image_grid_thw"]
     runs: dict[str, Callable[[], Any]] = {
         "random": lambda: [forward(batch) for batch in batches["random"]],

@@ -1,4 +1,4 @@
-"""Patches through a vision tower: by a product, and image by image, change nothing but the time."""
+"""Patches through a vision tower: by a product, and few images at once, change nothing but the time."""
 
 import copy
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel, modeling_mllm_retriever
+from conjoin.models.mllm_retriever.modeling_mllm_retriever import _images_at_once
 from conjoin.models.mllm_retriever.patch_projection import project_by_product
 from conjoin.processing import MllmRetrieverProcessor
 
@@ -42,7 +43,9 @@ def test_other_convolutions_stay(options):
 
 
 @pytest.mark.parametrize("name", QWENS)
-def test_image_by_image_is_all_at_once(name, mllm_checkpoints, messages):
+@pytest.mark.parametrize("limit", [1, 2048])
+def test_few_images_at_once_are_all_at_once(name, limit, mllm_checkpoints, messages, monkeypatch):
+    monkeypatch.setattr(modeling_mllm_retriever, "PATCHES_AT_ONCE", limit)
     folder, _ = mllm_checkpoints(name)
     model = MllmRetrieverModel.from_mllm(folder, 2)
     batch = MllmRetrieverProcessor.from_mllm(folder)(messages)
@@ -53,9 +56,13 @@ def test_image_by_image_is_all_at_once(name, mllm_checkpoints, messages):
     model.vision_model.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
     with torch.no_grad():
         found = model.run_vision_tower(pixels, grid)
-        assert calls == grid.prod(1).tolist()
+        assert calls == (grid.prod(1).tolist() if limit == 1 else [len(pixels)])
         expected = model._image_tokens(pixels, grid)
     assert calls[-1] == len(pixels)
     pairs = zip([found.tokens, *found.deepstack], [expected.tokens, *expected.deepstack], strict=True)
     assert all((ours - theirs).abs().max() <= 1e-5 for ours, theirs in pairs)
     assert bool(found.deepstack) == (name == "qwen3_vl")
+
+
+def test_groups_of_images():
+    assert _images_at_once([100, 1948, 1, 3000, 1, 2047, 2]) == [2, 1, 1, 2, 1]

@@ -19,6 +19,8 @@ from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
 
 VIEWS = ("image", "text", "fused")
+PATCHES_AT_ONCE = 2048
+"""What the vision tower takes together on a CPU; an image with more goes through it alone."""
 
 
 @dataclass
@@ -225,7 +227,7 @@ class MllmRetrieverModel(PreTrainedModel):
     def run_vision_tower(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None) -> ImageFeatures:
         """The image tokens that enter the language model.
 
-        On a CPU patches go through the tower image by image: what one image is between two layers fits its caches.
+        On a CPU few images go through the tower at once: what they are between two layers should fit its caches.
 
         Args:
             pixel_values: `(R, ...)` rows of pixels of all images, in order.
@@ -233,8 +235,9 @@ class MllmRetrieverModel(PreTrainedModel):
         """
         if image_grid_thw is None or pixel_values.device.type != "cpu":
             return self._image_tokens(pixel_values, image_grid_thw)
-        images = pixel_values.split(image_grid_thw.prod(1).tolist())
-        parts = [self._image_tokens(*part) for part in zip(images, image_grid_thw.split(1), strict=True)]
+        grids = image_grid_thw.split(_images_at_once(image_grid_thw.prod(1).tolist()))
+        images = pixel_values.split([int(grid.prod(1).sum()) for grid in grids])
+        parts = [self._image_tokens(*part) for part in zip(images, grids, strict=True)]
         levels = zip(*(part.deepstack for part in parts), strict=True)
         return ImageFeatures(torch.cat([part.tokens for part in parts]), [torch.cat(level) for level in levels])
 
@@ -361,6 +364,18 @@ def _move_to_front(mask: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Tensor
     order = (~mask).int().argsort(dim=1, stable=True)[:, : int(lengths.max())]
     kept = mask.gather(1, order)
     return [tensor.gather(1, order).masked_fill(~kept, 0) for tensor in tensors], lengths
+
+
+def _images_at_once(num_patches: list[int]) -> list[int]:
+    """How many images to take together, one group after the other, given how many patches each has."""
+    groups, taken = [0], 0
+    for patches in num_patches:
+        if groups[-1] and taken + patches > PATCHES_AT_ONCE:
+            groups.append(0)
+            taken = 0
+        groups[-1] += 1
+        taken += patches
+    return groups
 
 
 def _existing(grid: Tensor) -> Tensor:
