@@ -359,7 +359,7 @@ def train_stage_2(
 
 def run_seed(seed: int, sample: Sample, features: Features, record: Record, args: argparse.Namespace) -> None:
     """Everything of one seed that is missing."""
-    wanted = {*(args.only or ["CL, score fusion", "GCL", *STAGE_1, *STAGE_2])}
+    wanted = {*(args.only or ["untrained", "CL, score fusion", "GCL", *STAGE_1, *STAGE_2])}
 
     def missing(name: str) -> bool:
         return name in wanted and not record.has(name, seed)
@@ -370,6 +370,8 @@ def run_seed(seed: int, sample: Sample, features: Features, record: Record, args
 
     settings = settings_of(sample, seed, args.steps, args.batch_size, args.rate)
     config = {"token_dropout": args.token_dropout}
+    if missing("untrained"):
+        keep("untrained", measure_model(sample.new_model(seed, **config), features, seed))
     if missing("CL, score fusion"):
         model = sample.new_model(seed, **config)
         train_baseline(model, ContrastiveLoss(0.07, learn_temperature=False), features, settings)
