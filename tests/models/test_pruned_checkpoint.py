@@ -213,5 +213,16 @@ class TestErrors:
         config = json.loads((tmp_path / "config.json").read_text())
         config["text_config"]["intermediate_size"] = 64
         (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises((ValueError, RuntimeError), match=r"(?i)mismatch|another shape"):
+        with pytest.raises(
+            ValueError, match=r"these sizes: 6 weights are missing or of another shape, .*mlp\.down_proj"
+        ):
+            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+
+    def test_a_damaged_shard(self, mllm_checkpoints, tmp_path):
+        folder, _ = mllm_checkpoints("qwen2_vl")
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+        weight_map = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+        shard = tmp_path / next(shard for tensor, shard in weight_map.items() if "layers.0." in tensor)
+        shard.write_bytes(shard.read_bytes()[:-100])
+        with pytest.raises(ValueError, match=f"{shard.name} is truncated or damaged"):
             MllmRetrieverModel.from_mllm(str(tmp_path), 2)

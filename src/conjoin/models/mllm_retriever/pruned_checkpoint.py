@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -46,20 +46,23 @@ def load_pruned_backbone(
 
     Raises:
         FileNotFoundError: There are no safetensors weights, or a shard that is needed is missing.
-        ValueError: The checkpoint lacks weights of the backbone, so it is another model's.
+        ValueError: The checkpoint lacks weights of the backbone or has them in other sizes, so it is another model's;
+            or a shard is damaged.
     """
     folder, shards = _find_shards(checkpoint, config.get_text_config().num_hidden_layers, revision)
     model_class: Any = AutoModel._model_mapping[type(config)]
     with ExitStack() as files:
         tensors = {}
         for shard, names in shards.items():
-            file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
-            for name in names if names is not None else file.keys():
-                if _is_kept(name, config.get_text_config().num_hidden_layers):
-                    tensors[name] = file.get_slice(name)  # read when it is copied into the model
-        model, report = model_class.from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
-        )
+            try:
+                file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
+                for name in names if names is not None else file.keys():
+                    if _is_kept(name, config.get_text_config().num_hidden_layers):
+                        tensors[name] = file.get_slice(name)  # read when it is copied into the model
+            except SafetensorError as error:
+                raise ValueError(f"{checkpoint!r}: {shard} is truncated or damaged: {error}") from error
+        settings = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below
+        model, report = model_class.from_pretrained(None, config=config, state_dict=tensors, **settings)
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
         raise ValueError(
