@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import ImageOps
 from safetensors.torch import load_file
 from tiny_solar import SETTINGS, frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
 from tiny_training import make_encoder
@@ -403,6 +404,19 @@ def test_bad_input_of_stage_2_is_named(tiny_checkpoints, tmp_path):
         Stage2Rows(rows, rows["id"], load_mined(tmp_path / "m.parquet"))[1]
     with pytest.raises(ValueError, match="3 ids for 4 rows"):
         Stage2Rows(rows, ["a", "b", "c"])
+
+
+def test_augmented_rows_may_have_undecoded_images(tmp_path):
+    row = texts(1)[0]
+    row["image"].save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text(row["text"])
+    rows = load_pairs(tmp_path)
+    assert isinstance(rows[0]["image"], dict)
+    found = Stage2Rows(rows, rows["id"], augment=ImageOps.invert, augmented=True)[0]["augmented"][0]
+    assert found["image"].tobytes() == ImageOps.invert(row["image"]).tobytes() and found["text"] == row["text"]
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"row 0 \('a.png'\).*cannot read the image"):
+        Stage2Rows(rows, rows["id"], augment=ImageOps.invert, augmented=True)[0]
 
 
 def write_recipe(path, text, **values):

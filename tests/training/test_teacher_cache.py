@@ -115,6 +115,20 @@ def test_another_teacher_grid_or_data_is_refused(tiny_checkpoints, tmp_path):
         cache_teachers(teachers, TeacherCollator(processor, 8, teachers), pair_rows(), tmp_path)
 
 
+def test_a_cache_of_other_teachers_is_not_trained_on(tiny_checkpoints, tmp_path):
+    """Their tokens would be taken for those of the recipe's teacher."""
+    make_cache(tiny_checkpoints, tmp_path)
+    processor = student(tiny_checkpoints)[1]
+    for names, changed in (({}, None), ({"text": "bert"}, "text teacher"), ({"vision": "vit"}, "vision teacher")):
+        teachers = make_teachers(tiny_checkpoints, **names)
+        collator = TeacherCollator(processor, 8, teachers)
+        if changed is None:
+            TeacherCache(tmp_path).check(teachers, collator)
+        else:
+            with pytest.raises(ValueError, match=f"was made with another {changed}.* than the recipe names"):
+                TeacherCache(tmp_path).check(teachers, collator)
+
+
 def test_rows_that_are_not_the_cached_ones_are_noticed(tiny_checkpoints, tmp_path):
     rows, cache, *_ = make_cache(tiny_checkpoints, tmp_path)
     with pytest.raises(ValueError, match="5 rows, but the teacher cache"):

@@ -74,8 +74,12 @@ def _taught(
         )
     teachers = load_teachers(arguments)
     collator = TeacherCollator(processor, model.config.vision_config.patch_size, teachers)  # type: ignore[arg-type]
-    rows = train if arguments.cache is None else TaughtRows(train, TeacherCache(arguments.cache))
-    return {"teacher": teachers, "data_collator": collator, "train_dataset": rows}
+    taught: dict[str, Any] = {"teacher": teachers, "data_collator": collator, "train_dataset": train}
+    if arguments.cache is not None:
+        cache = TeacherCache(arguments.cache)
+        cache.check(teachers, collator)
+        taught["train_dataset"] = TaughtRows(train, cache)
+    return taught
 
 
 def _stage2(

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from conjoin.processing import load_image
 from conjoin.retrieval import MinedNegatives
 
 from .feature_cache import CachedFeatures
@@ -100,7 +101,9 @@ class Stage2Rows(Dataset[dict[str, Any]]):
     def _augment(self, anchor: dict[str, Any], index: int, generator: torch.Generator) -> dict[str, Any]:
         if isinstance(self.rows, CachedFeatures):
             return self.rows.draw(index, 1 + int(torch.randint(2**31, (), generator=generator)))
-        image = anchor["image"] if self.augment is None else self.augment(anchor["image"])
+        image = anchor["image"]
+        if self.augment is not None:
+            image = self.augment(load_image(image, f"row {index} ({self.ids[index]!r})"))
         return {**anchor, "image": image, "text": anchor.get("alternative_text") or anchor["text"]}
 
 

@@ -45,6 +45,19 @@ class TeacherCache(StateShards):
         row = {name: file.get_slice(name)[place] for name in (*IMAGE_TARGETS, POOLED)}
         return row | {TOKENS: file.get_slice(TOKENS)[first:last]}
 
+    def check(self, teachers: Teachers, collator: TeacherCollator) -> None:
+        """Refuse teachers, or a student's grid, that this was not made for.
+
+        Raises:
+            ValueError: Naming what differs.
+        """
+        differing = [name for name, value in _teachers_key(teachers, collator).items() if self.key.get(name) != value]
+        if differing:
+            raise ValueError(
+                f"the teacher cache in {str(self.folder)!r} was made with another {' and '.join(differing)} than the "
+                "recipe names"
+            )
+
 
 class TaughtRows(Dataset[dict[str, Any]]):
     """Rows of pairs with what the teachers say of them, for `TeacherCollator`.
@@ -178,6 +191,13 @@ def _name(row: Mapping[str, Any], index: int) -> int:
 
 def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.dtype | None) -> dict[str, Any]:  # noqa: ANN401
     """What a cache depends on, each part under a name that an error message can use."""
+    return _teachers_key(teachers, collator) | {
+        "dtype": None if dtype is None else str(dtype),
+        "data": rows_digest(rows),
+    }
+
+
+def _teachers_key(teachers: Teachers, collator: TeacherCollator) -> dict[str, Any]:
     vision, text = teachers.vision, teachers.text
     return {
         "vision teacher": [weights_digest(vision.model), vision.hidden_layer],
@@ -192,8 +212,6 @@ def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.
             collator.patch_size,
             collator.teacher_patch_size,
         ],
-        "dtype": None if dtype is None else str(dtype),
-        "data": rows_digest(rows),
     }
 
 
