@@ -46,6 +46,18 @@ def test_writes_what_the_teachers_say(arguments, tiny_checkpoints, tmp_path, cap
     assert "differs in: dtype" in capsys.readouterr().err
 
 
+def test_a_recipe_that_composes_the_student_anew_takes_the_cache(arguments, tiny_checkpoints, tmp_path):
+    settings = ["--max-text-length", "9", "--out", str(tmp_path / "cache"), "--quiet", "--device", "cpu"]
+    assert main([*arguments, *settings]) == 0
+    teachers = Teachers(
+        VisionTeacher.from_pretrained(tiny_checkpoints["dinov2"]),
+        TextTeacher.from_pretrained(tiny_checkpoints["xlm_roberta"], max_length=9),
+    )
+    clip = tiny_checkpoints["clip"]
+    collator = TeacherCollator(ImageTextProcessor.from_backbones(clip, clip), 8, teachers)
+    TeacherCache(tmp_path / "cache").check(teachers, collator)
+
+
 def test_a_model_without_patches_and_words_is_refused(arguments, tiny_checkpoints, tmp_path, capsys):
     arguments[1] = tiny_checkpoints["bert"]
     assert main([*arguments, "--out", str(tmp_path / "cache")]) == 2

@@ -4,6 +4,7 @@ The text teacher's tokens are stored as they are, and aligned to the student's w
 students with different tokenizers.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,15 +205,21 @@ def _teachers_key(teachers: Teachers, collator: TeacherCollator) -> dict[str, An
         "text teacher": [
             weights_digest(text.model),
             text.max_length,
-            text_digest(text.tokenizer.backend_tokenizer.to_str()),
+            _digest(json.loads(text.tokenizer.backend_tokenizer.to_str()), ("truncation", "padding")),
         ],
         "global text teacher": None if text.global_model is None else weights_digest(text.global_model),
         "grid": [
-            text_digest(collator.image_processor.to_json_string()),
+            _digest(collator.image_processor.to_dict(), ("auto_map", "processor_class")),
             collator.patch_size,
             collator.teacher_patch_size,
         ],
     }
+
+
+def _digest(settings: Mapping[str, Any], incidental: tuple[str, ...]) -> str:
+    """Of settings, without what depends on where they were saved or on the last call."""
+    kept = {name: value for name, value in settings.items() if name not in incidental}
+    return text_digest(json.dumps(kept, sort_keys=True, default=str))
 
 
 def bytes_per_row(
