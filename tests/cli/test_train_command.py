@@ -64,6 +64,7 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
     assert model(**processor(["3 boxes", Image.new("RGB", (9, 9))])).embeddings.shape == (2, 24)
     assert not any("lora" in name for name in model.state_dict())
     first = record(out)
+    assert first.keys() == {"method", "model", "data", "training", "log"}
     assert (first["method"], first["model"]["lora"]["r"], first["training"]["max_steps"]) == ("gcl", 2, 3)
     assert [entry["step"] for entry in first["log"] if "loss" in entry] == [1, 2, 3]
 

@@ -314,6 +314,8 @@ class TestErrors:
             model(**processor([pair["image"] for pair in pairs]), views=["text"])
         with pytest.raises(ValueError, match=r"the prompts hold \d+ image tokens, but there are no pixel_values"):
             model(input_ids=batch["input_ids"])
+        with pytest.raises(ValueError, match="pixel_values need image_grid_thw: the processor is not this model's"):
+            model(**{key: value for key, value in batch.items() if key != "image_grid_thw"})
         batch["image_grid_thw"] = batch["image_grid_thw"][:, :, [0, 2, 1]]  # as many patches, but one image fewer
         batch["pixel_mask"][0], batch["image_grid_thw"][0] = False, 0
         with pytest.raises(ValueError, match=r"but the vision tower gives \d+: the processor is not this model's"):

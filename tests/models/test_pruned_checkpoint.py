@@ -226,3 +226,9 @@ class TestErrors:
         shard.write_bytes(shard.read_bytes()[:-100])
         with pytest.raises(ValueError, match=f"{shard.name} is truncated or damaged"):
             MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+
+
+def test_unknown_fields_are_refused(mllm_checkpoints):
+    folder, _ = mllm_checkpoints("qwen2_vl")
+    with pytest.raises(ValueError, match="unknown field 'keep_layer' of the MLLM retriever; expected some of"):
+        MllmRetrieverModel.from_mllm(folder, keep_layer=2)

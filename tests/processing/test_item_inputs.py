@@ -109,7 +109,7 @@ def test_message_image_url_and_data_uri(red):
         ([], "a bare list is ambiguous"),
         ({"role": "user", "content": None}, "content must be a string or a list"),
         ({"role": "user", "content": [{"type": "image"}]}, 'no "image", "url", "path" or "base64"'),
-        ({"role": "user", "content": [{"type": "video", "video": "x"}]}, "unknown message part"),
+        ({"role": "user", "content": [{"type": "audio", "audio": "x"}]}, "unknown message part"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "NoneType None is not an image"),
         ({"role": "user", "content": ""}, "neither text nor image"),
         ({"image": 7}, "int 7 is not an image"),

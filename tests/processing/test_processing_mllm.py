@@ -223,17 +223,16 @@ def test_internvl_tiles(mllm_checkpoints):
 
 
 def test_video_is_refused(processor):
-    message = [{"role": "user", "content": [{"type": "video", "video": "clip.mp4"}]}]
-    with pytest.raises(
-        ValueError, match=r"item 0: unknown message part .*'video'.*; expected type \"text\" or \"image\""
-    ):
-        processor([message])
-    with pytest.raises(ValueError, match=r"item 0: unknown keys \['video'\]; expected \"text\" and/or \"image\""):
-        processor([{"video": "clip.mp4"}])
+    parts = (
+        [{"type": "video", "video": "clip.mp4"}],
+        [{"type": "video_url", "video_url": {"url": "http://x/clip.mp4"}}],
+    )
+    items = [{"video": "clip.mp4"}, *([{"role": "user", "content": content}] for content in parts)]
+    for item in items:
+        with pytest.raises(ValueError, match="item 1: videos cannot be read; pass some of the frames as images"):
+            processor(["a", item])
     for path in ("clip.mp4", "http://127.0.0.1/a.WEBM", "data:video/mp4;base64,AAAA"):
-        with pytest.raises(
-            ValueError, match=r"item 1: str '.*' is a video, which cannot be read: pass some of its fr"
-        ):
+        with pytest.raises(ValueError, match=r"item 1: str '.*' is a video: videos cannot be read; pass some of"):
             processor(["a", path])
     assert len(processor([{"text": "clip.mp4"}, "how I made clip.mp4"])["input_ids"]) == 2
 

@@ -159,7 +159,7 @@ def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch
         ({"model.mllm": "null"}, r"name the MLLM \(mllm\) or a checkpoint"),
         (
             {"model.config.keep_layer": "2"},
-            "model.config: unknown 'keep_layer'; expected some of dtype, embedding_dim",
+            "unknown field 'keep_layer' of the MLLM retriever; expected some of .*'keep_layers'",
         ),
         ({"model.config.keep_layers": "9"}, r"keep_layers=9; expected 1\.\.4"),
         ({"data.columns.negative": "wrong"}, "hard_neg"),

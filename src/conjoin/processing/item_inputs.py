@@ -22,6 +22,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
+_NO_VIDEO = "videos cannot be read; pass some of the frames as images"
 MAX_IMAGE_PIXELS = 89_478_485
 """Images with more pixels than this are refused before they are decoded (Pillow's own decompression-bomb limit)."""
 
@@ -251,10 +252,7 @@ def _names_an_image(text: str, name: str) -> bool:
         return True
     is_one_word = len(text.split()) == 1
     if text.startswith("data:video/") or (is_one_word and text.lower().endswith(VIDEO_SUFFIXES)):
-        raise ValueError(
-            f"{name}: {_describe(text)} is a video, which cannot be read: pass some of its frames as images; if this "
-            'is a text and no path, pass {"text": ...}'
-        )
+        raise ValueError(f'{name}: {_describe(text)} is a video: {_NO_VIDEO}; if this is a text, pass {{"text": ...}}')
     if not text.lower().endswith(IMAGE_SUFFIXES):
         return False
     if _is_url(text) or os.path.isfile(text):
@@ -265,6 +263,8 @@ def _names_an_image(text: str, name: str) -> bool:
 
 
 def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | Image.Image]:
+    if "video" in value:
+        raise ValueError(f"{name}: {_NO_VIDEO}")
     unknown = sorted(str(key) for key in value if key not in ("text", "image"))
     if unknown:
         raise ValueError(f'{name}: unknown keys {unknown}; expected "text" and/or "image"')
@@ -306,6 +306,8 @@ def _content_parts(entry: Any, name: str) -> list[str | Image.Image]:  # noqa: A
     if kind == "image_url":
         url = entry.get("image_url")
         return [load_image(url.get("url") if isinstance(url, Mapping) else url, name)]
+    if kind in ("video", "video_url"):
+        raise ValueError(f"{name}: {_NO_VIDEO}")
     raise ValueError(f'{name}: unknown message part {_describe(entry)}; expected type "text" or "image"')
 
 

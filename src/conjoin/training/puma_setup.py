@@ -1,12 +1,11 @@
 """What a recipe of PUMA needs: a pruned MLLM, queries with candidates, and in stage 1 the un-pruned teacher."""
 
-from inspect import signature
 from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import MbeirTraining, load_nli
-from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
 from .deep_teachers import FullTeacher
@@ -23,11 +22,6 @@ def compose_mllm(arguments: ModelArguments) -> tuple[MllmRetrieverModel, MllmRet
     """
     if arguments.mllm is None:
         raise ValueError("model: name the MLLM (mllm) or a checkpoint")
-    known = {*signature(MllmRetrieverModel.from_mllm).parameters, *signature(MllmRetrieverConfig).parameters}
-    known -= {"checkpoint", "backbone_config", "config_kwargs", "kwargs"}
-    unknown = [name for name in arguments.config if name not in known]
-    if unknown:  # the library would take any
-        raise ValueError(f"model.config: unknown {unknown[0]!r}; expected some of {', '.join(sorted(known))}")
     model = MllmRetrieverModel.from_mllm(arguments.mllm, **arguments.config)
     ret_token = None if model.config.readout == "last" else arguments.config.get("ret_token", "[RET]")
     processor = MllmRetrieverProcessor.from_mllm(

@@ -106,6 +106,8 @@ def train(recipe: Recipe, resume: bool = False) -> RetrievalTrainer:
     if trainer.args.should_save:
         folder = Path(str(trainer.args.output_dir))
         record: dict[str, Any] = {"method": recipe.method, "model": asdict(recipe.model), "data": asdict(recipe.data)}
+        optional = {"features": recipe.features, "teacher": recipe.teacher}
+        record |= {name: asdict(section) for name, section in optional.items() if section is not None}
         record |= {"training": recipe.training.to_sanitized_dict(), "log": trainer.state.log_history}
         (folder / "recipe.json").write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
     return trainer

@@ -1,6 +1,7 @@
 """Configuration of the MLLM retriever."""
 
 import copy
+import inspect
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -80,6 +81,18 @@ class MllmRetrieverConfig(PreTrainedConfig):
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:  # noqa: ANN401
         """The language model's configuration."""
         return self.backbone_config.get_text_config(*args, **kwargs)
+
+
+def check_fields(values: dict[str, Any]) -> None:
+    """Refuse names that are no fields of `MllmRetrieverConfig`, which would keep any.
+
+    Raises:
+        ValueError: Naming the first.
+    """
+    known = set(inspect.signature(MllmRetrieverConfig).parameters) - {"backbone_config", "kwargs"}
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ValueError(f"unknown field {unknown[0]!r} of the MLLM retriever; expected some of {sorted(known)}")
 
 
 def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreTrainedConfig:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from .configuration_mllm_retriever import MllmRetrieverConfig
+from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields
 from .patch_projection import project_by_product
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
@@ -119,8 +119,9 @@ class MllmRetrieverModel(PreTrainedModel):
 
         Raises:
             FileNotFoundError: A file that is needed is missing.
-            ValueError: The checkpoint is of another architecture, or `keep_layers` is out of range.
+            ValueError: The checkpoint is of another architecture, a field is unknown or out of range.
         """
+        check_fields(config_kwargs)
         checkpoint = str(checkpoint)
         folder = fetch_small_files(checkpoint, revision)
         if not (folder / "config.json").is_file():
@@ -254,6 +255,8 @@ class MllmRetrieverModel(PreTrainedModel):
         if pixel_values is not None:
             rows = pixel_values.flatten(0, 1) if pixel_mask is None else pixel_values[pixel_mask.bool()]
             if len(rows):
+                if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
+                    raise ValueError("pixel_values need image_grid_thw: the processor is not this model's")
                 features = self.run_vision_tower(rows, None if grid is None else _existing(grid))
                 if len(features.tokens) == num_tokens:
                     return features
