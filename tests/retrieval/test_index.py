@@ -79,6 +79,11 @@ class TestExact:
             assert found.ids == ids
             np.testing.assert_array_equal(found.scores, scores)
 
+    def test_reduced_precision_set_in_the_newer_way(self, monkeypatch):
+        monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")  # get_float32_matmul_precision raises now
+        corpus, queries = unit(50, 8), unit(4, 8, seed=1)
+        assert filled("exact", corpus).search(queries, 5).ids == naive(corpus, queries, 5)[0]
+
     def test_equal_vectors_tie_and_keep_the_order_of_insertion(self):
         corpus = np.concatenate([unit(1, 33, seed=number % 5) for number in range(2003)])
         queries = unit(6, 33, seed=0)

@@ -294,9 +294,12 @@ def add_ids(ids: list[str], known: set[str], new: Sequence[str]) -> None:
 
 def _rounding_margin(dimension: int) -> float:
     """Twice the worst error of a `dimension`-long float32 inner product of unit vectors, and a bit."""
-    if torch.get_float32_matmul_precision() == "highest":
-        return 3 * dimension * float(np.finfo(np.float32).eps)
-    return 2.0**-5  # factors may be rounded to bfloat16
+    try:
+        is_full = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # reduced by `torch.backends.fp32_precision`, as `tf32` of training arguments does
+        is_full = False
+    # Else factors may be rounded to bfloat16.
+    return 3 * dimension * float(np.finfo(np.float32).eps) if is_full else 2.0**-5
 
 
 def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: torch.Tensor) -> np.ndarray:
