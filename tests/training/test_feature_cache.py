@@ -118,6 +118,14 @@ def test_a_run_on_cached_features_resumes_exactly(tiny_checkpoints, tmp_path):
         assert losses[0] == losses[1]
 
 
+def test_workers_that_would_never_hear_of_another_epoch_are_refused(tiny_checkpoints, tmp_path):
+    model, processor, _, folder = _cache(tiny_checkpoints, tmp_path / "cache")
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    trainer = make_trainer("gcl", model, processor, tmp_path, CachedFeatures(folder), **workers)
+    with pytest.raises(ValueError, match="drawn anew in every epoch; leave dataloader_persistent_workers out"):
+        trainer.train()
+
+
 def _noise(image):
     return PilImage.effect_noise(image.size, 100).convert("RGB")
 

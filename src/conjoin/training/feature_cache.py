@@ -88,7 +88,13 @@ class NewDraws(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Called before the rows of an epoch, also one that is resumed half way, are read."""
+        """Called before the rows of an epoch, also one that is resumed half way, are read.
+
+        Raises:
+            ValueError: Workers persist, so they would draw the rows of the first epoch again and again.
+        """
+        if args.dataloader_persistent_workers:
+            raise ValueError("rows are drawn anew in every epoch; leave dataloader_persistent_workers out")
         self.dataset.epoch = int(state.epoch or 0)
 
 
