@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import torch
 from accelerate.utils import broadcast_object_list
+from torch import nn
 from torch.utils.data import Dataset
 from transformers import AutoModel, AutoProcessor, PreTrainedModel, ProcessorMixin
 
@@ -113,14 +114,14 @@ def train(recipe: Recipe, resume: bool = False) -> RetrievalTrainer:
     return trainer
 
 
-def fastest_dtype(device: torch.device, size: int = 512, repeats: int = 20) -> torch.dtype:
+def fastest_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where a matrix product in it is measured to be faster than in float32, else float32."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.randn(size, size, device=device).to(dtype)
-        for timed in (False, True):
+        matrix = torch.randn(512, 512, device=device).to(dtype)
+        for repeats in (2, 20):  # of which the latter are timed
             start = time.perf_counter()
-            for _ in range(repeats if timed else 2):
+            for _ in range(repeats):
                 product = matrix @ matrix
             product.float().sum().item()
         seconds[dtype] = time.perf_counter() - start
@@ -200,7 +201,8 @@ def _with_features(
     for name, tower in towers.items():
         if any(parameter.requires_grad for parameter in tower.parameters()):
             raise ValueError(f"features: {name} is being trained; set model.freeze_towers, or leave out the cache")
-    bf16 = fastest_dtype(model.device) == torch.bfloat16 if arguments.bf16 is None else arguments.bf16
+    nn.Module.to(model, training.device)  # the trainer would move it only later
+    bf16 = fastest_dtype(training.device) == torch.bfloat16 if arguments.bf16 is None else arguments.bf16
     bf16 = broadcast_object_list([bf16])[0]  # as the first process measured it
     settings = asdict(arguments) | {"folder": None, "batch_size": None, "bf16": bf16}
     key = json.dumps([weights_digest(model, ("vision_model.", "text_model.")), str(processor), settings], default=str)
