@@ -24,10 +24,11 @@ def gather_with_gradient(tensor: Tensor) -> Tensor:
     """
     if not is_distributed():
         return tensor
+    tensor = tensor.contiguous()
     if tensor.requires_grad:
-        return torch.cat(dist_nn.all_gather(tensor.contiguous()))
+        return torch.cat(dist_nn.all_gather(tensor))
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor.contiguous())
+    dist.all_gather(parts, tensor)
     return torch.cat(parts)
 
 
@@ -39,8 +40,9 @@ def rotate(tensors: list[Tensor]) -> list[Tensor]:
     if not is_distributed():
         return tensors
     rank, ranks = dist.get_rank(), world_size()
+    tensors = [tensor.contiguous() for tensor in tensors]
     received = [torch.empty_like(tensor) for tensor in tensors]
-    sends = [dist.P2POp(dist.isend, tensor.contiguous(), (rank + 1) % ranks) for tensor in tensors]
+    sends = [dist.P2POp(dist.isend, tensor, (rank + 1) % ranks) for tensor in tensors]
     receives = [dist.P2POp(dist.irecv, tensor, (rank - 1) % ranks) for tensor in received]
     for work in dist.batch_isend_irecv(sends + receives):
         work.wait()
