@@ -66,7 +66,9 @@ STAGE_2: dict[str, tuple[str, dict[str, Any]]] = {
     "stage 2, random positives": ("stage 1", NO_CN | {"positive": "random"}),
     "stage 2, augmented positives": ("stage 1", NO_CN | {"positive": "augmented"}),
     "stage 2 without segments": ("stage 1", {"segments": False}),
-    "stage 2, input-level masks": ("stage 1", {"mask_level": "input"}),  # the towers run at every step: slow
+    "stage 2, towers run": ("stage 1", {"live": True}),  # at every step, so slow, and without augmentation
+    "stage 2, input-level masks": ("stage 1", {"live": True, "mask_level": "input"}),
+    "Mixed, input-level masks": ("stage 1", MIXED | {"live": True, "mask_level": "input"}),
     "stage 2 after ITC only": ("ITC only", {}),
     "stage 2 after hard mask": ("stage 1, hard mask", {}),
     "stage 2 after no mask": ("stage 1, no mask", {}),
@@ -337,10 +339,11 @@ def train_stage_2(
     model, by_lora = copy_of(start), changes.get("lora", False)
     if by_lora:
         model = add_lora(model, LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
-    config = JointEncoderStage2Config(**settings, **{name: changes[name] for name in changes if name != "lora"})
+    fields = {name: value for name, value in changes.items() if name not in ("lora", "live")}
+    config = JointEncoderStage2Config(**settings, **fields)
     pairs: Any = CachedFeatures(features.train, seed=settings["seed"])
     collator: Any = collate_features
-    if config.mask_level == "input":  # needs pixels and words
+    if changes.get("live"):  # pixels and words
         pairs, collator = load_emoji("train").rename_column("concept", "group"), PairCollator(features.processor)
     rows = Stage2Rows(
         pairs,
