@@ -18,6 +18,9 @@ class Objective(nn.Module):
         encoder: A model of this package: `encoder(**batch, views=views).pooler_output` is `(len(views) * N, D)`.
         loss: Takes the raw embeddings by view name, `loss(image=..., text=..., ids=...)`, and returns named terms.
         views: The views each item is embedded as: `"image"`, `"text"`, `"fused"`.
+
+    Attributes:
+        progress: Share of training done; the trainer keeps it up to date.
     """
 
     accepts_loss_kwargs = False
@@ -28,6 +31,7 @@ class Objective(nn.Module):
         self.encoder = encoder
         self.loss = loss
         self.views = tuple(views)
+        self.progress = 0.0
         self._replay: Replay | None = None
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401

@@ -70,14 +70,10 @@ class QueryCandidateObjective(Objective):
 
     Args:
         encoder: Any model of this package.
-
-    Attributes:
-        progress: Share of training done; the trainer keeps it up to date.
     """
 
     def __init__(self, encoder: PreTrainedModel) -> None:
         super().__init__(encoder, nn.Identity(), ("query", "candidate"))
-        self.progress = 0.0
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the raw embeddings of the parts that are there, by name."""
@@ -106,7 +102,6 @@ class QueryCandidateTrainer(RetrievalTrainer):
     """
 
     args: QueryCandidateConfig
-    objective: QueryCandidateObjective
 
     def __init__(
         self,
@@ -117,7 +112,6 @@ class QueryCandidateTrainer(RetrievalTrainer):
         data_collator: Any = None,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        self.objective = objective
         if data_collator is None and processing_class is not None:
             data_collator = RetrievalCollator(processing_class)
         rows = DrawnRows(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
@@ -131,11 +125,6 @@ class QueryCandidateTrainer(RetrievalTrainer):
         )
         if isinstance(rows, DrawnRows):
             self.add_callback(NewDraws(rows))
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        """Tell the objective how far training is, then take the step."""
-        self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
-        return super().training_step(*args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Deal the rows into batches of different positives, if they have an order."""

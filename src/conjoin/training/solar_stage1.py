@@ -144,7 +144,6 @@ class Stage1Objective(PairObjective):
         self.heads = ProjectionHeads(encoder.config.hidden_size) if args.projection_heads and args.itc_weight else None
         self.args = args
         self._teacher = (teacher,)  # a tuple, so that it is neither trained nor saved with the rest
-        self.progress = 0.0
         if teacher is None and (args.gd_weight or args.ld_weight):
             raise ValueError("gd_weight and ld_weight need a teacher")
 
@@ -239,21 +238,7 @@ class JointEncoderStage1Trainer(RetrievalTrainer):
     ) -> None:
         if teacher is None and (args.gd_weight or args.ld_weight):
             teacher = TowerTeacher(model)
-        self.objective = Stage1Objective(model, args, teacher)
-        super().__init__(self.objective, args, **kwargs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        """Tell the objective how far training is, then compute its terms."""
-        self._tell_progress()
-        return super().compute_loss(*args, **kwargs)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        """The same for a step with the gradient cache."""
-        self._tell_progress()
-        return super().training_step(*args, **kwargs)
-
-    def _tell_progress(self) -> None:
-        self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
+        super().__init__(Stage1Objective(model, args, teacher), args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder, and the projection heads beside it."""

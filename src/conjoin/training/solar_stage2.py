@@ -278,16 +278,8 @@ def _frozen_copy(encoder: JointEncoderModel) -> JointEncoderModel:
     """A copy that training does not touch; towers that are frozen anyway are shared."""
     towers = [encoder.vision_model, encoder.text_model]
     frozen = not any(parameter.requires_grad for tower in towers for parameter in tower.parameters())
-    scorer = copy.deepcopy(encoder, {id(tower): tower for tower in towers} if frozen else {})
-    return scorer.requires_grad_(False).eval() if not frozen else _freeze_rest(scorer)
-
-
-def _freeze_rest(scorer: JointEncoderModel) -> JointEncoderModel:
-    for name, module in scorer.named_children():
-        if name not in ("vision_model", "text_model"):
-            module.requires_grad_(False).eval()
-    scorer.training = False
-    return scorer
+    shared = {id(tower): tower for tower in towers} if frozen else {}
+    return copy.deepcopy(encoder, shared).requires_grad_(False).eval()
 
 
 def _anchors(batch: dict[str, Any]) -> dict[str, Any]:

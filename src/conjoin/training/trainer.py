@@ -43,6 +43,7 @@ class RetrievalTrainer(Trainer):
     views: ClassVar[tuple[str, ...]] = ("image", "text")
     args: RetrievalConfig
     model: Objective
+    objective: Objective
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class RetrievalTrainer(Trainer):
             model = Objective(model, loss, self.views)
         elif loss is not None or not isinstance(model, Objective):
             raise ValueError(f"pass an encoder and a loss, or an Objective alone; got {type(model).__name__}, {loss}")
+        self.objective = model
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         super().__init__(
@@ -98,6 +100,7 @@ class RetrievalTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run the plain step, or the gradient-cached one if `gradient_cache_chunk_size` is set."""
+        self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
         if not self.args.gradient_cache_chunk_size:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
