@@ -4,13 +4,15 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import datasets
 import pyarrow.compute
 
 from conjoin.data.pair_sources import AnyDataset, PairSource, open_source
 from conjoin.processing.item_inputs import check_text
+
+Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
 
 PAIR_FEATURES = datasets.Features(
     {"id": datasets.Value("string"), "image": datasets.Image(decode=False), "text": datasets.Value("string")}
@@ -76,7 +78,7 @@ def load_pairs(
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
     dataset, folder = open_source(source, split, streaming, captions=only != "image")
-    dataset = _undecoded(dataset.with_format(None))
+    dataset = undecoded(dataset)
     available = _column_names(dataset)
     columns = _choose_columns(available, {"image": image_column, "text": text_column, "id": id_column}, only)
     if isinstance(dataset, datasets.IterableDataset):
@@ -126,7 +128,9 @@ def unknown_column(column: str, available: Iterable[str]) -> ValueError:
     return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
 
 
-def _undecoded(dataset: AnyDataset) -> AnyDataset:
+def undecoded(dataset: Source) -> Source:
+    """The dataset as plain rows, images as bytes or paths."""
+    dataset = dataset.with_format(None)
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Image):
             dataset = dataset.cast_column(name, datasets.Image(decode=False))

@@ -59,7 +59,7 @@ class RetrievalCollator:
             batch["candidate_modality"] = torch.tensor([_modality_id(value) for value in modalities])
         ids = _per_candidate(rows, counts, "positive_id", "negative_ids")
         if ids is not None:
-            batch["candidate_ids"] = torch.tensor([_stable_id(value) for value in ids])
+            batch["candidate_ids"] = torch.tensor([stable_id(str(value)) for value in ids])
         return batch
 
 
@@ -127,6 +127,6 @@ def _modality_id(value: str) -> int:
     return MODALITY_IDS[value]
 
 
-def _stable_id(value: object) -> int:
-    """A 63-bit id, equal where the values are."""
-    return int.from_bytes(hashlib.sha256(str(value).encode()).digest()[:8], "big") >> 1
+def stable_id(name: str) -> int:
+    """A 63-bit id, equal exactly where the names are (up to hash collisions)."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

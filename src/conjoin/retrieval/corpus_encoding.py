@@ -19,6 +19,7 @@ import transformers
 from tqdm.auto import tqdm
 
 from conjoin import __version__
+from conjoin.data.pairs import undecoded
 from conjoin.retrieval.embedding_store import (
     MANIFEST,
     EmbeddingStore,
@@ -96,7 +97,7 @@ class _RowSource:
             self.count = len(rows)
         if isinstance(rows, datasets.Dataset):
             _require_id(rows.column_names)
-            self._dataset = _undecoded(rows)
+            self._dataset = undecoded(rows)
             self._id_column = self._dataset.select_columns(["id"])
         elif isinstance(rows, datasets.IterableDataset):
             _require_id(rows.column_names or ["id"])
@@ -269,11 +270,3 @@ def _item(id_: str, row: Row) -> dict[str, Any]:
 def _require_id(columns: list[str]) -> None:
     if "id" not in columns:
         raise ValueError(f'the dataset has no column "id", it has {columns}')
-
-
-def _undecoded(dataset: datasets.Dataset) -> datasets.Dataset:
-    """The dataset with images as bytes or paths."""
-    for column, feature in dataset.features.items():
-        if isinstance(feature, datasets.Image):
-            dataset = dataset.cast_column(column, datasets.Image(decode=False))
-    return dataset.with_format(None)

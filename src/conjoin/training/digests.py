@@ -10,6 +10,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from conjoin.data.retrieval_collator import stable_id
+
 
 def text_digest(text: str) -> str:
     """A fingerprint of a text."""
@@ -17,9 +19,8 @@ def text_digest(text: str) -> str:
 
 
 def name_ids(names: Sequence[str]) -> torch.Tensor:
-    """Stable 63-bit ids of names, `(N,)` int64, equal exactly where the names are (up to hash collisions)."""
-    digests = (hashlib.sha256(name.encode()).digest() for name in names)
-    return torch.tensor([int.from_bytes(digest[:8], "big") >> 1 for digest in digests])
+    """The `stable_id` of each name, `(N,)` int64."""
+    return torch.tensor([stable_id(name) for name in names])
 
 
 def weights_digest(model: nn.Module, prefixes: tuple[str, ...] = ("",)) -> str:

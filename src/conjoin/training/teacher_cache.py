@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
+from conjoin.data.retrieval_collator import stable_id
 from conjoin.retrieval.atomic_files import atomic_path
 
-from .digests import name_ids, rows_digest, text_digest, weights_digest
+from .digests import rows_digest, text_digest, weights_digest
 from .state_shards import NAMES, StateShards
 from .teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherCollator, Teachers
 
@@ -187,7 +188,7 @@ def _shard_tensors(
 
 def _name(row: Mapping[str, Any], index: int) -> int:
     """A digest of a row's id (its place, if it has none) and text."""
-    return int(name_ids([f"{row.get('id', index)}\n{row.get('text')}"])[0])
+    return stable_id(f"{row.get('id', index)}\n{row.get('text')}")
 
 
 def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.dtype | None) -> dict[str, Any]:  # noqa: ANN401

@@ -13,10 +13,11 @@ from tqdm.auto import tqdm
 from transformers import ProcessorMixin
 
 from conjoin.data import RetrievalCollator
+from conjoin.data.retrieval_collator import stable_id
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.retrieval.atomic_files import atomic_path
 
-from .digests import content_digest, name_ids, text_digest, weights_digest
+from .digests import content_digest, text_digest, weights_digest
 from .state_shards import NAMES, StateShards
 
 TAUGHT = ("queries", "positives")
@@ -143,7 +144,7 @@ def cache_teacher_states(
 
 def row_name(row: Mapping[str, Any]) -> int:
     """A digest of a row's query, instruction and positive."""
-    return int(name_ids([repr([_content(row.get(part)) for part in ("query", "instruction", "positive")])])[0])
+    return stable_id(repr([_content(row.get(part)) for part in ("query", "instruction", "positive")]))
 
 
 @torch.no_grad()
