@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from .charts import line_chart
 from .patch_pictures import Word, heat_map, masked_picture, relative, segment_map, strip, warmth
+from .report import write_page
 from .results import Curve, picture
 
 PANEL_PIXELS = 640
@@ -152,19 +152,15 @@ def render_explanation(
     Returns:
         The path of the page.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     panels = _panels(explanation, image_threshold, segments, samples)
     lines = _lines(explanation, text_threshold, samples)
     strip(panels, lines).save(folder / "explanation.png")
-    environment = Environment(
-        loader=PackageLoader("conjoin.evaluation", "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    page = environment.get_template("explain.html.j2").render(
+    return write_page(
+        "explain.html.j2",
+        folder / "explanation.html",
+        curves,
         panels=[(caption, picture(image, PANEL_PIXELS)) for caption, image in panels],
         lines=lines,
         words=[
@@ -175,11 +171,7 @@ def render_explanation(
         ],
         similarity=explanation.similarity,
         thresholds={"image": image_threshold, "text": text_threshold},
-        charts=[(curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in curves],
     )
-    target = folder / "explanation.html"
-    target.write_text(page, encoding="utf-8")
-    return target
 
 
 def _panels(

@@ -186,15 +186,7 @@ def _encode_queries(encoder: ItemEncoder, rows: Sequence[Mapping[str, Any]], sho
     order: list[int] = []
     parts = []
     for instruction, places in by_instruction.items():
-        own = ItemEncoder(
-            encoder.model,
-            partial(processor, instruction=instruction),  # type: ignore[arg-type]
-            encoder.batch_size,
-            encoder.device,
-            encoder.dtype,
-            num_workers=encoder.num_workers,
-            name=encoder.name,
-        )
+        own = encoder.with_processor(partial(processor, instruction=instruction))
         items, ids = ([rows[place][key] for place in places] for key in ("query", "id"))
         parts.append(own.encode(items, ids, show_progress))
         order += places

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from conjoin.data import MbeirCell
 from conjoin.data.mbeir_layout import MBEIR_GROUPS, MBEIR_TITLES
 from conjoin.evaluation.results import Headline, Metric, Results, Table
+from conjoin.evaluation.table import format_interval
 
 MBEIR_SETTINGS = ("local", "global")
 _GROUP_TITLES = {"single": "Single-modal", "mixed": "Mixed-modal", "multi": "Multi-modal"}
@@ -58,7 +59,7 @@ def format_mbeir(scores: Sequence[MbeirScore]) -> str:
     return "\n".join([*lines, "R@k: % of queries with a right candidate among the first k; ties count as failures."])
 
 
-def mbeir_results(scores: Sequence[MbeirScore], title: str = "M-BEIR", seed: int = 0) -> Results:
+def mbeir_results(scores: Sequence[MbeirScore], seed: int = 0) -> Results:
     """The scores as `Results`, for `Results.save` and `render_report`."""
     settings = list(dict.fromkeys(score.setting for score in scores))
     names = list(dict.fromkeys(name for score in scores for name in score.metrics))
@@ -92,7 +93,7 @@ def mbeir_results(scores: Sequence[MbeirScore], title: str = "M-BEIR", seed: int
         if (average := average_score(scores, setting)) is not None
     ]
     return Results(
-        title=title,
+        title="M-BEIR",
         summary="Hit rates on M-BEIR as its tables print them: at 5, at 10 for Fashion200K and FashionIQ; against the "
         "pool of each cell (local) and the pool of all (global).",
         seed=seed,
@@ -108,7 +109,7 @@ def task_name(cell: MbeirCell) -> str:
 
 def _cell_line(scores: Sequence[MbeirScore]) -> str:
     cell = scores[0].cell
-    values = "".join(f"{100 * s.published.value:>9.1f}{_interval(s.published):>10}{s.pool:>11,}" for s in scores)
+    values = "".join(f"{100 * s.published.value:>9.1f}{format_interval(s.published):>10}{s.pool:>11,}" for s in scores)
     name = MBEIR_TITLES[cell.dataset]
     return f"{task_name(cell):<10}{name:<13}{f'R@{cell.cutoff}':<7}{scores[0].queries:>8,}{values}"
 
@@ -117,8 +118,3 @@ def _average_line(scores: Sequence[MbeirScore], settings: Sequence[str], label: 
     averages = [average_score(scores, setting, group) for setting in settings]
     values = "".join(f"{100 * value:>9.1f}{'':>21}" for value in averages if value is not None)
     return f"{label:<38}{values}".rstrip()
-
-
-def _interval(metric: Metric) -> str:
-    low, high = metric.low, metric.high
-    return "" if low is None or high is None else f"{100 * low:.0f}–{100 * high:.0f}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from .charts import line_chart
 from .combinations import SETTINGS
-from .results import Cell, Results, Symmetric, Table
+from .results import Cell, Curve, Results, Symmetric, Table
 from .table import SETTING_TITLES, combination_name
 
 _PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}\Z")
@@ -32,13 +32,26 @@ def render_report(
     Raises:
         ValueError: The results are malformed, or a picture is not an inline PNG, JPEG, GIF or WebP.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     if isinstance(results, str | os.PathLike):
         results = Results.load(results)
     elif not isinstance(results, Results):
         results = Results.from_dict(results)
+    return write_page(
+        "report.html.j2",
+        Path(out_html),
+        results.curves,
+        results=results,
+        combinations=_combination_tables(results.combinations),
+        symmetric=_symmetric_table(results.symmetric),
+        facts=[(title, list(_flatten(facts))) for title, facts in _facts(results) if facts],
+    )
+
+
+def write_page(template: str, target: Path, curves: Sequence[Curve], **values: Any) -> Path:  # noqa: ANN401
+    """Fill a template of this folder with charts and values, and write it to `target`, which is returned."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
     environment = Environment(
         loader=PackageLoader("conjoin.evaluation", "."),
         autoescape=True,
@@ -47,16 +60,8 @@ def render_report(
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": _percent, "inline": _inline_picture, "plain": _plain}
-    page = environment.get_template("report.html.j2").render(
-        results=results,
-        combinations=_combination_tables(results.combinations),
-        symmetric=_symmetric_table(results.symmetric),
-        charts=[
-            (curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in results.curves
-        ],
-        facts=[(title, list(_flatten(facts))) for title, facts in _facts(results) if facts],
-    )
-    target = Path(out_html)
+    charts = [(curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in curves]
+    page = environment.get_template(template).render(charts=charts, **values)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from conjoin import __version__
 from conjoin.processing.item_inputs import to_rgb
+from conjoin.retrieval.atomic_files import atomic_path
 
 from .metrics import bootstrap_ci
 
@@ -212,14 +213,12 @@ class Results:
         Raises:
             ValueError: A value is NaN, infinite, or nothing that JSON can hold.
         """
-        target = Path(path)
         try:
             text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"cannot write the results as JSON: {error}") from error
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, target)
+        with atomic_path(Path(path)) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Results":

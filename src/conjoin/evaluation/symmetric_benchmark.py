@@ -111,15 +111,8 @@ def _instructed(encoder: ItemEncoder, instruction: str | None) -> ItemEncoder:
         return encoder
     processor: Any = encoder.processor
     takes_it = takes_instruction(processor)
-    return ItemEncoder(
-        encoder.model,
-        partial(processor if takes_it else partial(_process_prefixed, processor), instruction=instruction),  # type: ignore[arg-type]
-        encoder.batch_size,
-        encoder.device,
-        encoder.dtype,
-        num_workers=encoder.num_workers,
-        name=encoder.name,
-    )
+    process = processor if takes_it else partial(_process_prefixed, processor)
+    return encoder.with_processor(partial(process, instruction=instruction))
 
 
 def _process_prefixed(processor: Callable[[list[Any]], Any], items: Sequence[Any], instruction: str) -> Any:  # noqa: ANN401

@@ -17,6 +17,11 @@ def combination_name(cell: Cell) -> str:
     return f"{cell.query} → {cell.candidates}".replace(",", "+")
 
 
+def format_interval(metric: Metric) -> str:
+    """`"41–48"`, in %; empty without one."""
+    return "" if metric.low is None or metric.high is None else f"{100 * metric.low:.0f}–{100 * metric.high:.0f}"
+
+
 def format_combinations(cells: Sequence[Cell], ks: Sequence[int] = (1, 5, 10)) -> str:
     """Lay out `cells` in at most 100 columns (three cut-offs): hit rates in %, their 95 % interval, and chance.
 
@@ -53,6 +58,5 @@ def _line(cell: Cell, ks: Sequence[int]) -> str:
 def _columns(metric: Metric | None) -> str:
     if metric is None:
         return f"{'–':>7}{'':>16}"
-    interval = "" if metric.low is None or metric.high is None else f"{100 * metric.low:.0f}–{100 * metric.high:.0f}"
     chance = "" if metric.chance is None else f"{100 * metric.chance:.1f}"
-    return f"{100 * metric.value:>7.1f}{interval:>9}{chance:>7}"
+    return f"{100 * metric.value:>7.1f}{format_interval(metric):>9}{chance:>7}"

@@ -1,5 +1,6 @@
 """Items in, vectors out: a model and its processor behind one method."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,6 +103,12 @@ class ItemEncoder:
             processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
         name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
         return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=name)
+
+    def with_processor(self, processor: Callable[..., Any]) -> "ItemEncoder":
+        """The same model behind another processor."""
+        other = copy.copy(self)
+        other.processor = processor  # type: ignore[assignment]
+        return other
 
     @cached_property
     def fingerprint(self) -> str:
