@@ -16,7 +16,7 @@ from conjoin.data import (
     load_instructions,
     mbeir_queries,
 )
-from conjoin.data.mbeir_layout import check_modality, fixed_choice, format_text
+from conjoin.data.mbeir_layout import check_modality, fixed_choice, format_text, pool_file
 
 HEADER = "query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2\tprompt_3\tprompt_4"
 CELL = MbeirCell("webqa", 2)
@@ -138,7 +138,7 @@ def test_evaluation_queries_have_the_same_prompt_every_time(root):
 
 
 def test_candidates_are_rows_to_encode(root):
-    pool = MbeirCandidates.of_cell(root, CELL)
+    pool = MbeirCandidates(root, pool_file(root, CELL, "test"))
     assert len(pool) == 2 and pool.ids == ["2:1", "2:2"] and "2:2" in pool and "2:3" not in pool
     assert list(pool) == [pool["2:1"], pool["2:2"]] == list(pool)
     assert pool["2:2"] == {
@@ -151,8 +151,8 @@ def test_candidates_are_rows_to_encode(root):
 
 def test_a_split_may_have_its_own_local_pool(root):
     write(root, "cand_pool/local/mbeir_webqa_task2_test_cand_pool.jsonl", [candidate("2:9")])
-    assert MbeirCandidates.of_cell(root, CELL).ids == ["2:9"]
-    assert MbeirCandidates.of_cell(root, CELL, "val").ids == ["2:1", "2:2"]
+    assert MbeirCandidates(root, pool_file(root, CELL, "test")).ids == ["2:9"]
+    assert MbeirCandidates(root, pool_file(root, CELL, "val")).ids == ["2:1", "2:2"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from conjoin.data import (
     mbeir_queries,
     mini_mbeir,
 )
+from conjoin.data.mbeir_layout import pool_file
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +85,9 @@ def test_every_cell_loads_and_every_image_opens(mini, cell):
     for split, limit in (("val", 5), ("test", 8)):
         queries = mbeir_queries(mini, cell, split)
         assert 0 < len(queries) <= limit
-        pool = MbeirCandidates.of_cell(mini, cell, split)
+        pool = MbeirCandidates(mini, pool_file(mini, cell, split))
         assert {row["modality"] for row in pool} == {cell.target_modality}
-        union = MbeirCandidates.of_cell(mini, None, split)
+        union = MbeirCandidates(mini, pool_file(mini, None, split))
         assert all(did in union for did in pool.ids)
         for row in [*(query["query"] for query in queries), *pool]:
             if row.get("image") is not None:

@@ -9,7 +9,6 @@ from conjoin.evaluation import (
     bootstrap_ci,
     chance_hit_rate,
     chance_mrr,
-    check_relevant_in_corpus,
     hit_rate_at_k,
     mrr_at_k,
     recall_at_k,
@@ -71,12 +70,6 @@ def test_rankings_equal_a_naive_loop():
 def test_bad_rankings(ranked, relevant, k, message):
     with pytest.raises(ValueError, match=message):
         hit_rate_at_k(ranked, relevant, k)
-
-
-def test_relevant_documents_must_exist():
-    check_relevant_in_corpus([{"a"}, ["b"]], ["a", "b", "c"])
-    with pytest.raises(ValueError, match=r"2 relevant documents are not in the corpus of 1: 'b', 'c'"):
-        check_relevant_in_corpus([["a", "b"], ["c", "b"]], ["a"])
 
 
 def test_triplet_precision_by_hand():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from conjoin.evaluation.emoji_benchmark import EmojiBenchmark
     from conjoin.training import CachedFeatures
 
-STEPS, BATCH_SIZE, LEARNING_RATE = 150, 256, 3e-3
+STEPS, BATCH_SIZE, LEARNING_RATE, WIDTH = 150, 256, 3e-3, 256
 
 
 class TwoHeads(nn.Module):
@@ -21,18 +21,17 @@ class TwoHeads(nn.Module):
     Args:
         image_width: Of the pooled image features.
         text_width: Of the pooled text features.
-        width: Of the embeddings.
     """
 
-    def __init__(self, image_width: int, text_width: int, width: int = 256) -> None:
+    def __init__(self, image_width: int, text_width: int) -> None:
         super().__init__()
         self.image, self.text = (
-            nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
             for size in (image_width, text_width)
         )
 
     def forward(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
-        """Embed `(N, image_width)` and `(N, text_width)`; every view `(N, width)`, normalised."""
+        """Embed `(N, image_width)` and `(N, text_width)`; every view `(N, WIDTH)`, normalised."""
         views = {"image": F.normalize(self.image(image), dim=1), "text": F.normalize(self.text(text), dim=1)}
         return views | {"fused": F.normalize(views["image"] + views["text"], dim=1)}
 

@@ -54,11 +54,6 @@ class MbeirCandidates:
         if len(repeated):
             raise ValueError(f"{str(self.lines.path)!r}: the candidate {_did(repeated[0])!r} occurs twice")
 
-    @classmethod
-    def of_cell(cls, folder: str | Path, cell: MbeirCell | None, split: str = "test") -> "MbeirCandidates":
-        """The local pool of a cell, or the global one for None."""
-        return cls(folder, pool_file(Path(folder), cell, split))
-
     def __len__(self) -> int:
         return len(self.lines)
 

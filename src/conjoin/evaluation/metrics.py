@@ -5,7 +5,7 @@ Every metric is a mean over queries, and each has a per-query form (`score_ranki
 first k); it is called `hit_rate_at_k` here and `recall_at_k` is the fraction of the relevant items that were found.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,19 +74,6 @@ def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[
         if places:
             values[:, query] = 1.0, len(places) / len(wanted), 1 / places[0]
     return RankingScores(*values)
-
-
-def check_relevant_in_corpus(relevant_ids: Iterable[Collection[Hashable]], corpus_ids: Iterable[Hashable]) -> None:
-    """Refuse judgements about documents that cannot be found.
-
-    Raises:
-        ValueError: Naming how many relevant ids are not in the corpus, and the first few of them.
-    """
-    corpus = set(corpus_ids)
-    absent = list(dict.fromkeys(key for relevant in relevant_ids for key in relevant if key not in corpus))
-    if absent:
-        shown = ", ".join(repr(key) for key in absent[:5])
-        raise ValueError(f"{len(absent)} relevant documents are not in the corpus of {len(corpus)}: {shown}")
 
 
 def triplet_precision(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> float:

@@ -15,7 +15,6 @@ def search_examples(
     gallery_embeddings: Tensor,
     relevant: Sequence[Collection[int]],
     k: int = 5,
-    title: str = "",
 ) -> list[Example]:
     """Rank the gallery for each query by cosine similarity and keep the first `k`.
 
@@ -26,7 +25,6 @@ def search_examples(
         gallery_embeddings: `(G, D)`.
         relevant: For each query the places of the right candidates in the gallery.
         k: Results shown.
-        title: Of every example.
 
     Returns:
         Examples for `Results.examples`; the rank of the first right candidate counts ties against it.
@@ -49,5 +47,5 @@ def search_examples(
             Hit(gallery[place], score, place in right)
             for score, place in zip(*(found.tolist() for found in row.topk(min(k, len(gallery)))), strict=True)
         ]
-        examples.append(Example(query, hits, rank, len(gallery), title))
+        examples.append(Example(query, hits, rank, len(gallery)))
     return examples

@@ -162,16 +162,6 @@ class EmbeddingStore:
             all_ids.extend(ids)
         return all_ids, embeddings
 
-    def verify(self) -> None:
-        """Compare every shard with its checksum.
-
-        Raises:
-            ValueError: A shard is missing or differs; encoding again repairs it.
-        """
-        for shard in self.manifest.shards:
-            if not shard_is_intact(self.directory, shard):
-                raise ValueError(f"{_damaged(self.directory / shard.file)}: its checksum differs from the manifest's")
-
 
 def write_shard(path: Path, ids: list[str], embeddings: np.ndarray) -> Shard:
     """Write vectors `(N, D)` and their ids to `path`, atomically."""
