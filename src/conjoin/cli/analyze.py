@@ -81,12 +81,11 @@ def _load(name: str) -> tuple[Any, Any]:
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
     from conjoin.processing import MllmRetrieverProcessor
+    from conjoin.retrieval.encoder import loading
 
-    try:
+    with loading(name):
         architecture = AutoConfig.from_pretrained(name, trust_remote_code=True).model_type
-    except OSError as error:
-        raise FileNotFoundError(f"cannot load the model {name!r}: {error}") from error
-    if architecture in ARCHITECTURES:
-        return MllmRetrieverModel.from_mllm(name), MllmRetrieverProcessor.from_mllm(name)
-    processor = AutoProcessor.from_pretrained(name, trust_remote_code=True)
-    return AutoModel.from_pretrained(name, trust_remote_code=True), processor
+        if architecture not in ARCHITECTURES:
+            processor = AutoProcessor.from_pretrained(name, trust_remote_code=True)
+            return AutoModel.from_pretrained(name, trust_remote_code=True), processor
+    return MllmRetrieverModel.from_mllm(name), MllmRetrieverProcessor.from_mllm(name)
