@@ -1,34 +1,6 @@
 """`hit_rate_at_k` for `evaluate.load`: a shell around `conjoin.evaluation.hit_rate_at_k`."""
 
-from typing import Any
-
-import datasets
-import evaluate
-
+from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.metrics import hit_rate_at_k
 
-_INPUTS = """
-Args:
-    predictions: For each query the ids found, best first (strings).
-    references: For each query the relevant ids (strings).
-    k: Cut-off, 10 unless given.
-
-Returns:
-    {"hit_rate_at_k": float}
-"""
-
-
-class HitRateAtK(evaluate.Metric):
-    """Fraction of queries with at least one relevant id among the first k."""
-
-    def _info(self) -> Any:  # noqa: ANN401 - the library is untyped
-        ids = datasets.List(datasets.Value("string"))
-        return evaluate.MetricInfo(
-            description="Fraction of queries with at least one relevant id among the first k.",
-            citation="",
-            inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": ids, "references": ids}),
-        )
-
-    def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:
-        return {"hit_rate_at_k": hit_rate_at_k(predictions, references, k)}
+HitRateAtK = ranking_metric(hit_rate_at_k, "Fraction of queries with at least one relevant id among the first k.")

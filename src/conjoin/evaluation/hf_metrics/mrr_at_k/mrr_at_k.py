@@ -1,34 +1,6 @@
 """`mrr_at_k` for `evaluate.load`: a shell around `conjoin.evaluation.mrr_at_k`."""
 
-from typing import Any
-
-import datasets
-import evaluate
-
+from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.metrics import mrr_at_k
 
-_INPUTS = """
-Args:
-    predictions: For each query the ids found, best first (strings).
-    references: For each query the relevant ids (strings).
-    k: Cut-off, 10 unless given.
-
-Returns:
-    {"mrr_at_k": float}
-"""
-
-
-class MrrAtK(evaluate.Metric):
-    """Mean of 1 / rank of the first relevant id, 0 beyond k."""
-
-    def _info(self) -> Any:  # noqa: ANN401 - the library is untyped
-        ids = datasets.List(datasets.Value("string"))
-        return evaluate.MetricInfo(
-            description="Mean of 1 / rank of the first relevant id, 0 beyond k.",
-            citation="",
-            inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": ids, "references": ids}),
-        )
-
-    def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:
-        return {"mrr_at_k": mrr_at_k(predictions, references, k)}
+MrrAtK = ranking_metric(mrr_at_k, "Mean of 1 / rank of the first relevant id, 0 beyond k.")

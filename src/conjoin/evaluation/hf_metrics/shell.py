@@ -1,0 +1,37 @@
+"""What the scripts of this folder have in common: a ranking metric as a class that `evaluate.load` finds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import evaluate
+
+_INPUTS = """
+Args:
+    predictions: For each query the ids found, best first (strings).
+    references: For each query the relevant ids (strings).
+    k: Cut-off, 10 unless given.
+
+Returns:
+    {{"{name}": float}}
+"""
+
+
+def ranking_metric(metric: Callable[..., float], description: str) -> Any:  # noqa: ANN401 - the library is untyped
+    """A class around `metric(ranked_ids, relevant_ids, k)`."""
+
+    class RankingMetric(evaluate.Metric):
+        def _info(self) -> Any:  # noqa: ANN401
+            ids = datasets.List(datasets.Value("string"))
+            return evaluate.MetricInfo(
+                description=description,
+                citation="",
+                inputs_description=_INPUTS.format(name=metric.__name__),
+                features=datasets.Features({"predictions": ids, "references": ids}),
+            )
+
+        def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:
+            return {metric.__name__: metric(predictions, references, k)}
+
+    RankingMetric.__name__ = metric.__name__  # by which the library names it and its files
+    return RankingMetric
