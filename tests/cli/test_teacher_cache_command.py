@@ -9,7 +9,8 @@ from conjoin.data import load_pairs
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.training.teacher_cache import TaughtRows, TeacherCache
+from conjoin.training.state_shards import TaughtRows
+from conjoin.training.teacher_cache import TeacherCache
 from conjoin.training.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 
 

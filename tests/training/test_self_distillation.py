@@ -178,7 +178,7 @@ def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(fo
     assert len(whole) == 10
     with torch.no_grad():
         expected = teacher(**processor([sentences(10)[9]["query"]])).pooler_output[0]
-    torch.testing.assert_close(whole[9]["queries"], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(whole[9]["teacher_queries"], expected, rtol=0, atol=1e-5)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "states-00001.safetensors").unlink()
     with pytest.raises(ValueError, match=r"incomplete: 1 shards are missing, the first is states-00001"):
@@ -198,7 +198,7 @@ def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(fo
 def test_states_of_other_rows_are_refused(folder, teacher, tmp_path):
     model, processor = make_student(folder)
     states = cache_teacher_states(teacher, processor, sentences(8), tmp_path / "states", show_progress=False)
-    with pytest.raises(ValueError, match="12 rows, but the states"):
+    with pytest.raises(ValueError, match="12 rows, but the cache of a teacher's states"):
         make_trainer("self_distillation", model, processor, tmp_path, sentences(12), teacher=states)
     rows = sentences(8).select(range(7, -1, -1))
     with pytest.raises(ValueError, match="its query, instruction or positive differs"):

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from conjoin.training import JointEncoderStage1Config, JointEncoderStage1Trainer, teacher_cache
 from conjoin.training.digests import rows_digest
-from conjoin.training.teacher_cache import TaughtRows, TeacherCache, bytes_per_row, cache_teachers
+from conjoin.training.state_shards import TaughtRows
+from conjoin.training.teacher_cache import TeacherCache, bytes_per_row, cache_teachers
 from conjoin.training.teachers import TeacherCollator
 
 

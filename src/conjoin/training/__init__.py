@@ -25,7 +25,8 @@ from .self_distillation import SelfDistillationConfig, SelfDistillationTrainer
 from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
 from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
 from .stage2_rows import Stage2Collator, Stage2Rows
-from .teacher_cache import TaughtRows, TeacherCache, cache_teachers
+from .state_shards import TaughtRows
+from .teacher_cache import TeacherCache, cache_teachers
 from .teacher_states import TeacherStates, cache_teacher_states
 from .teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 from .trainer import RetrievalTrainer

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from conjoin.data import MbeirTraining
 
-from .teacher_states import TaughtQueries
+from .state_shards import TaughtRows
 
 NEGATIVES = ("negatives", "negative_ids", "negative_modalities")
 
@@ -96,7 +96,7 @@ def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _innermost(rows: Any) -> Any:  # noqa: ANN401
-    return _innermost(rows.rows) if isinstance(rows, DrawnRows | TaughtQueries) else rows
+    return _innermost(rows.rows) if isinstance(rows, DrawnRows | TaughtRows) else rows
 
 
 def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401

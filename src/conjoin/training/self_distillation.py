@@ -11,7 +11,8 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 
 from .deep_teachers import DeepTeacher, FullTeacher, SharedTeacher, make_teacher
 from .query_candidates import QueryCandidateConfig, QueryCandidateObjective, QueryCandidateTrainer, gather_candidates
-from .teacher_states import TAUGHT, TaughtQueries, TeacherStates, TeacherStatesCollator
+from .state_shards import TaughtRows
+from .teacher_states import TAUGHT, TeacherStates, TeacherStatesCollator
 
 
 @dataclass
@@ -110,7 +111,7 @@ class SelfDistillationObjective(QueryCandidateObjective):
             known = batch | embeddings
             taught = [known.get(f"teacher_{part}") for part in TAUGHT]
             if taught[0] is None or taught[1] is None:
-                raise ValueError("distillation needs a teacher, or rows with its states (TaughtQueries)")
+                raise ValueError("distillation needs a teacher, or rows with its states (TaughtRows)")
             distance = self_distillation(
                 queries, taught[0], positives, taught[1], self.args.kind, temperature=self.args.temperature
             )
@@ -146,7 +147,7 @@ class SelfDistillationTrainer(QueryCandidateTrainer):
         live: FullTeacher | SharedTeacher | None = None
         if isinstance(teacher, TeacherStates):
             teacher.check_student(model)
-            train_dataset = TaughtQueries(train_dataset, teacher)
+            train_dataset = TaughtRows(train_dataset, teacher)
         elif teacher is not None:
             live = make_teacher(args.teacher, teacher, model).to(args.device)
         elif args.distill_weight:

@@ -15,7 +15,8 @@ from .recipes import Recipe, TeacherArguments
 from .solar_stage1 import HEADS_FILE, JointEncoderStage1Config
 from .solar_stage2 import JointEncoderStage2Config
 from .stage2_rows import Stage2Rows
-from .teacher_cache import TaughtRows, TeacherCache
+from .state_shards import TaughtRows
+from .teacher_cache import TeacherCache
 from .teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 
 logger = logging.getLogger(__name__)

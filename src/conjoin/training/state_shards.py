@@ -1,11 +1,13 @@
 """Tensors by row on disk: a folder of safetensors shards and a manifest that says what they were made from."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from safetensors import safe_open
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from conjoin.retrieval.atomic_files import write_json
 
@@ -31,6 +33,8 @@ class StateShards:
     """How its files begin."""
     hint: ClassVar[str]
     """What makes one."""
+    named_by: ClassVar[str]
+    """What of a row `row_name` takes."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -52,8 +56,17 @@ class StateShards:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_files": {}}  # a worker opens its own
 
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """What is known of a row, under the names that the collator of such rows reads."""
+        raise NotImplementedError
+
+    @staticmethod
+    def row_name(row: Mapping[str, Any], index: int) -> int:
+        """A digest of what the row at `index` is made from."""
+        raise NotImplementedError
+
     def name(self, index: int) -> int:
-        """A digest of what the row at `index` was made from."""
+        """The `row_name` of the row that was cached at `index`."""
         file, place = self.find(index)
         return int(file.get_slice(NAMES)[place])
 
@@ -106,6 +119,35 @@ class StateShards:
         if found is None:
             return False
         return all(path.is_file() for _, path in cls.shards(folder, found["rows"], found["shard_size"]))
+
+
+class TaughtRows(Dataset[dict[str, Any]]):
+    """Rows with what a cache knows of them, for the collator that reads it.
+
+    Args:
+        rows: The rows that were cached, in the same order, their images not drawn anew.
+        cache: Of these rows.
+
+    Raises:
+        ValueError: The number of rows differs; on reading one, what it is named by does.
+    """
+
+    def __init__(self, rows: Any, cache: StateShards) -> None:  # noqa: ANN401 - any sequence of rows
+        if len(rows) != len(cache):
+            raise ValueError(f"{len(rows)} rows, but the {cache.kind} in {str(cache.folder)!r} has {len(cache)}")
+        self.rows, self.cache = rows, cache
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        if self.cache.row_name(row, index) != self.cache.name(index):
+            raise ValueError(
+                f"row {index} (id {row.get('id', index)!r}) is not the one in the {self.cache.kind} in "
+                f"{str(self.cache.folder)!r}: its {self.cache.named_by} differs"
+            )
+        return {**row, **self.cache[index]}
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:

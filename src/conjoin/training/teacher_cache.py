@@ -27,9 +27,7 @@ BOUNDS = "text_bounds"
 
 
 class TeacherCache(StateShards):
-    """A complete cache; `cache[index]` is what the teachers say of a row, under the collator's names.
-
-    Rows are named by their id and text.
+    """A complete cache; `cache[index]` is what the teachers say of a row, for `TeacherCollator`.
 
     Args:
         folder: Where `cache_teachers` wrote it.
@@ -40,12 +38,18 @@ class TeacherCache(StateShards):
     """
 
     kind, prefix, hint = "teacher cache", "teachers", "`conjoin teacher-cache`"
+    named_by = "id or text"
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         file, place = self.find(index)
         first, last = file.get_slice(BOUNDS)[place : place + 2].tolist()
         row = {name: file.get_slice(name)[place] for name in (*IMAGE_TARGETS, POOLED)}
         return row | {TOKENS: file.get_slice(TOKENS)[first:last]}
+
+    @staticmethod
+    def row_name(row: Mapping[str, Any], index: int) -> int:
+        """A digest of a row's id (its place, if it has none) and text."""
+        return stable_id(f"{row.get('id', index)}\n{row.get('text')}")
 
     def check(self, teachers: Teachers, collator: TeacherCollator) -> None:
         """Refuse teachers, or a student's grid, that this was not made for.
@@ -59,37 +63,6 @@ class TeacherCache(StateShards):
                 f"the teacher cache in {str(self.folder)!r} was made with another {' and '.join(differing)} than the "
                 "recipe names"
             )
-
-
-class TaughtRows(Dataset[dict[str, Any]]):
-    """Rows of pairs with what the teachers say of them, for `TeacherCollator`.
-
-    The rows must be those that were cached, in the same order, their images not drawn anew.
-
-    Args:
-        rows: Pairs: `image`, `text`, optionally `id` and `group`.
-        cache: Of the same rows.
-
-    Raises:
-        ValueError: The number of rows differs; on reading one, its id or text does.
-    """
-
-    def __init__(self, rows: Any, cache: TeacherCache) -> None:  # noqa: ANN401 - any sequence of rows
-        if len(rows) != len(cache):
-            raise ValueError(f"{len(rows)} rows, but the teacher cache in {str(cache.folder)!r} has {len(cache)}")
-        self.rows, self.cache = rows, cache
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.rows[index]
-        if _name(row, index) != self.cache.name(index):
-            raise ValueError(
-                f"row {index} (id {row.get('id', index)!r}) is not the one in the teacher cache in "
-                f"{str(self.cache.folder)!r}: its id or text differs"
-            )
-        return {**row, **self.cache[index]}
 
 
 def cache_teachers(
@@ -151,7 +124,7 @@ class _NamedRows(Dataset[dict[str, Any]]):
     def __getitem__(self, place: int) -> dict[str, Any]:
         index = self.chosen[place]
         row = self.rows[index]
-        return {**row, NAMES: _name(row, index)}
+        return {**row, NAMES: TeacherCache.row_name(row, index)}
 
 
 class _NamingCollator:
@@ -184,11 +157,6 @@ def _shard_tensors(
         lengths += counts
     tensors = {name: torch.cat(part) for name, part in parts.items()}
     return tensors | {BOUNDS: torch.tensor([0, *lengths]).cumsum(0)}
-
-
-def _name(row: Mapping[str, Any], index: int) -> int:
-    """A digest of a row's id (its place, if it has none) and text."""
-    return stable_id(f"{row.get('id', index)}\n{row.get('text')}")
 
 
 def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.dtype | None) -> dict[str, Any]:  # noqa: ANN401

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import ProcessorMixin
 
@@ -25,9 +24,7 @@ TAUGHT = ("queries", "positives")
 
 
 class TeacherStates(StateShards):
-    """A complete cache; `states[index]` is `{"queries": (D,), "positives": (D,)}` of a row.
-
-    Rows are named by their query, instruction and positive.
+    """A complete cache; `states[index]` is `{"teacher_queries": (D,), "teacher_positives": (D,)}` of a row.
 
     Args:
         folder: Where `cache_teacher_states` wrote it.
@@ -38,10 +35,16 @@ class TeacherStates(StateShards):
     """
 
     kind, prefix, hint = "cache of a teacher's states", "states", "`cache_teacher_states`"
+    named_by = "query, instruction or positive"
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         file, place = self.find(index)
-        return {part: file.get_slice(part)[place] for part in TAUGHT}
+        return {f"teacher_{part}": file.get_slice(part)[place] for part in TAUGHT}
+
+    @staticmethod
+    def row_name(row: Mapping[str, Any], index: int = 0) -> int:
+        """A digest of a row's query, instruction and positive, wherever it stands."""
+        return stable_id(repr([_content(row.get(part)) for part in ("query", "instruction", "positive")]))
 
     def check_student(self, student: MllmRetrieverModel) -> None:
         """Raise a ValueError if the teacher was read elsewhere than the student, or is not deeper."""
@@ -52,35 +55,6 @@ class TeacherStates(StateShards):
                 f"{position_mode!r}; the student has {config.keep_layers}, {config.readout!r} and "
                 f"{config.position_mode!r}"
             )
-
-
-class TaughtQueries(Dataset[dict[str, Any]]):
-    """Rows of queries and candidates with a teacher's states of them, for `TeacherStatesCollator`.
-
-    Args:
-        rows: The rows that were cached, in the same order.
-        states: Of these rows.
-
-    Raises:
-        ValueError: The number of rows differs; on reading one, its query, instruction or positive does.
-    """
-
-    def __init__(self, rows: Any, states: TeacherStates) -> None:  # noqa: ANN401 - any sequence of rows
-        if len(rows) != len(states):
-            raise ValueError(f"{len(rows)} rows, but the states in {str(states.folder)!r} are of {len(states)}")
-        self.rows, self.states = rows, states
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.rows[index]
-        if row_name(row) != self.states.name(index):
-            raise ValueError(
-                f"row {index} (id {row.get('id', index)!r}) is not the one whose states are in "
-                f"{str(self.states.folder)!r}: its query, instruction or positive differs"
-            )
-        return {**row, **{f"teacher_{part}": state for part, state in self.states[index].items()}}
 
 
 class TeacherStatesCollator:
@@ -122,7 +96,7 @@ def cache_teacher_states(
         ValueError: The folder holds states of another teacher, processor or data.
     """
     teacher = teacher.eval()
-    names = [row_name(rows[index]) for index in range(len(rows))]
+    names = [TeacherStates.row_name(rows[index]) for index in range(len(rows))]
     key = {
         "teacher": weights_digest(teacher),
         "readout": [teacher.config.readout, teacher.config.position_mode, teacher.config.keep_layers],
@@ -140,11 +114,6 @@ def cache_teacher_states(
                     save_file(tensors | {NAMES: torch.tensor(names[chosen.start : chosen.stop])}, str(temporary))
             progress.update(len(chosen))
     return TeacherStates(folder)
-
-
-def row_name(row: Mapping[str, Any]) -> int:
-    """A digest of a row's query, instruction and positive."""
-    return stable_id(repr([_content(row.get(part)) for part in ("query", "instruction", "positive")]))
 
 
 @torch.no_grad()
