@@ -65,7 +65,7 @@ def test_a_bad_file_of_metrics(data, tmp_path, capsys, content, message):
 
 def test_no_metric_at_all(data, tmp_path, capsys):
     assert main(["mine", str(data), "--out", str(tmp_path / "out")]) == 2
-    assert "expected at least one metric" in capsys.readouterr().err
+    assert "nothing to mine by: pass --metric" in capsys.readouterr().err
 
 
 def test_help_is_worth_reading(capsys):

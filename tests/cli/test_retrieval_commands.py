@@ -10,6 +10,7 @@ from PIL import Image
 from transformers import BertConfig, BertTokenizer, ViTConfig, ViTImageProcessor
 
 from conjoin.cli import encode, index, search
+from conjoin.cli.main import main
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import EmbeddingStore, ItemEncoder, load_index
@@ -193,3 +194,17 @@ def test_commands_start_without_heavy_imports():
         "print([name for name in ('torch', 'numpy', 'transformers', 'datasets') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
+    import datasets
+    from transformers.utils import logging
+
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
+    datasets.enable_progress_bars()
+    try:
+        assert main(["encode", str(model), str(data), "--out", str(tmp_path / "store"), "--quiet"]) == 0
+        assert datasets.are_progress_bars_disabled()
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        datasets.enable_progress_bars()

@@ -336,3 +336,33 @@ def test_sources_that_are_none(tmp_path, embedded):
         load_pairs(datasets.DatasetDict(train=embedded))
     with pytest.raises(ValueError, match=r"expected webdataset shards ending in .tar.*'a.zip'"):
         load_pairs(["a.zip"])
+
+
+def test_several_bad_rows_are_counted(image_folder):
+    rows = [row | {"image": f"no-{row['image']}"} for row in rows_of(image_folder)]
+    with pytest.raises(FileNotFoundError, match=r"row 0 .*no such file \(3 of 3 rows cannot be used\)"):
+        load_pairs(write_table(image_folder / "pairs.csv", rows))
+
+
+def test_which_of_two_columns_is_read_is_told(image_folder, caplog):
+    rows = [row | {"title": "another"} for row in rows_of(image_folder)]
+    pairs = load_pairs(write_table(image_folder / "pairs.csv", rows))
+    assert "another" not in pairs["text"]
+    assert "the column 'caption' is read as text, and not 'title'; text_column chooses" in caplog.text
+    caplog.clear()
+    assert set(load_pairs(image_folder / "pairs.csv", text_column="title")["text"]) == {"another"}
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "split", "message"),
+    [
+        ("image;text\nred.png;a\n", "train", "its one column is 'image;text'; expected columns separated by ','"),
+        ("image,text\nred.png,a\n", "test", "split is 'test'; the table .*a.csv' is all one split, 'train'"),
+        ("image,text\nred.png,caf\xe9\n", "train", "save it as UTF-8"),
+    ],
+)
+def test_what_to_do_about_a_table_is_told(tmp_path, content, split, message):
+    (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=message):
+        load_pairs(tmp_path / "a.csv", split=split)

@@ -5,6 +5,7 @@ import torch
 from PIL import Image as PilImage
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout, write_pairs
 
+from conjoin.data import ImageAugmentation
 from conjoin.training import (
     CachedFeatures,
     build_model,
@@ -68,6 +69,22 @@ def test_training_on_a_cache_is_training_on_frozen_towers(tiny_checkpoints, tmp_
         weights.append(dict(trainer.model.named_parameters()))
     for name, weight in weights[0].items():
         assert torch.allclose(weight, weights[1][name], atol=1e-6), name
+
+
+def test_pictures_in_files_are_augmented_as_those_in_memory(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    rows = [dict(row) for row in make_rows(3)]
+    for row in rows:
+        row["image"].save(tmp_path / f"{row['id']}.png")
+    in_files = [row | {"image": {"path": str(tmp_path / f"{row['id']}.png"), "bytes": None}} for row in rows]
+    features = [
+        CachedFeatures(
+            cache_features(model, processor, given, tmp_path / name, augment=ImageAugmentation(0), copies=2)
+        ).tensors["image_features"]
+        for name, given in (("memory", rows), ("files", in_files))
+    ]
+    assert torch.equal(*features)
+    assert not torch.equal(features[0][0], features[0][1])
 
 
 def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):

@@ -12,7 +12,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         description="Encode every row of DATA with MODEL and write the vectors to --out: shards (safetensors with the "
         "ids) and a manifest. Interrupted at any point, the same command goes on where it stopped and ends with the "
         "bytes of an uninterrupted run.",
-        epilog="example: conjoin encode runs/demo photos/ --only image --out runs/photos-store",
+        epilog="example: conjoin encode runs/demo/model photos/ --only image --out runs/photos-store",
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of the model (its own code is run)")
     parser.add_argument(

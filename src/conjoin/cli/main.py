@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         arguments.overrides = rest
     try:
+        if "quiet" in arguments and arguments.quiet:
+            _hide_progress()
         arguments.func(arguments)
     except (ValueError, OSError, ImportError) as error:
         print("conjoin:", " ".join(str(error).split()), file=sys.stderr)
@@ -33,3 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _hide_progress() -> None:
+    """Hide the bars of the libraries, too."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.logging.disable_progress_bar()

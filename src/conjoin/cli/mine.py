@@ -149,6 +149,8 @@ def _metrics(args: argparse.Namespace) -> "list[MiningMetric]":
         if not isinstance(content, dict) or set(content) != {"metrics"}:
             raise ValueError(f"{args.metrics!r}: expected one key, metrics, got {content!r:.120}")
         metrics += parse_metrics(content["metrics"])
+    if not metrics and not args.metric:
+        raise ValueError("nothing to mine by: pass --metric, --metrics or both")
     for name, model, query, candidate in args.metric:
         metrics.append(MiningMetric(name, model, query, candidate, args.duplicate_above))
     return metrics

@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU when there is one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, quiet=True)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -73,16 +73,20 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file has no rows, or cannot be read.
+        ValueError: The file has no rows, cannot be read, or `split` is not `train`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {str(path)!r}")
     if path.stat().st_size == 0:
         raise ValueError(f"{str(path)!r} has zero bytes")
+    if split != "train":
+        raise ValueError(f"split is {split!r}; the table {str(path)!r} is all one split, 'train'")
     try:
         table = _read_table(path, split, streaming)
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.__cause__ or error}") from error
+        cause = error.__cause__ or error
+        hint = "; save it as UTF-8" if isinstance(cause, UnicodeDecodeError) else ""
+        raise ValueError(f"{str(path)!r} cannot be read: {cause}{hint}") from error
     if table is None:
         raise ValueError(f"{str(path)!r} is empty: it has no rows")
     return table
@@ -95,6 +99,8 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = next(csv.reader(file, delimiter=separator))
+        if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
+            raise ValueError(f"its one column is {header[0]!r}; expected columns separated by {separator!r}")
         strings = datasets.Features({name: datasets.Value("string") for name in header})
         options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
     options |= {"data_files": glob.escape(str(path)), "split": split}

@@ -1,8 +1,9 @@
 """Image-text pairs out of any source, brought to the fixed columns `id`, `image` and `text` and checked."""
 
 import difflib
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -11,6 +12,8 @@ import pyarrow.compute
 
 from conjoin.data.pair_sources import AnyDataset, PairSource, open_source
 from conjoin.processing.item_inputs import check_text
+
+logger = logging.getLogger(__name__)
 
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
 
@@ -153,8 +156,11 @@ def _choose_columns(available: Sequence[str], given: Mapping[str, str | None], o
             continue
         if column is not None and column not in available:
             raise unknown_column(column, available)
-        known = (by_lower_name[name] for name in COMMON_COLUMNS[role] if name in by_lower_name)
-        chosen[role] = column if column is not None else next(known, None)
+        known = [by_lower_name[name] for name in COMMON_COLUMNS[role] if name in by_lower_name]
+        chosen[role] = column if column is not None else next(iter(known), None)
+        if column is None and len(known) > 1:
+            others = ", ".join(map(repr, known[1:]))
+            logger.warning("the column %r is read as %s, and not %s; %s_column chooses", known[0], role, others, role)
         if chosen[role] is None and role != "id":
             raise ValueError(
                 f"found no {role} column among {', '.join(map(repr, available))}; "
@@ -171,7 +177,7 @@ def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | 
     names = [row_name(index, row_id) for index, row_id in enumerate(ids)]
     cheap = {"id": ids}
     if columns.text:
-        cheap["text"] = [check_text(text, name) for text, name in zip(dataset[columns.text][:], names, strict=True)]
+        cheap["text"] = _check_all(check_text, dataset[columns.text][:], names)
     parts = [datasets.Dataset.from_dict(cheap)]
     if columns.image:
         parts.append(_collect_images(dataset, columns.image, folder, names))
@@ -183,7 +189,7 @@ def _collect_images(
 ) -> datasets.Dataset:
     feature = dataset.features[column]
     if feature in (datasets.Value("string"), datasets.Value("large_string")):
-        paths = [resolve_image_path(path, folder, name) for path, name in zip(dataset[column][:], names, strict=True)]
+        paths = _check_all(lambda path, name: resolve_image_path(path, folder, name), dataset[column][:], names)
         images = datasets.Dataset.from_dict({"image": paths})
     elif isinstance(feature, datasets.Image | dict) or feature == datasets.Value("binary"):
         images = dataset.select_columns(column).rename_columns({column: "image"})
@@ -193,6 +199,22 @@ def _collect_images(
     for index in _missing_images(images):
         raise ValueError(f"{names[index]}: the image is missing")
     return images
+
+
+def _check_all(check: Callable[[Any, str], str], values: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Check every row before the first wrong one is refused, to say how many there are."""
+    checked: list[str] = []
+    wrong: list[ValueError | FileNotFoundError] = []
+    for value, name in zip(values, names, strict=True):
+        try:
+            checked.append(check(value, name))
+        except (ValueError, FileNotFoundError) as error:
+            wrong.append(error)
+    if len(wrong) > 1:
+        raise type(wrong[0])(f"{wrong[0]} ({len(wrong)} of {len(names)} rows cannot be used)") from wrong[0]
+    if wrong:
+        raise wrong[0]
+    return checked
 
 
 def _missing_images(images: datasets.Dataset) -> Iterator[int]:

@@ -84,7 +84,7 @@ def mbeir_results(scores: Sequence[MbeirScore], seed: int = 0) -> Results:
             if average is not None:
                 label = "average" if group is None else f"average, {group}"
                 rows.append([label, "", group or "all", None, None, "", Metric(average), *[None] * len(names)])
-        shown = ("cell", "task", "group", "n", "pool", "metric", "published", *names)
+        shown = ("cell", "task", "group", "n", "pool", "metric", "score", *names)
         columns = [name.replace("hit_rate@", "R@") for name in shown]
         tables.append(Table(f"M-BEIR, {setting} pools", columns, rows))
     headline = [

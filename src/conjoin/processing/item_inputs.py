@@ -140,7 +140,7 @@ def load_image(source: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
     except UnidentifiedImageError as error:
         raise ValueError(f"{label}: cannot read the image, its content is of no known image format") from error
     except Image.DecompressionBombError as error:
-        raise ValueError(f"{label}: image is over the limit of {MAX_IMAGE_PIXELS} pixels: {error}") from error
+        raise ValueError(f"{label}: image is over the limit of {MAX_IMAGE_PIXELS} pixels") from error
     except Exception as error:  # on damaged files the decoders raise nearly every kind
         raise ValueError(f"{label}: cannot read the image, it is truncated or damaged ({error})") from error
     if rgb is None:

@@ -237,7 +237,8 @@ def loading(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {error}") from error
+        where = "" if Path(path).exists() else "there is no such folder, and on the hub: "
+        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
     except SafetensorError as error:
         raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
     except ValueError as error:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from transformers import ProcessorMixin, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing.item_inputs import load_image
 
 from .collator import name_rows
 from .digests import name_ids
@@ -161,7 +162,9 @@ def drawn_images(
         chosen = range(start, min(start + batch_size, len(rows)))
         images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
         for copy in range(copies):
-            drawn = images if copy == 0 or augment is None else [augment(image) for image in images]
+            drawn = images
+            if copy > 0 and augment is not None:
+                drawn = [augment(load_image(image, name)) for image, name in zip(images, names, strict=True)]
             yield copy, slice(start, chosen.stop), drawn, names
 
 
