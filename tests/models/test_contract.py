@@ -51,6 +51,21 @@ def test_views_equal_separate_forwards(name, built, pairs):
 
 
 @every_model
+def test_rows_may_be_cut_so_that_a_chunk_lacks_a_modality(name, built, pairs):
+    model, processor = built(name)
+    batch = processor([pairs[0]["text"], pairs[1]["text"], pairs[0], pairs[1]["image"], pairs[0]["image"]])
+    with torch.no_grad():
+        whole = model(**batch).embeddings
+    for start in (0, 3):
+        chunk = model.train()(**{key: value[start : start + 2] for key, value in batch.items()})
+        chunk.pooler_output.sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        with torch.no_grad():
+            cut = model.eval()(**{key: value[start : start + 2] for key, value in batch.items()}).embeddings
+        assert (cut - whole[start : start + 2]).abs().max() <= 1e-5
+
+
+@every_model
 def test_trains_and_reloads_bit_exactly(name, built, items, pairs, tmp_path):
     model, processor = built(name)
     for parameter in model.text_model.parameters():

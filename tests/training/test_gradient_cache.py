@@ -31,6 +31,23 @@ def test_gradients_equal_the_plain_step(tiny_checkpoints, name, chunk_size):
             assert torch.allclose(parameter.grad, expected[name], atol=1e-10), name
 
 
+def test_chunks_may_lack_a_modality(tiny_checkpoints):
+    model, processor = make_encoder(tiny_checkpoints)
+    objective = Objective(model, GclLoss(), LOSSES["gcl"][1]).double().eval()
+    rows = [dict(row) for row in make_rows(6)]
+    rows[0]["image"] = rows[1]["image"] = rows[2]["text"] = rows[3]["text"] = None
+    batch = PairCollator(processor)(rows)
+    gradients = []
+    for step in (lambda: total_loss(objective(**batch)).backward(),
+                 lambda: cached_backward(objective, dict(batch), 2, lambda loss: loss.backward())):  # fmt: skip
+        objective.zero_grad()
+        step()
+        gradients.append({name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-10), name
+
+
 def test_dropout_draws_the_same_numbers_in_both_passes(tiny_checkpoints):
     """With one chunk the cached step must equal the plain one even with dropout, for the draws are replayed."""
     model, processor = make_encoder(tiny_checkpoints, token_dropout=0.5, attention_dropout=0.2)

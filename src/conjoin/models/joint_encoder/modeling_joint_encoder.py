@@ -253,9 +253,7 @@ class JointEncoderModel(PreTrainedModel):
         patch = self.config.vision_config.patch_size
         num_patches = (pixel_values.shape[-2] // patch) * (pixel_values.shape[-1] // patch)
         num_prefix = states.shape[1] - num_patches  # CLS and register tokens
-        pooled = output.pooler_output
-        if pooled is None or (from_layer and num_prefix):
-            pooled = states[:, 0]
+        pooled = states[:, 0] if output.pooler_output is None or (from_layer and num_prefix) else output.pooler_output
         return torch.cat([pooled[:, None], states[:, num_prefix:]], dim=1)
 
     def _text_features(
@@ -352,7 +350,9 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
     if mask is None:
         return tower(*inputs)
     rows = mask.bool().nonzero().squeeze(1)
-    features = tower(*(tensor[rows] for tensor in inputs))
+    features = tower(*(tensor[rows if len(rows) else slice(1)] for tensor in inputs))
+    if not len(rows):  # no tower runs on nothing, as in a chunk of a batch that lacks the modality
+        features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 
 

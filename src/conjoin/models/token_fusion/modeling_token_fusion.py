@@ -200,7 +200,9 @@ def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor)
     if mask is None:
         return tower(*inputs)
     rows = mask.bool().nonzero().squeeze(1)
-    features = tower(*(tensor[rows] for tensor in inputs))
+    features = tower(*(tensor[rows if len(rows) else slice(1)] for tensor in inputs))
+    if not len(rows):  # no tower runs on nothing, as in a chunk of a batch that lacks the modality
+        features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 
 
