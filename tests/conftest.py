@@ -4,6 +4,7 @@ import os
 import string
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,6 +164,39 @@ def run_without_conjoin():
             env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
         assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def load_first_emoji(tmp_path_factory):
+    """`load_emoji` of the first concepts of each split, enough of them to reach people."""
+    from conjoin.data import EmojiSample
+
+    cache = tmp_path_factory.mktemp("emoji")
+
+    def load(split, styles, skin_tones, cache_dir=None):
+        builder = EmojiSample(
+            config_name="en", styles=styles, skin_tones=skin_tones, limit=220, cache_dir=str(cache_dir or cache)
+        )
+        builder.download_and_prepare()
+        return builder.as_dataset(split=split)
+
+    return load
+
+
+@pytest.fixture
+def launch():
+    """Run `conjoin` in two processes; returns what they print."""
+
+    def run(*words):
+        two_cpu = Path(__file__).parents[1] / "training_args/accelerate/two_cpu.yaml"
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(two_cpu)]
+        command += ["--main_process_port", "0", "-m", "conjoin", *map(str, words)]
+        environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+        assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 
     return run

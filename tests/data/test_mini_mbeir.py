@@ -8,7 +8,6 @@ from PIL import Image
 
 from conjoin.data import (
     MBEIR_CELLS,
-    EmojiSample,
     MbeirCandidates,
     MbeirTraining,
     load_instructions,
@@ -20,19 +19,10 @@ from conjoin.data.mbeir_layout import pool_file
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory):
-    """`make_mini_mbeir` over the first concepts of each split, enough of them to reach people."""
-    cache = tmp_path_factory.mktemp("emoji")
-
-    def load_some(split, styles, skin_tones, cache_dir=None):
-        builder = EmojiSample(
-            config_name="en", styles=styles, skin_tones=skin_tones, limit=220, cache_dir=str(cache_dir or cache)
-        )
-        builder.download_and_prepare()
-        return builder.as_dataset(split=split)
-
+def make(load_first_emoji):
+    """`make_mini_mbeir` over the first concepts of each split."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(mini_mbeir, "load_emoji", load_some)
+    patch.setattr(mini_mbeir, "load_emoji", load_first_emoji)
 
     def run(out, **limits):
         return make_mini_mbeir(out, **({"train_queries": 12, "val_queries": 5, "test_queries": 8} | limits))

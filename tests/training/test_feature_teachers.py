@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_teachers import TEXTS, make_teachers, pair_rows
-from tiny_training import make_encoder, without_dropout
+from tiny_training import SETTINGS, make_encoder, without_dropout
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from conjoin.data import ImageAugmentation
@@ -81,10 +81,7 @@ def test_cached_teachers_say_what_live_ones_do(tiny_checkpoints, tmp_path):
 def test_stage_1_trains_on_them(tiny_checkpoints, tmp_path):
     teachers = make_teachers(tiny_checkpoints)
     model, processor, *_ = make_cache(tiny_checkpoints, tmp_path / "cache", teachers)
-    settings = {"max_steps": 2, "per_device_train_batch_size": 3, "use_cpu": True, "save_strategy": "no"}
-    config = JointEncoderStage1Config(
-        output_dir=str(tmp_path), disable_tqdm=True, report_to="none", logging_steps=1, **settings
-    )
+    config = JointEncoderStage1Config(output_dir=str(tmp_path), **SETTINGS | {"per_device_train_batch_size": 3})
     trainer = JointEncoderStage1Trainer(
         model, config, teachers, data_collator=collate_features,
         train_dataset=CachedFeatures(tmp_path / "cache", teachers=True), processing_class=processor,

@@ -4,8 +4,8 @@ import pytest
 import torch
 from PIL import ImageOps
 from safetensors.torch import load_file
-from tiny_solar import SETTINGS, frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
-from tiny_training import make_encoder
+from tiny_solar import frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
+from tiny_training import SETTINGS, make_encoder
 from transformers import AutoModel
 
 from conjoin.data import load_pairs

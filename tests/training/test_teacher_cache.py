@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from test_teachers import TEXTS, make_teachers, pair_rows, student
-from tiny_training import make_rows
+from tiny_training import SETTINGS, make_rows
 from torch.utils.data import DataLoader
 
 from conjoin.training import JointEncoderStage1Config, JointEncoderStage1Trainer, teacher_cache
@@ -184,10 +184,7 @@ def test_training_on_the_cache_is_training_on_the_teachers(tiny_checkpoints, tmp
     weights = []
     for data in (rows, TaughtRows(rows, cache)):
         model, processor = student(tiny_checkpoints)
-        settings = {"max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True, "save_strategy": "no"}
-        config = JointEncoderStage1Config(
-            output_dir=str(tmp_path), disable_tqdm=True, report_to="none", optim="sgd", learning_rate=1e-2, **settings
-        )
+        config = JointEncoderStage1Config(output_dir=str(tmp_path), optim="sgd", **SETTINGS)
         collator = TeacherCollator(processor, 8, teachers)
         JointEncoderStage1Trainer(model, config, teachers, train_dataset=data, data_collator=collator).train()
         weights.append(model.state_dict())

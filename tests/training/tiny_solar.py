@@ -1,7 +1,7 @@
 """Tiny rows, trainers and objectives of SOLAR's two stages."""
 
 from PIL import ImageOps
-from tiny_training import make_encoder, make_rows, without_dropout
+from tiny_training import SETTINGS, make_encoder, make_rows, without_dropout
 
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mined_negatives import write_mined
@@ -17,18 +17,6 @@ from conjoin.training import (
 from conjoin.training.distillation_targets import TowerTeacher
 from conjoin.training.solar_stage1 import Stage1Objective
 from conjoin.training.solar_stage2 import Stage2Objective
-
-SETTINGS = {
-    "max_steps": 2,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 1e-2,
-    "use_cpu": True,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "lr_scheduler_type": "constant",
-    "logging_steps": 1,
-}
 
 
 def frozen_encoder(checkpoints, **config):

@@ -11,6 +11,18 @@ from conjoin.training import ContrastiveConfig, ContrastiveTrainer, GclConfig, G
 FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})
 METHODS = {"contrastive": (ContrastiveConfig, ContrastiveTrainer), "gcl": (GclConfig, GclTrainer)}
 
+SETTINGS = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+}
+
 
 def make_encoder(checkpoints, **config):
     torch.manual_seed(0)
@@ -51,17 +63,5 @@ def without_dropout(model):
 
 def make_trainer(method, model, processor, folder, rows, eval_rows=None, methods=METHODS, **arguments):
     config_class, trainer_class = methods[method]
-    settings = {
-        "output_dir": str(folder),
-        "max_steps": 2,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-    }
-    config = config_class(**(settings | arguments))
+    config = config_class(**(SETTINGS | {"output_dir": str(folder)} | arguments))
     return trainer_class(model, config, train_dataset=rows, eval_dataset=eval_rows, processing_class=processor)
