@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from .combinations import SETTINGS
 from .results import Cell, Metric, Table
 
+CUTOFFS = (1, 5, 10)
+"""The k of the hit rates shown; those that a cell lacks stay empty."""
+
 SETTING_TITLES = {
     "local": "Local: the gallery holds one modality",
     "global": "Global: one gallery of all modalities, the asked one is right",
@@ -22,14 +25,9 @@ def format_interval(metric: Metric) -> str:
     return "" if metric.low is None or metric.high is None else f"{100 * metric.low:.0f}–{100 * metric.high:.0f}"
 
 
-def format_combinations(cells: Sequence[Cell], ks: Sequence[int] = (1, 5, 10)) -> str:
-    """Lay out `cells` in at most 100 columns (three cut-offs): hit rates in %, their 95 % interval, and chance.
-
-    Args:
-        cells: As `evaluate_combinations` returns them.
-        ks: Cut-offs to show; those that a cell lacks stay empty.
-    """
-    columns = "".join(f"{f'R@{k}':>7}{'95 % CI':>9}{'chance':>7}" for k in ks)
+def format_combinations(cells: Sequence[Cell]) -> str:
+    """Lay out what `evaluate_combinations` returns: hit rates in %, their 95 % interval, and chance."""
+    columns = "".join(f"{f'R@{k}':>7}{'95 % CI':>9}{'chance':>7}" for k in CUTOFFS)
     lines = []
     for setting in SETTINGS:
         shown = [cell for cell in cells if cell.setting == setting]
@@ -37,7 +35,7 @@ def format_combinations(cells: Sequence[Cell], ks: Sequence[int] = (1, 5, 10)) -
             gallery = " / ".join(f"{size:,}" for size in dict.fromkeys(cell.gallery for cell in shown))
             lines += [f"{SETTING_TITLES[setting]} ({gallery} candidates)"]
             lines += [f"{'query → candidates':<24}{'n':>6}{columns}"]
-            lines += [*(_line(cell, ks) for cell in shown), ""]
+            lines += [*(_line(cell) for cell in shown), ""]
     return "\n".join([*lines, "R@k: % of queries with a right candidate among the first k; ties count as failures."])
 
 
@@ -50,8 +48,8 @@ def format_table(table: Table) -> str:
     return "\n".join([table.title, *("  ".join([row[0].strip().ljust(widths[0]), *row[1:]]) for row in aligned)])
 
 
-def _line(cell: Cell, ks: Sequence[int]) -> str:
-    values = "".join(_columns(cell.metrics.get(f"hit_rate@{k}")) for k in ks)
+def _line(cell: Cell) -> str:
+    values = "".join(_columns(cell.metrics.get(f"hit_rate@{k}")) for k in CUTOFFS)
     return f"{combination_name(cell):<24}{cell.queries:>6}{values}"
 
 

@@ -27,12 +27,9 @@ class FullTeacher:
 
     def __call__(self, student: MllmRetrieverModel, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Run both models."""
-        return student(**inputs).pooler_output, self.states(inputs)
-
-    def states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The teacher's states alone."""
+        states = student(**inputs).pooler_output
         with torch.no_grad():
-            return self.model(**inputs).pooler_output
+            return states, self.model(**inputs).pooler_output
 
     def to(self, device: torch.device) -> "FullTeacher":
         """Move it."""

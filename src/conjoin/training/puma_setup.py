@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import MbeirTraining, load_nli
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
-from .deep_teachers import FullTeacher
 from .recipes import DataArguments, DeepTeacherArguments, ModelArguments, Recipe
 from .self_distillation import SelfDistillationConfig
 from .teacher_states import TeacherStates, cache_teacher_states
@@ -104,7 +104,8 @@ def puma_arguments(
     with training.main_process_first(desc="caching the teacher's states"):
         if TeacherStates.is_complete(section.cache):
             return {"teacher": TeacherStates(section.cache)}
-        teacher = FullTeacher(_load_teacher(recipe, section, model, processor)).to(training.device).model
+        teacher = _load_teacher(recipe, section, model, processor)
+        nn.Module.to(teacher, training.device)
         batch_size = training.per_device_eval_batch_size
         return {"teacher": cache_teacher_states(teacher, processor, train, section.cache, batch_size=batch_size)}
 
