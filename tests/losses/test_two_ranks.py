@@ -133,8 +133,8 @@ def train_step(name, rows=None):
 
 
 def differentiate(loss, tensors, rows):
-    """The loss, and its gradients with respect to everything (None as zero)."""
-    leaves = [tensor.detach()[rows] if tensor.ndim else tensor.detach() for tensor in tensors]
+    """The loss, and its gradients with respect to everything (None as zero), which lies in memory column by column."""
+    leaves = [tensor.detach()[rows].mT.contiguous().mT if tensor.ndim else tensor.detach() for tensor in tensors]
     leaves = [tensor.clone().requires_grad_() for tensor in leaves]
     value = loss(*leaves, rows)
     found = torch.autograd.grad(value, leaves, allow_unused=True)
