@@ -47,7 +47,6 @@ class JointEncoderStage2Config(ContrastiveConfig):
             constructed negatives, which would then miss less than the positive does.
     """
 
-    learn_temperature: bool = field(default=True)
     positive: Literal["intersection", "random", "augmented"] = field(default="intersection")
     constructed_negatives: bool = field(default=True)
     segments: bool = field(default=True)
