@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from transformers import TrainingArguments
 
 
@@ -35,6 +36,7 @@ class RetrievalConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns of it where there is none
         self.eval_ks = tuple(self.eval_ks)
         if self.gradient_cache_chunk_size < 0:
             raise ValueError(f"gradient_cache_chunk_size={self.gradient_cache_chunk_size} must not be negative")

@@ -180,7 +180,8 @@ def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: Not YAML, not a mapping, an unknown key (the message suggests the nearest) or an unknown method.
+        ValueError: Not YAML, not a mapping, an unknown key (the message suggests the nearest), a value of another type
+            than its field, or an unknown method.
     """
     path = Path(path)
     if not path.is_file():
@@ -232,6 +233,9 @@ def _build(cls: type[Any], values: dict[str, Any], where: str, classes: dict[str
             if not isinstance(value or {}, dict):
                 raise ValueError(f"{where}: {key} is a section with keys of its own, got {value!r}")
             value = _build(section, value or {}, f"{where}: {key}")
+        elif not _fits(value, hints[key]):
+            wanted = " or ".join(option.__name__ for option in typing.get_args(hints[key]) or (hints[key],))
+            raise ValueError(f"{where}: {key} is {value!r}; expected {wanted.replace('NoneType', 'null')}")
         arguments[key] = tuple(value) if isinstance(value, list) else value
     missing = [
         name
@@ -241,6 +245,18 @@ def _build(cls: type[Any], values: dict[str, Any], where: str, classes: dict[str
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}")
     return cls(**arguments)
+
+
+def _fits(value: Any, hint: Any) -> bool:  # noqa: ANN401 - any YAML value, a type hint
+    """Whether a value is of the plain types of a hint; hints of other types take anything."""
+    options = typing.get_args(hint) or (hint,)
+    of_others = typing.get_origin(hint) not in (None, types.UnionType, typing.Union)
+    if of_others or not {str, int, float, bool, types.NoneType}.issuperset(options):
+        return True
+    if isinstance(value, bool):
+        return bool in options
+    whole = isinstance(value, float) and value.is_integer() and int in options  # 1e3
+    return whole or isinstance(value, (*options, int) if float in options else options)
 
 
 def _section_class(hint: Any) -> type[Any] | None:  # noqa: ANN401 - a type hint
