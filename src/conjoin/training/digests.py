@@ -1,6 +1,7 @@
-"""Fingerprints: of names, of a model's weights and of rows, by which a cache knows what it was made from."""
+"""Fingerprints: of names, weights, processors and rows, by which a cache knows what it was made from."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import datasets
 import torch
 from PIL import Image
 from torch import nn
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from conjoin.data.retrieval_collator import stable_id
 
@@ -31,6 +33,28 @@ def weights_digest(model: nn.Module, prefixes: tuple[str, ...] = ("",)) -> str:
             data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             digest.update(name.encode() + data.tobytes())
     return digest.hexdigest()
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """A fingerprint of settings, without what depends on where they were saved or on the last call."""
+    incidental = ("auto_map", "processor_class", "truncation", "padding")
+    kept = {name: value for name, value in settings.items() if name not in incidental}
+    return text_digest(json.dumps(kept, sort_keys=True, default=str))
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A fingerprint of how a tokenizer cuts texts."""
+    if not tokenizer.is_fast:
+        return settings_digest(tokenizer.get_vocab())
+    return settings_digest(json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
+def processor_digest(processor: ProcessorMixin) -> str:
+    """A fingerprint of what a processor makes of items, wherever it was loaded from."""
+    own: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name != "image_processor"}
+    parts: Any = processor  # an image processor and a tokenizer
+    images, words = settings_digest(parts.image_processor.to_dict()), tokenizer_digest(parts.tokenizer)
+    return settings_digest(own | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})
 
 
 def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs

@@ -29,7 +29,7 @@ from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
 
 from .arguments import RetrievalConfig
-from .digests import rows_digest, text_digest, weights_digest
+from .digests import processor_digest, rows_digest, text_digest, weights_digest
 from .feature_cache import CachedFeatures, cache_features, collate_features
 from .lora import add_lora
 from .puma_setup import choose_trained, compose_mllm, load_queries, puma_arguments
@@ -205,7 +205,7 @@ def _with_features(
     bf16 = fastest_dtype(training.device) == torch.bfloat16 if arguments.bf16 is None else arguments.bf16
     bf16 = broadcast_object_list([bf16])[0]  # as the first process measured it
     settings = asdict(arguments) | {"folder": None, "batch_size": None, "bf16": bf16}
-    key = json.dumps([weights_digest(model, ("vision_model.", "text_model.")), str(processor), settings], default=str)
+    key = json.dumps([weights_digest(model, ("vision_model.", "text_model.")), processor_digest(processor), settings])
     cached: list[Dataset[Any]] = []
     for name, rows in (("train", train_rows), ("eval", eval_rows)):
         if rows is None:

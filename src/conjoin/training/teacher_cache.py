@@ -4,7 +4,6 @@ The text teacher's tokens are stored as they are, and aligned to the student's w
 students with different tokenizers.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tqdm.auto import tqdm
 from conjoin.data.retrieval_collator import stable_id
 from conjoin.retrieval.atomic_files import atomic_path
 
-from .digests import rows_digest, text_digest, weights_digest
+from .digests import rows_digest, settings_digest, tokenizer_digest, weights_digest
 from .state_shards import NAMES, StateShards
 from .teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherCollator, Teachers
 
@@ -174,21 +173,15 @@ def _teachers_key(teachers: Teachers, collator: TeacherCollator) -> dict[str, An
         "text teacher": [
             weights_digest(text.model),
             text.max_length,
-            _digest(json.loads(text.tokenizer.backend_tokenizer.to_str()), ("truncation", "padding")),
+            tokenizer_digest(text.tokenizer),
         ],
         "global text teacher": None if text.global_model is None else weights_digest(text.global_model),
         "grid": [
-            _digest(collator.image_processor.to_dict(), ("auto_map", "processor_class")),
+            settings_digest(collator.image_processor.to_dict()),
             collator.patch_size,
             collator.teacher_patch_size,
         ],
     }
-
-
-def _digest(settings: Mapping[str, Any], incidental: tuple[str, ...]) -> str:
-    """Of settings, without what depends on where they were saved or on the last call."""
-    kept = {name: value for name, value in settings.items() if name not in incidental}
-    return text_digest(json.dumps(kept, sort_keys=True, default=str))
 
 
 def bytes_per_row(

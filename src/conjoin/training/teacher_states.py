@@ -16,7 +16,7 @@ from conjoin.data.retrieval_collator import stable_id
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.retrieval.atomic_files import atomic_path
 
-from .digests import content_digest, text_digest, weights_digest
+from .digests import content_digest, processor_digest, text_digest, weights_digest
 from .state_shards import NAMES, StateShards
 
 TAUGHT = ("queries", "positives")
@@ -100,7 +100,7 @@ def cache_teacher_states(
     key = {
         "teacher": weights_digest(teacher),
         "readout": [teacher.config.readout, teacher.config.position_mode, teacher.config.keep_layers],
-        "processor": text_digest(str(processor)),
+        "processor": processor_digest(processor),
         "dtype": None if dtype is None else str(dtype),
         "data": text_digest(str(names)),
     }
