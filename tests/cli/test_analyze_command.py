@@ -29,7 +29,8 @@ def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, t
         export(MllmRetrieverModel.from_mllm(source, 3), MllmRetrieverProcessor.from_mllm(source), model)
     out = tmp_path / "out"
     assert main(["analyze", model, data, "--out", str(out), "--device", "cpu", "--pairs", "3"]) == 0
-    assert "analysis.html" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "analysis.html" in printed.out and "images: 100%" in printed.err and "texts: 100%" in printed.err
     found = json.loads((out / "analysis.json").read_text())
     assert [len(table["rows"]) for table in found["tables"]] == [3 if kind == "retriever" else 4] * 3
     assert found["dataset"] == {"pairs": 3, "pairs for attention": 3, "name": data, "split": "train"}

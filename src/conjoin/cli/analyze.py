@@ -37,6 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU when there is one)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(func=run)
 
 
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         attention_pairs=args.attention_pairs,
         seed=args.seed,
+        show_progress=not args.quiet,
     )
     results.model |= {"name": str(args.model)}
     results.dataset |= {"name": str(args.data), "split": args.split}

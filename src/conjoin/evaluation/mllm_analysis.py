@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from tqdm.auto import tqdm
 
 from .metrics import chance_hit_rate
 from .ranking import best_ranks
@@ -30,6 +31,7 @@ def analyse_mllm(
     batch_size: int = 8,
     attention_pairs: int = 16,
     seed: int = 0,
+    show_progress: bool = False,
 ) -> Results:
     """Read an MLLM retriever at every depth: attention, retrieval, parameters and operations, as a report.
 
@@ -40,6 +42,7 @@ def analyse_mllm(
         batch_size: Items per forward pass.
         attention_pairs: From how many of the pairs, from the start, attention is averaged.
         seed: Of the bootstrap.
+        show_progress: Show progress bars.
 
     Raises:
         ValueError: Not an MLLM retriever, fewer than two pairs, or one lacks its image or text.
@@ -50,7 +53,7 @@ def analyse_mllm(
         key: torch.cat(
             [
                 readout_states(model, processor, [pair[key] for pair in pairs[start : start + batch_size]])
-                for start in range(0, len(pairs), batch_size)
+                for start in tqdm(range(0, len(pairs), batch_size), f"{key}s", disable=not show_progress)
             ],
             dim=1,
         )
