@@ -36,7 +36,8 @@ class JointEncoderStage2Config(ContrastiveConfig):
         mined_per_anchor: Mined negatives drawn per step; 0 for none.
         mask_source: `"frozen"` takes scores and thresholds from the model as it was before this stage, `"online"` from
             the model being trained.
-        mask_level: `"feature"` masks tokens where they enter E_VL, `"input"` pixels and words before the towers.
+        mask_level: `"feature"` masks tokens where they enter E_VL: cheap, but what is left knows its masked neighbours
+            from the towers. `"input"` masks pixels and words before the towers, which run for every sample.
         itc_weight: Of an image-text contrastive loss beside: the Mixed variant of Table 12, which keeps text → image
             search alive.
         trainable_vl_layers: How many of the first layers of E_VL to train whole, besides any LoRA (Mixed: 2).
