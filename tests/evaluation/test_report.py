@@ -206,3 +206,9 @@ def test_picture_is_a_small_thumbnail_on_white():
     assert image.size == (48, 24)
     assert image.convert("RGB").getpixel((20, 10)) == (255, 255, 255)
     assert clear.size == (300, 150)
+
+
+def test_a_curve_without_points_is_left_out(results, tmp_path):
+    results.curves = [Curve("Measured", {"a": [[0, 1.0]], "b": []}), Curve("Never measured", {"a": [], "b": []})]
+    page = render_report(results, tmp_path / "report.html").read_text()
+    assert ">Measured<" in page and "Never measured" not in page

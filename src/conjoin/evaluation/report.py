@@ -60,7 +60,8 @@ def write_page(template: str, target: Path, curves: Sequence[Curve], **values: A
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": _percent, "inline": _inline_picture, "plain": _plain}
-    charts = [(curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in curves]
+    drawn = [curve for curve in curves if any(curve.series.values())]
+    charts = [(curve.title, Markup(line_chart(curve.series, curve.x_label, curve.title))) for curve in drawn]
     page = environment.get_template(template).render(charts=charts, **values)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
