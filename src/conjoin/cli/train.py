@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.training import load_recipe, train
 
     trainer = train(load_recipe(args.recipe, overrides), resume=args.resume)
-    trainer.accelerator.wait_for_everyone()
     if trainer.args.should_save:
         folder = str(trainer.args.output_dir)
         add_sentence_transformers_files(folder)

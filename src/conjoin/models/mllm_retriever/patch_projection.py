@@ -13,13 +13,15 @@ def project_by_product(module: nn.Module) -> None:
     Parameters and their names stay what they are.
     """
     for child in module.modules():
-        if isinstance(child, nn.Conv3d) and child.stride == child.kernel_size and child.groups == 1:
+        if not isinstance(child, nn.Conv3d) or child.stride != child.kernel_size:
+            continue
+        if child.groups == 1 and child.padding == (0, 0, 0):
             child.forward = partial(_project, child)  # type: ignore[method-assign]
 
 
 def _project(convolution: nn.Conv3d, pixels: Tensor) -> Tensor:
     """`(R, out, 1, 1, 1)` of patches `(R, in, *kernel_size)`; anything else goes through the convolution."""
-    if tuple(pixels.shape[2:]) != convolution.kernel_size or convolution.padding != (0, 0, 0):
+    if tuple(pixels.shape[2:]) != convolution.kernel_size:
         return type(convolution).forward(convolution, pixels)
     return F.linear(pixels.flatten(1), convolution.weight.flatten(1), convolution.bias)[..., None, None, None]
 
