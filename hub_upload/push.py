@@ -1,8 +1,8 @@
-"""Push a folder that conjoin saved to the Hub, with a model card made from what the folder says about itself.
+"""Push a folder that conjoin saved to the Hub, with a model card made from the contents of the folder.
 
 Usage: python hub_upload/push.py FOLDER OWNER/NAME [--private] [--revision BRANCH] [--dry-run]
 
-You are logged in through `hf auth login` or the variable HF_TOKEN; HF_ENDPOINT chooses another hub.
+Log in with `hf auth login` or set the variable HF_TOKEN. HF_ENDPOINT selects another hub.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SETTINGS = ("per_device_train_batch_size", "learning_rate", "temperature", "lear
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; a mistake in its input is one line on stderr and exit code 2."""
+    """Run the program; an input error prints one line to stderr and returns exit code 2."""
     arguments = make_parser().parse_args(argv)
     try:
         check_folder(arguments.folder)
@@ -42,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The program's arguments."""
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(prog="push.py", description="Push a model that conjoin saved to the Hub.")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that `conjoin train` wrote")
-    parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository, made if it does not exist")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, made if needed (default: main)")
+    parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository; created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="create the repository as private")
+    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to; created if needed (default: main)")
     parser.add_argument("--message", default="Upload model", help="commit message (default: %(default)s)")
     parser.add_argument("--license", metavar="ID", help="licence of the weights, such as apache-2.0; none by default")
     parser.add_argument("--results", type=Path, metavar="JSON", help="results.json of an evaluation, for the card")
@@ -56,11 +56,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that others could load the folder.
+    """Check that the folder can be loaded.
 
     Raises:
-        FileNotFoundError: It does not exist, or lacks weights or a file that loading needs.
-        ValueError: It holds a file of another kind of model.
+        FileNotFoundError: The folder does not exist, or lacks weights or a file that loading needs.
+        ValueError: The folder has a model type without a card.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {str(folder)!r}")
@@ -76,12 +76,12 @@ def check_folder(folder: Path) -> None:
 
 
 def render_card(folder: Path, repo_id: str, license: str | None = None, results: dict[str, Any] | None = None) -> str:
-    """The model card: nothing in it that the folder or the results do not say.
+    """Make the model card from the folder and the results only.
 
     Args:
-        folder: Saved model, with `recipe.json` if it was trained by a recipe.
-        repo_id: Where it will be.
-        license: Of the weights.
+        folder: Saved model, with `recipe.json` if a recipe trained it.
+        repo_id: Repository of the model.
+        license: Licence of the weights.
         results: A `conjoin.evaluation.Results` as JSON.
     """
     config = read_json(folder / "config.json")
@@ -119,9 +119,9 @@ def render_card(folder: Path, repo_id: str, license: str | None = None, results:
 
 
 def push(arguments: argparse.Namespace, card: str) -> str:
-    """Make the repository and the branch if needed, commit the folder's files and the card; returns the commit's URL.
+    """Create the repository and the branch if needed, commit the files and the card; return the URL of the commit.
 
-    The folder is left as it is. Checkpoints and other sub-folders, hidden files and its own README.md stay behind.
+    The folder does not change. Checkpoints, other sub-folders, hidden files and the folder's README.md are not pushed.
     """
     api = HfApi()
     api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
@@ -154,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: The file has no JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def _tower_type(config: dict[str, Any], tower: str) -> str:
 
 
 def _public(source: str | list[str]) -> str:
-    """A source as strangers may see it: the id of a checkpoint or dataset, or the last part of a local path."""
+    """A source for the public: the id of a checkpoint or dataset, or the last part of a local path."""
     name = source if isinstance(source, str) else source[0]
     return Path(name).name if _is_local(name) else name
 
@@ -192,7 +192,7 @@ def _is_local(name: str) -> bool:
 
 
 def _length(training: dict[str, Any]) -> dict[str, Any]:
-    """How long it was trained: steps where they were given, else epochs."""
+    """Length of the training: steps if given, otherwise epochs."""
     steps = training.get("max_steps", -1)
     if steps > 0:
         return {"steps": steps}

@@ -100,10 +100,7 @@ CHECKPOINTS = {
     "siglip": lambda: (_siglip(), _siglip_tokenizer(), SiglipImageProcessorPil(size=PIXELS)),
     "dinov2": lambda: (Dinov2Model(Dinov2Config(**EYE_LAYERS)), ViTImageProcessorPil(size=PIXELS)),
     "vit": lambda: (ViTModel(ViTConfig(**EYE_LAYERS)), ViTImageProcessorPil(size=PIXELS)),
-    "bert": lambda: (
-        BertModel(BertConfig(vocab_size=77, max_position_embeddings=40, **SIZES)),
-        _bert_tokenizer(),
-    ),
+    "bert": lambda: (BertModel(BertConfig(vocab_size=77, max_position_embeddings=40, **SIZES)), _bert_tokenizer()),
     "xlm_roberta": lambda: (
         XLMRobertaModel(XLMRobertaConfig(vocab_size=42, max_position_embeddings=42, pad_token_id=1, **SIZES)),
         _xlm_roberta_tokenizer(),

@@ -16,10 +16,12 @@ import torch
 import yaml
 
 from conjoin.cli import main as cli
+from conjoin.cli.evaluate import parse as evaluate_options
 from conjoin.cli.train import parse_overrides
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
+from conjoin.retrieval import ItemEncoder, new_index
 from conjoin.training import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +76,10 @@ def folder(tmp_path_factory, tiny_checkpoints, pictures):
         writer = csv.DictWriter(file, ["image", "text"])
         writer.writeheader()
         writer.writerows(rows)
+    encoder = ItemEncoder.from_pretrained(folder / "runs/demo/model")
+    index = new_index("exact", encoder.identity)
+    index.add(["a", "b", "c"], encoder.encode(["red", "green", "blue"]))
+    index.save(folder / "runs/demo/index")
     (folder / "training_args").symlink_to(ROOT / "training_args")
     return folder
 
@@ -102,6 +108,8 @@ def test_commands_parse(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for arguments in commands(page, "conjoin"):
         parsed, rest = parse(arguments)
+        if arguments[0] == "evaluate":
+            evaluate_options(arguments[1:])
         if arguments[0] == "train":
             overrides = parse_overrides(rest)
             if not torch.cuda.is_available():
@@ -135,6 +143,8 @@ def test_named_functions_exist():
     for page in PAGES:
         for dotted in re.findall(r"`(conjoin(?:\.\w+)+)", page.read_text(encoding="utf-8")):
             module, _, name = dotted.rpartition(".")
+            if dotted == "conjoin.benchmarks":  # a group of entry points
+                continue
             found = importlib.util.find_spec(dotted) if name.islower() and is_module(dotted) else None
             assert found or hasattr(importlib.import_module(module), name), f"{page.name} names {dotted}"
 
@@ -153,8 +163,28 @@ def test_recipes_parse_and_say_where_they_come_from(path):
     assert str(recipe.training.output_dir).startswith("runs/")
 
 
-def test_recipes_write_to_different_folders():
+def variants(path):
+    """The variants of a recipe: the commands in its header."""
+    header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
+    lines = header.replace("\\\n#", "").splitlines()
+    return [shlex.split(line.removeprefix("#")) for line in lines if line.startswith("#   conjoin")]
+
+
+def test_variants_of_recipes_parse(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = {path: variants(path) for path in RECIPES}
+    assert sum(map(len, found.values())) > 5
+    for path, calls in found.items():
+        for program, command, recipe, *words in calls:
+            assert (program, command, ROOT / recipe) == ("conjoin", "train", path)
+            load_recipe(recipe, parse_overrides(words))
+
+
+def test_recipes_write_to_different_folders(monkeypatch):
+    monkeypatch.chdir(ROOT)
     folders = [load_recipe(path).training.output_dir for path in RECIPES]
+    overrides = [parse_overrides(call[3:]) for path in RECIPES for call in variants(path)]
+    folders += [changed["training.output_dir"] for changed in overrides]
     assert len(set(folders)) == len(folders)
 
 

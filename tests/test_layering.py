@@ -7,19 +7,27 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src/conjoin"
-LAYERS = {
-    "processing": set(),
-    "models": set(),
-    "ops": set(),
-    "masking": {"ops"},
-    "losses": {"ops"},
-    "data": {"processing"},
-    "retrieval": {"processing", "ops", "data"},
-    "evaluation": {"processing", "retrieval", "data", "ops"},
-    "training": {"processing", "models", "ops", "masking", "losses", "data", "retrieval", "evaluation"},
-    "hub": {"processing", "models", "evaluation"},
-    "cli": {"processing", "models", "ops", "masking", "losses", "data", "retrieval", "evaluation", "training", "hub"},
-}
+HUB_CODE = ("processing", "models")
+"""Copied into checkpoints: flat folders that import nothing of the package."""
+LAYERS = (
+    *HUB_CODE,
+    "ops",
+    "storage",
+    "losses",
+    "data",
+    "hub",
+    "retrieval",
+    "evaluation",
+    "training",
+    "methods",
+    "cli",
+)
+"""A folder imports what stands before it."""
+TOP = {"conjoin.progress", "conjoin.registry", "conjoin.structure"}
+"""Modules of one file that every folder may import, but for hub code."""
+METHODS = {"solar": r"solar|summr", "puma": r"puma", "gcl": r"gcl", "coral": r"coral|merit"}
+REGISTRIES = {"__init__.py", "methods/__init__.py", "losses/__init__.py"}
+"""Files that may name several methods."""
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -40,15 +48,41 @@ def test_every_folder_has_a_layer():
     assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(LAYERS)
 
 
+def test_one_file_modules_stand_above_all_folders():
+    alone = {f"conjoin.{path.stem}" for path in SOURCE.glob("*.py")}
+    assert alone == TOP | {"conjoin.__init__", "conjoin.__main__", "conjoin.masking"}
+    for name in TOP:
+        path = SOURCE / f"{name.removeprefix('conjoin.')}.py"
+        assert not list(_imports(path)), f"{name} must import nothing of the package"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_file_imports_only_from_above(path):
+    layer = _layer(path)
     for level, module, names in _imports(path):
         assert level <= 1, f"from {'.' * level}{module} leaves its folder"
-        if level == 0 and _layer(path) in LAYERS:  # conjoin/__init__.py and __main__.py stand above all
-            layer, parts = _layer(path), module.split(".")
-            allowed = {"conjoin"} | {f"conjoin.{name}" for name in {layer, *LAYERS[layer]}}
-            assert ".".join(parts[:2]) in allowed, f"{layer} must not import {module}"
-            assert parts != ["conjoin"] or names <= {"__version__", "conjoin"}, f"from conjoin import {names}"
+        if level == 0 and layer in LAYERS:  # conjoin/__init__.py and __main__.py stand above all
+            if module == "conjoin":
+                assert names <= {"__version__", "conjoin"}, f"from conjoin import {names}"
+                continue
+            above = LAYERS[: LAYERS.index(layer) + 1]
+            allowed = {f"conjoin.{name}" for name in above} | (set() if layer in HUB_CODE else TOP)
+            assert ".".join(module.split(".")[:2]) in allowed, f"{layer} must not import {module}"
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in (SOURCE / "methods").iterdir() if path.is_dir()))
+def test_a_method_imports_no_other(room):
+    if room != "__pycache__":
+        for path in (SOURCE / "methods" / room).rglob("*.py"):
+            others = {m for _, m, _ in _imports(path) if m.startswith("conjoin.methods.")}
+            assert all(module.split(".")[2] == room for module in others), f"{path.name} imports {others}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_file_names_one_method_at_most(path):
+    text = path.read_text(encoding="utf-8").lower()
+    named = {name for name, words in METHODS.items() if re.search(rf"(?<![a-z])({words})(?![a-z])", text)}
+    assert len(named) <= 1 or str(path.relative_to(SOURCE)) in REGISTRIES, f"names {sorted(named)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -58,7 +92,7 @@ def test_files_are_short(path):
 
 def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():
     """Transformers copies what it finds by a pattern on the text, docstrings included, into one flat folder."""
-    travelling = [path for path in FILES if _layer(path) in ("processing", "models")]
+    travelling = [path for path in FILES if _layer(path) in HUB_CODE]
     modules = [path for path in travelling if path.name != "__init__.py"]
     assert len(modules) > 5
     assert len({path.name for path in modules}) == len(modules)

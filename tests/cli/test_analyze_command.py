@@ -1,6 +1,7 @@
 """`conjoin analyze` from the command line."""
 
 import json
+import sys
 
 import pytest
 
@@ -21,7 +22,8 @@ def data(pictures, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["retriever", "mllm"])
-def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, tmp_path, capsys):
+def test_writes_a_report_of_both_kinds_of_models(kind, data, mllm_checkpoints, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # bars are for terminals
     source, _ = mllm_checkpoints("qwen2_vl")
     model = source
     if kind == "retriever":

@@ -9,7 +9,8 @@ import datasets
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.data import EmojiSample, emoji_sample
+from conjoin.data import EmojiSample
+from conjoin.data.emoji import sample
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def few(tmp_path_factory):
     cache = tmp_path_factory.mktemp("emoji")
     datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emoji_sample, "EmojiSample", functools.partial(EmojiSample, limit=24, cache_dir=str(cache)))
+        patch.setattr(sample, "EmojiSample", functools.partial(EmojiSample, limit=24, cache_dir=str(cache)))
         yield cache
     datasets.enable_progress_bars()
 
@@ -37,12 +38,14 @@ def test_demo(few, tmp_path, capsys):
     assert [len(curve["series"]) for curve in results["curves"]] == [1, 2]
     assert results["title"] in report
     (heads,) = results["tables"]
-    assert [row[0] for row in heads["rows"]] == ["two small heads", "this model"]
-    assert heads["rows"][1][1] == results["headline"][0]["metric"]
+    assert heads["columns"] == ["", "two small heads", "this model"]
+    assert [row[2] for row in heads["rows"]] == [figure["metric"] for figure in results["headline"]]
     printed = capsys.readouterr().out
     (model,) = set(re.findall(r'SentenceTransformer\("(.+?)"', printed))
     assert (Path(model) / "model.safetensors").is_file() and "trust_remote_code=True" in printed
     assert heads["title"] in printed and "two small heads" in printed
+    tables = printed[printed.index("Local:") : printed.index("The model,")]
+    assert max(map(len, tables.splitlines())) <= 100
 
 
 def test_solar(few, tmp_path, capsys):

@@ -1,13 +1,22 @@
 """`conjoin data make-mini-mbeir` and `conjoin evaluate`, on a model with random weights."""
 
+import functools
 import json
+import os
+import re
+import subprocess
+import sys
 
 import datasets
 import pytest
 from PIL import Image
 
+from conjoin.cli.evaluate import parse
 from conjoin.cli.main import main
-from conjoin.data import EmojiSample, mini_mbeir
+from conjoin.data import EmojiSample
+from conjoin.data.emoji import sample
+from conjoin.data.mbeir import mini as mini_module
+from conjoin.evaluation import Results
 from conjoin.hub import export
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
@@ -34,7 +43,7 @@ def mini(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini") / "mbeir"
     datasets.disable_progress_bars()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mini_mbeir, "load_emoji", load_some)
+        patch.setattr(mini_module, "load_emoji", load_some)
         limits = ["--train-queries", "3", "--val-queries", "3", "--test-queries", "6"]
         assert main(["data", "make-mini-mbeir", str(folder), *limits]) == 0
     datasets.enable_progress_bars()
@@ -47,16 +56,14 @@ def test_mbeir(model, mini, tmp_path, capsys):
     command = ["evaluate", model, "--benchmark", "mbeir", "--data", mini, "--out", str(out), "--cells", *cells]
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "Single-modal" in captured.out and "Multi-modal average" in captured.out and "results.json" in captured.out
-    assert "cells" in captured.err  # the progress bar
+    assert "average, global pools (3 cells)" in captured.out and "average, single" in captured.out
+    assert str(out / "results.json") in captured.out and str(out / "report.html") in captured.out
     results = json.loads((out / "results.json").read_text())
-    assert [table["title"] for table in results["tables"]] == ["M-BEIR, local pools", "M-BEIR, global pools"]
-    assert [row[0] for row in results["tables"][0]["rows"]][:3] == cells
+    assert [row[0] for row in results["tables"][1]["rows"]] == cells
     assert results["model"]["name"] == model and results["dataset"]["folder"] == mini
     assert (out / "report.html").is_file() and (out / "runs/global/oven_task8.txt").is_file()
     assert main([*command, "--quiet", "--pools", "global", "--hubness-penalty", "0.2"]) == 0
-    captured = capsys.readouterr()
-    assert "cells" not in captured.err and "local" not in captured.out
+    assert "local" not in capsys.readouterr().out
 
 
 def test_symmetric(model, tmp_path, capsys):
@@ -69,25 +76,113 @@ def test_symmetric(model, tmp_path, capsys):
     path = tmp_path / "triplets.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     out = tmp_path / "out"
+
+    def pool():
+        return int(re.search(r"candidates of each +(\d+)", capsys.readouterr().out)[1])
+
     command = ["evaluate", model, "--benchmark", "symmetric", "--data", str(path), "--out", str(out), "--quiet"]
     assert main(command) == 0
-    assert "3 triplets, 8 candidates each" in capsys.readouterr().out
+    assert pool() == 8
     (found,) = json.loads((out / "results.json").read_text())["symmetric"]
     assert found["triplets"] == 3 and 0 <= found["metrics"]["precision"]["value"] <= 1
     distractors = tmp_path / "more.csv"
     distractors.write_text("image,text\nred.png,other\ngreen.png,another\n")
     for more in (["--instruction", "find it"], ["--streaming"]):
         assert main([*command, "--distractors", str(distractors), *more]) == 0
-        assert "3 triplets, 10 candidates each" in capsys.readouterr().out
+        assert pool() == 10
+
+
+def test_emoji(model, tmp_path, monkeypatch, capsys):
+    few = functools.partial(EmojiSample, limit=24, cache_dir=str(tmp_path / "cache"))
+    monkeypatch.setattr(sample, "EmojiSample", few)
+    out = tmp_path / "out"
+    words = ["--benchmark", "emoji", "--split", "val", "--out", str(out), "--quiet", "--query-style", "twemoji"]
+    assert main(["evaluate", model, *words]) == 2
+    assert "both drawn by 'twemoji'; choose two styles" in capsys.readouterr().err
+    assert main(["evaluate", model, *words, "--gallery-style", "openmoji"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("image+text → text") == 2 and "emoji triplets" in printed
+    results = Results.load(out / "results.json")
+    assert results.dataset["split"] == "validation" and results.dataset["gallery_style"] == "openmoji"
+    assert len(results.combinations) == 18 and results.cell("text", "image").gallery == 24
+
+
+def test_options_come_in_any_order(model, tmp_path):
+    words = f"--query-style noto --quiet --benchmark emoji --split val {model} --seed 3 --out {tmp_path}".split()
+    args, benchmark = parse(words)
+    assert (args.model, benchmark.name, args.quiet, args.seed) == (model, "emoji", True, 3)
+    assert (args.query_style, args.gallery_style, args.split) == ("noto", "twemoji", "val")
+
+
+def test_help_lists_the_benchmarks_and_the_options_of_one(capsys):
+    def shown(*words):
+        with pytest.raises(SystemExit) as stopped:
+            main(["evaluate", *words])
+        assert stopped.value.code == 0
+        return capsys.readouterr().out
+
+    text = shown("--help")
+    assert all(f"  {name} " in text for name in ("emoji", "mbeir", "symmetric")) and "--cells" not in text
+    text = shown("--benchmark", "mbeir", "--help")
+    assert "--cells" in text and "--batch-size" in text and "--query-style" not in text
 
 
 def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
-    command = ["evaluate", model, "--benchmark", "mbeir", "--out", str(tmp_path / "out"), "--quiet"]
-    assert main(command) == 2
-    assert capsys.readouterr().err == "conjoin: --benchmark mbeir needs --data\n"
-    assert main([*command, "--data", str(tmp_path / "none")]) == 2
-    assert "no such file or folder" in capsys.readouterr().err
-    assert main([*command, "--data", mini, "--cells", "coco"]) == 2
-    assert "unknown M-BEIR cell 'coco'" in capsys.readouterr().err
+    def error(name, *words):
+        assert main(["evaluate", model, "--benchmark", name, "--out", str(tmp_path / "out"), "--quiet", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert error("mbeir") == "conjoin: --benchmark mbeir needs --data"
+    assert error("emoji", "--data", mini) == "conjoin: --benchmark emoji reads no --data; leave it out"
+    assert "no such file or folder" in error("mbeir", "--data", str(tmp_path / "none"))
+    assert "unknown M-BEIR cell 'coco'" in error("mbeir", "--data", mini, "--cells", "coco")
+    assert "benchmark 'mbier'; did you mean 'mbeir'?" in error("mbier")
+    assert error("mbeir", "--cels=a").endswith("argument '--cels=a' of --benchmark mbeir; did you mean --cells?")
+    assert error("emoji", "--pools", "local").endswith("; see conjoin evaluate --benchmark emoji --help")
     assert main(["data", "make-mini-mbeir", mini]) == 2
     assert "exists and is not this miniature" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["evaluate", model, "--out", str(tmp_path)])
+    assert "the following arguments are required: --benchmark" in capsys.readouterr().err
+
+
+TOY = """
+from conjoin.evaluation import BENCHMARKS, Benchmark, Headline, Metric, Results, Table
+
+def add_arguments(parser):
+    parser.add_argument("--words", nargs="+", default=["a"])
+
+def run(encoder, args, out):
+    width = encoder.encode(args.words, show_progress=not args.quiet).shape[1]
+    (out / "width.txt").write_text(str(width))
+    rows = [[word, Metric.from_values([len(word) > 3, True], chance=0.5)] for word in args.words]
+    return Results("Toy words", args.data, args.seed, headline=[Headline("all", Metric(0.25))],
+                   tables=[Table("Words", ["word", "long"], rows)])
+
+BENCHMARKS.register(Benchmark("toy", "words of a toy", add_arguments, run, reads_data="optional"))
+"""
+
+
+def test_another_package_registers_a_benchmark(model, tmp_path):
+    """An installed distribution that this package has never heard of, as `pip` would leave it."""
+    site, out = tmp_path / "site", tmp_path / "out"
+    (site / "toy_room-1.0.dist-info").mkdir(parents=True)
+    (site / "toy_room.py").write_text(TOY)
+    (site / "toy_room-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: toy-room\nVersion: 1.0\n")
+    (site / "toy_room-1.0.dist-info/entry_points.txt").write_text("[conjoin.benchmarks]\ntoy = toy_room\n")
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def conjoin(*words):
+        command = [sys.executable, "-m", "conjoin", "evaluate", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+
+    words = ("--words", "apple", "fig", "--benchmark", "toy", "--out", out, "--quiet", "--data", site, "--seed", 5)
+    done = conjoin(model, *words)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["Toy", "words"] in lines and ["apple", "100.0", "100–100", "50.0"] in lines
+    results = Results.load(out / "results.json")
+    assert (results.title, results.seed, results.summary) == ("Toy words", 5, str(site))
+    assert results.model["name"] == model and [row[0] for row in results.tables[0].rows] == ["apple", "fig"]
+    assert "<td>fig</td>" in (out / "report.html").read_text() and int((out / "width.txt").read_text()) > 0

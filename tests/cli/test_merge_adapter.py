@@ -14,7 +14,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
 RECIPE = """
-method: mac
+method: puma_stage2
 model: {{architecture: mllm_retriever, mllm: {mllm}, config: {{keep_layers: 2}}, freeze_towers: true,
   lora: {{r: 2, towers: [text_model]}}}}
 data: {{format: nli, source: {data}}}
@@ -112,7 +112,7 @@ def test_a_checkpoint_is_merged_by_its_recipe(mllm, base, tmp_path, capsys):
     capsys.readouterr()
     words = ["merge-adapter", str(out / "checkpoint-2"), "--recipe", str(recipe), "--out", str(tmp_path / "no")]
     assert main([*words, "--model.lora.r", "3"]) == 2
-    assert 'is not for "the recipe\'s model"' in capsys.readouterr().err
+    assert 'do not fit "the recipe\'s model"' in capsys.readouterr().err
     assert main([*words, "--model.config.keep_layers=1"]) == 2
     assert "weights are missing or of another shape and" in capsys.readouterr().err
 

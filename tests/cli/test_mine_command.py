@@ -5,7 +5,7 @@ from PIL import Image
 from test_retrieval_commands import save_model
 
 from conjoin.cli.main import main
-from conjoin.retrieval import load_mined
+from conjoin.retrieval import load_encoder, load_mined
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 
@@ -30,11 +30,11 @@ def model(tmp_path_factory):
 
 def test_mine(model, data, tmp_path, capsys):
     out = tmp_path / "mined"
-    yaml = tmp_path / "metrics.yaml"
+    yaml = tmp_path / "miners.yaml"
     described = {"texts": {"model": str(model), "query": "text", "candidate": "text", "duplicate_above": 1.1}}
-    yaml.write_text(json.dumps({"metrics": described}))
-    arguments = ["mine", str(data), "--out", str(out), "--metrics", str(yaml), "--device", "cpu", "--quiet", "-k", "2"]
-    arguments += ["--metric", "pairs", str(model), "fused", "fused", "--duplicate-above", "1.1"]
+    yaml.write_text(json.dumps({"miners": described}))
+    arguments = ["mine", str(data), "--out", str(out), "--miners", str(yaml), "--device", "cpu", "--quiet", "-k", "2"]
+    arguments += ["--miner", "pairs", str(model), "fused", "fused", "--duplicate-above", "1.1"]
     assert main([*arguments, "--estimate"]) == 0
     printed = capsys.readouterr().out
     assert "search texts: 6 rows, about" in printed and "search pairs: 6 rows" in printed and "in all about" in printed
@@ -45,27 +45,50 @@ def test_mine(model, data, tmp_path, capsys):
     assert list(mined) == list(COLOURS)
     for colour, negatives in mined.items():
         assert 2 <= len(negatives) <= 4 and colour not in negatives
-        metrics = {finding.metric for found in mined.findings(colour).values() for finding in found}
+        metrics = {finding.miner for found in mined.findings(colour).values() for finding in found}
         assert metrics == {"texts", "pairs"}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("metrics: [", "metrics.yaml' is not YAML"),
-        ("miners: {}", "metrics.yaml': expected one key, metrics, got {'miners': {}}"),
-        ("metrics: {a: {model: m}}", "metric 'a': expected the keys model, query, candidate"),
+        ("miners: [", "miners.yaml' is not YAML"),
+        ("teachers: {}", "miners.yaml': expected one key, miners, got {'teachers': {}}"),
+        ("metrics: {a: {model: m}}", "miners.yaml': the key metrics is now miners"),
+        ("miners: {a: {model: m}}", "'a': expected the keys model, query, candidate"),
     ],
 )
-def test_a_bad_file_of_metrics(data, tmp_path, capsys, content, message):
-    (tmp_path / "metrics.yaml").write_text(content)
-    assert main(["mine", str(data), "--out", str(tmp_path / "out"), "--metrics", str(tmp_path / "metrics.yaml")]) == 2
+def test_a_bad_file_of_miners(data, tmp_path, capsys, content, message):
+    (tmp_path / "miners.yaml").write_text(content)
+    assert main(["mine", str(data), "--out", str(tmp_path / "out"), "--miners", str(tmp_path / "miners.yaml")]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_no_metric_at_all(data, tmp_path, capsys):
+def test_no_miner_at_all(data, tmp_path, capsys):
     assert main(["mine", str(data), "--out", str(tmp_path / "out")]) == 2
-    assert "nothing to mine by: pass --metric" in capsys.readouterr().err
+    assert "nothing to mine by: pass --miner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), [("--metric", "--miner"), ("--metrics", "--miners")])
+def test_the_old_options_name_the_new_ones(old, new, data, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["mine", str(data), "--out", str(tmp_path / "out"), old, "a", "m", "text", "text"])
+    assert stopped.value.code == 2
+    assert f"error: {old} is now {new}\n" in capsys.readouterr().err
+
+
+def test_a_run_without_estimate_loads_every_model_once(model, data, tmp_path, monkeypatch, capsys):
+    loaded = []
+
+    def load(path, **options):
+        loaded.append(path)
+        return load_encoder(path, **options)
+
+    monkeypatch.setattr("conjoin.retrieval.load_encoder", load)
+    arguments = ["mine", str(data), "--out", str(tmp_path / "out"), "--device", "cpu", "-k", "1"]
+    assert main([*arguments, "--miner", "one", str(model), "text", "text", "--duplicate-above", "1.1"]) == 0
+    assert loaded == [str(model)]
+    assert "about" not in capsys.readouterr().out
 
 
 def test_help_is_worth_reading(capsys):
@@ -85,13 +108,13 @@ def test_rows_need_only_what_the_metrics_look_at(model, data, tmp_path, query, c
     sources["texts"].write_text("id,text\n" + "".join(f"{colour},a {colour} square\n" for colour in COLOURS))
     arguments = ["mine", str(sources[corpus]), "--out", str(tmp_path / "out"), "--device", "cpu", "--quiet"]
     arguments += [] if anchors is None else ["--anchors", str(sources[anchors])]
-    metric = ["--duplicate-above", "1.1", "--metric", "one", str(model), query, candidate]
+    metric = ["--duplicate-above", "1.1", "--miner", "one", str(model), query, candidate]
     assert main([*arguments, *metric, "-k", "2"]) == 0
     assert all(len(negatives) == 2 for negatives in load_mined(tmp_path / "out").values())
 
 
 def test_a_part_that_a_metric_looks_at_must_be_there(model, data, tmp_path, capsys):
     (tmp_path / "images.csv").write_text(f"id,image\nred,{data}/red.png\n")
-    metrics = ["--metric", "one", str(model), "image", "image", "--metric", "two", str(model), "text", "text"]
+    metrics = ["--miner", "one", str(model), "image", "image", "--miner", "two", str(model), "text", "text"]
     assert main(["mine", str(tmp_path / "images.csv"), "--out", str(tmp_path / "out"), *metrics]) == 2
     assert "found no text column among 'id', 'image'" in capsys.readouterr().err

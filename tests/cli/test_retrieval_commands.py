@@ -101,7 +101,7 @@ def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, 
     conjoin(*arguments, "--out", tmp_path / "a")
     assert f"7 vectors of 16 dimensions in {tmp_path / 'a'}\nnext: conjoin index" in capsys.readouterr().out
     store = EmbeddingStore.open(tmp_path / "a")
-    assert store.ids == list(COLOURS) and store.manifest.dtype == "float16" and len(store.manifest.shards) == 2
+    assert store.ids == list(COLOURS) and store.dtype == "float16" and store.shards == 2
     assert store.model.name == str(model.resolve())
     conjoin(*arguments, "--out", tmp_path / "b", "--streaming")
     for file in (tmp_path / "a").iterdir():
@@ -119,8 +119,11 @@ def test_encode_images_that_have_no_captions(model, data, built, tmp_path):
         torch.testing.assert_close(vector, expected[name.removesuffix(".png")])
 
 
-def test_encode_shows_progress(model, data, tmp_path, capsys):
-    conjoin("encode", model, data, "--out", tmp_path)
+def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, monkeypatch):
+    conjoin("encode", model, data, "--out", tmp_path / "piped")
+    assert "encoding" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    conjoin("encode", model, data, "--out", tmp_path / "terminal")
     progress = capsys.readouterr().err
     assert "encoding" in progress and "7/7" in progress and "row/s" in progress
 
@@ -156,12 +159,34 @@ class TestErrors:
 
     def test_model_has_moved(self, built, tmp_path):
         shutil.copytree(built / "index", tmp_path / "index")
-        path = tmp_path / "index" / "index.json"
-        content = json.loads(path.read_text())
-        content["model"]["name"] = str(tmp_path / "gone")
-        path.write_text(json.dumps(content))
+        index = load_index(tmp_path / "index")
+        index.model = index.model._replace(name=str(tmp_path / "gone"))
+        index.save(tmp_path / "index")
         with pytest.raises(FileNotFoundError, match=r"the model that made the index is no longer at .*gone': pass"):
             conjoin("search", tmp_path / "index", "--text", "a")
+
+    @pytest.mark.parametrize("kind", ["hub name", "stock", "empty"])
+    def test_only_a_local_model_of_this_package_is_loaded_on_the_word_of_an_index(
+        self, built, tiny_checkpoints, tmp_path, kind
+    ):
+        shutil.copytree(built / "index", tmp_path / "index")
+        (tmp_path / "empty").mkdir()
+        recorded = {"hub name": "someone/model", "stock": tiny_checkpoints["clip"], "empty": str(tmp_path / "empty")}
+        index = load_index(tmp_path / "index")
+        index.model = index.model._replace(name=recorded[kind])
+        index.save(tmp_path / "index")
+        with pytest.raises(ValueError, match=f"not a local model of this package: pass --model {recorded[kind]} to"):
+            conjoin("search", tmp_path / "index", "--text", "a")
+
+    def test_code_beside_the_recorded_model_is_not_run(self, data, tmp_path, capsys):
+        save_model(tmp_path / "model", 0)
+        conjoin("encode", tmp_path / "model", data, "--only", "image", "--out", tmp_path / "store", "--quiet")
+        conjoin("index", tmp_path / "store", "--out", tmp_path / "index")
+        for file in (tmp_path / "model").glob("*.py"):
+            file.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+        capsys.readouterr()
+        conjoin("search", tmp_path / "index", "--image", data / "green.png", "-k", 1)
+        assert capsys.readouterr().out.splitlines()[1].endswith("  green") and not (tmp_path / "mark").exists()
 
     def test_index_without_a_model(self, built, tmp_path):
         whole = load_index(built / "index")
@@ -194,6 +219,45 @@ def test_commands_start_without_heavy_imports():
         "print([name for name in ('torch', 'numpy', 'transformers', 'datasets') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("kind", ["clip", "sentence-transformers"])
+def test_any_model_encodes_and_searches(kind, data, tiny_checkpoints, tmp_path, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    other = tiny_checkpoints["clip"]
+    if kind == "sentence-transformers":
+        other = tmp_path / "st"
+        SentenceTransformer(tiny_checkpoints["clip"], device="cpu").save_pretrained(str(other))
+    conjoin("encode", other, data, "--only", "image", "--out", tmp_path / "store", "--quiet")
+    conjoin("index", tmp_path / "store", "--out", tmp_path / "index")
+    capsys.readouterr()
+    conjoin("search", tmp_path / "index", "--image", data / "blue.png", "--model", other, "-k", 2)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "1.0000", "blue"]
+    with pytest.raises(ValueError, match="not a local model of this package: pass --model"):
+        conjoin("search", tmp_path / "index", "--image", data / "blue.png")
+
+
+def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, tmp_path, capsys):
+    folder = shutil.copytree(tiny_checkpoints["bert"], tmp_path / "evil")
+    code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | code))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    command = ["encode", str(folder), str(data), "--only", "text", "--out", str(tmp_path / "store")]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("conjoin: the model") and "--trust-remote-code" in error and error.count("\n") == 1
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_pipe_gets_a_handful_of_lines(model, data, tmp_path):
+    command = [sys.executable, "-m", "conjoin", "encode", str(model), str(data), "--out", str(tmp_path / "store")]
+    piped = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+    assert piped.splitlines()[-2:] == [
+        f"7 vectors of 16 dimensions in {tmp_path / 'store'}",
+        f"next: conjoin index {tmp_path / 'store'} --out ...",
+    ]
+    assert len(piped.splitlines()) <= 4 and "\r" not in piped and "%|" not in piped
 
 
 def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):

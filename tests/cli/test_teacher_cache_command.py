@@ -5,13 +5,12 @@ import torch
 from transformers import AutoProcessor
 
 from conjoin.cli.main import main
-from conjoin.data import load_pairs
+from conjoin.data import TaughtRows, load_pairs
 from conjoin.hub import export
+from conjoin.methods.solar.teacher_cache import TeacherCache
+from conjoin.methods.solar.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.training.state_shards import TaughtRows
-from conjoin.training.teacher_cache import TeacherCache
-from conjoin.training.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
 
 
 @pytest.fixture
@@ -39,12 +38,12 @@ def test_writes_what_the_teachers_say(arguments, tiny_checkpoints, tmp_path, cap
     )
     processor = AutoProcessor.from_pretrained(str(tmp_path / "model"), trust_remote_code=True)
     collator = TeacherCollator(processor, 8, teachers)
-    said = teachers.states(collator([rows[i] for i in range(4)]))
+    said = teachers.states(collator([rows[i] for i in range(4)])["pairs"]["teacher"])
     taught = TaughtRows(rows, TeacherCache(out))
-    cached = collator([taught[i] for i in range(4)])
+    cached = collator([taught[i] for i in range(4)])["pairs"]["teacher"]
     assert all(torch.equal(cached[name], value) for name, value in said.items())
     assert main([*arguments, *settings, "--dtype", "float16"]) == 2
-    assert "differs in: dtype" in capsys.readouterr().err
+    assert "it was made with dtype 'torch.float32', not 'torch.float16'" in capsys.readouterr().err
 
 
 def test_a_recipe_that_composes_the_student_anew_takes_the_cache(arguments, tiny_checkpoints, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
+from conjoin.training import RetrievalConfig
 
 
 @pytest.fixture
@@ -103,3 +105,14 @@ def test_accelerate_launch_trains_on_two_processes(recipe, tmp_path, launch):
     steps = [entry["step"] for entry in record(tmp_path / "out")["log"] if "loss" in entry]
     assert steps == [1, 2]  # 16 rows in batches of 2 x 4
     assert printed.count("Saved to") == 1
+
+
+def test_a_log_is_lines_without_a_terminal(recipe, tmp_path, monkeypatch, capsys):
+    recipe.write_text(recipe.read_text().replace("  disable_tqdm: true\n", ""))
+    assert main(["train", str(recipe), "--training.max_steps=2", "--training.save_strategy=no"]) == 0
+    printed = capsys.readouterr()
+    assert "%|" not in printed.err and "\r" not in printed.err and printed.out.count("'loss'") == 2
+    arguments = {"output_dir": str(tmp_path / "other"), "use_cpu": True}
+    assert RetrievalConfig(**arguments).disable_tqdm is True
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert RetrievalConfig(**arguments).disable_tqdm is False

@@ -45,7 +45,7 @@ def test_one_modality_only(rows):
     ("row", "columns", "message"),
     [
         ({"id": "q7", "text": " "}, ("image", "text"), r"id 'q7'.*text is empty"),
-        ({"id": "q7", "image": b"nonsense"}, ("image", "text"), r"id 'q7'.*no known image format"),
+        ({"id": "q7", "image": b"nonsense"}, ("image", "text"), r"id 'q7'.*its format is unknown"),
         (
             {"id": "q7", "image": None},
             ("image", "text"),

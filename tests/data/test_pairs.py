@@ -274,7 +274,7 @@ def test_folders_that_hold_no_pairs(image_folder, tmp_path):
         load_pairs(image_folder)
     for name in TEXTS:
         (image_folder / f"{name}.txt").write_text(name)
-    with pytest.raises(ValueError, match="split is 'test'; a folder of images and captions is all one split"):
+    with pytest.raises(ValueError, match="split is 'test'; a folder of images and captions has only the split"):
         load_pairs(image_folder, split="test")
     (tmp_path / "void").mkdir()
     with pytest.raises(ValueError, match=r"void' holds no images"):
@@ -348,7 +348,7 @@ def test_which_of_two_columns_is_read_is_told(image_folder, caplog):
     rows = [row | {"title": "another"} for row in rows_of(image_folder)]
     pairs = load_pairs(write_table(image_folder / "pairs.csv", rows))
     assert "another" not in pairs["text"]
-    assert "the column 'caption' is read as text, and not 'title'; text_column chooses" in caplog.text
+    assert "the column 'caption' is read as text, not 'title'; choose by text_column" in caplog.text
     caplog.clear()
     assert set(load_pairs(image_folder / "pairs.csv", text_column="title")["text"]) == {"another"}
     assert not caplog.text
@@ -358,7 +358,7 @@ def test_which_of_two_columns_is_read_is_told(image_folder, caplog):
     ("content", "split", "message"),
     [
         ("image;text\nred.png;a\n", "train", "its one column is 'image;text'; expected columns separated by ','"),
-        ("image,text\nred.png,a\n", "test", "split is 'test'; the table .*a.csv' is all one split, 'train'"),
+        ("image,text\nred.png,a\n", "test", "split is 'test'; the table .*a.csv' has only the split 'train'"),
         ("image,text\nred.png,caf\xe9\n", "train", "save it as UTF-8"),
     ],
 )

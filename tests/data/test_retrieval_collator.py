@@ -4,13 +4,9 @@ import torch
 from conjoin.data import MODALITY_IDS, RetrievalCollator, load_nli
 
 
-def plain(items, *, ids=None):
+def processor(items, *, instruction=None, ids=None):
     """A processor that remembers what it was given."""
-    return {"items": list(items), "ids": list(ids), "rows": torch.zeros(len(items))}
-
-
-def instructed(items, *, instruction=None, ids=None):
-    return {"items": list(items), "instruction": instruction, "ids": list(ids)}
+    return {"items": list(items), "instruction": instruction, "ids": list(ids), "rows": torch.zeros(len(items))}
 
 
 @pytest.fixture
@@ -40,28 +36,25 @@ def rows():
     return [first, second]
 
 
-def test_instructions_stand_in_front_of_the_text(rows):
-    batch = RetrievalCollator(plain)(rows)
-    assert batch["queries"]["items"] == [
-        {"image": "a.png", "text": "Find it. a cat.png"},
-        {"image": "c.png", "text": "Match it."},
-    ]
+def test_parts_and_their_names(rows):
+    batch = RetrievalCollator(processor)(rows)
+    assert batch["queries"]["items"] == [{"image": "a.png", "text": "a cat.png"}, {"image": "c.png"}]
     assert batch["positives"]["items"] == [{"text": "cat"}, {"image": "d.png", "text": "both"}]
     assert batch["negatives"]["items"] == [{"image": "b.png"}, {"text": "dog"}]
     assert batch["queries"]["ids"] == ["0:1", "0:2"]
     assert batch["negatives"]["ids"] == ["0:1, negative", "0:1, negative"]
 
 
-def test_a_processor_with_instructions_gets_them(rows):
+def test_queries_alone_get_their_instructions(rows):
     rows[1]["instruction"] = None
-    batch = RetrievalCollator(instructed)(rows)
+    batch = RetrievalCollator(processor)(rows)
     assert batch["queries"]["instruction"] == ["Find it.", None]
     assert batch["queries"]["items"][0] == {"image": "a.png", "text": "a cat.png"}
     assert batch["positives"]["instruction"] is None and batch["negatives"]["instruction"] is None
 
 
 def test_modalities_and_ids_are_those_of_the_candidates(rows):
-    batch = RetrievalCollator(plain)(rows)
+    batch = RetrievalCollator(processor)(rows)
     names = ["text", "image,text", "image", "text"]
     assert batch["candidate_modality"].tolist() == [MODALITY_IDS[name] for name in names]
     positive, other, first, second = batch["candidate_ids"].tolist()
@@ -71,14 +64,14 @@ def test_modalities_and_ids_are_those_of_the_candidates(rows):
 def test_texts_alone_without_ids(tmp_path):
     path = tmp_path / "nli.csv"
     path.write_text("sent0,sent1,hard_neg\na.png,b,c\nd,e,f\n")
-    batch = RetrievalCollator(plain)(load_nli(path).to_list())
+    batch = RetrievalCollator(processor)(load_nli(path).to_list())
     assert batch["queries"]["items"] == [{"text": "a.png"}, {"text": "d"}]
     assert batch["negatives"]["items"] == [{"text": "c"}, {"text": "f"}]
     assert batch["candidate_modality"].tolist() == [0] * 4 and "candidate_ids" not in batch
 
 
 def test_no_negatives_no_key(rows):
-    assert "negatives" not in RetrievalCollator(plain)(rows[1:])
+    assert "negatives" not in RetrievalCollator(processor)(rows[1:])
 
 
 @pytest.mark.parametrize(
@@ -86,10 +79,7 @@ def test_no_negatives_no_key(rows):
     [
         ({"query": None}, "row with id '0:2' has no 'query'"),
         ({"positive": None}, "row with id '0:2' has no 'positive'"),
-        (
-            {"positive_id": None},
-            r"some rows have 'positive_id' \(and 'negative_ids' for their negatives\), but",
-        ),
+        ({"positive_id": None}, r"some rows have 'positive_id' \(and 'negative_ids' for their negatives\), but"),
         ({"target_modality": "video"}, "unknown modality 'video'; expected one of text, image, image,text"),
         ({"negatives": [{"text": "x"}]}, "some rows have 'positive_id'"),
     ],
@@ -97,9 +87,9 @@ def test_no_negatives_no_key(rows):
 def test_mistakes_name_the_row(rows, change, message):
     rows[1] |= change
     with pytest.raises(ValueError, match=message):
-        RetrievalCollator(plain)(rows)
+        RetrievalCollator(processor)(rows)
 
 
 def test_empty_batch():
     with pytest.raises(ValueError, match="got an empty batch: no rows"):
-        RetrievalCollator(plain)([])
+        RetrievalCollator(processor)([])

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.evaluation import MODALITIES, Embedded, evaluate_combinations, format_combinations
-from conjoin.evaluation.emoji_benchmark import evaluate_emoji
+from conjoin.evaluation import MODALITIES, Embedded, evaluate_combinations
 from conjoin.evaluation.metrics import chance_hit_rate
 
 
@@ -116,24 +115,3 @@ def test_bad_input():
     broken[3] = float("nan")
     with pytest.raises(ValueError, match=r"candidates: 1 rows are NaN, infinite or zero, the first at index \[3\]"):
         evaluate_combinations(sets, {"text": Embedded(broken, sets["text"].concepts)}, resamples=10)
-
-
-def test_the_table_is_aligned_and_narrow():
-    sets = random_sets()
-    keep = {("image", "image"): [False] * 24}
-    table = format_combinations(evaluate_combinations(sets, sets, settings=("local", "any"), keep=keep, resamples=10))
-    lines = table.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "image+text → image+text" in table
-    rows = [line for line in lines if " → " in line and "–" in line]
-    assert len(rows) == 12
-    headers = [line for line in lines if line.startswith("query")]
-    assert all("R@1 " in line and "chance" in line for line in headers)
-    assert {len(line) for line in rows[1:]} == {len(headers[0])}
-    assert "text → any" in table
-    assert "(72 candidates)" in table
-
-
-def test_one_artist_cannot_ask_and_answer(tmp_path):
-    with pytest.raises(ValueError, match=r"both drawn by 'noto'"):
-        evaluate_emoji(None, tmp_path, query_style="noto", gallery_style="noto")

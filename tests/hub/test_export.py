@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.hub import export
+from conjoin.hub import export, load_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -93,3 +93,66 @@ def test_a_class_that_is_not_registered_is_refused(tiny_checkpoints, tmp_path):
     processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match="Unregistered is not registered"):
         export(Unregistered(model.config), processor, tmp_path)
+
+
+class TestFolder:
+    """`export` writes one folder, whole or not at all."""
+
+    def parts(self, tiny_checkpoints, hidden_size=16, seed=0):
+        torch.manual_seed(seed)
+        model = JointEncoderModel.from_backbones(
+            tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], hidden_size=hidden_size, num_attention_heads=2
+        )
+        return model, ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+
+    def test_names_no_local_path(self, tiny_checkpoints, tmp_path):
+        folder = export(*self.parts(tiny_checkpoints), tmp_path / "model")
+        for file in folder.glob("*.json"):
+            text = file.read_text()
+            assert "_name_or_path" not in text and str(tmp_path.parent) not in text, file.name
+        assert {file.name for file in folder.iterdir()} >= {
+            "config.json", "model.safetensors", "modeling_joint_encoder.py", "configuration_joint_encoder.py",
+            "processing_image_text.py", "item_inputs.py", "processor_config.json", "tokenizer.json", "modules.json",
+            "sentence_bert_config.json", "config_sentence_transformers.json",
+        }  # fmt: skip
+        assert not [file.name for file in folder.iterdir() if file.is_dir()]
+
+    def test_replaces_a_model_and_keeps_other_files(self, tiny_checkpoints, tmp_path):
+        folder = export(*self.parts(tiny_checkpoints, hidden_size=24), tmp_path / "model")
+        (folder / "recipe.json").write_text("{}")
+        (folder / "model-00001-of-00002.safetensors").write_bytes(b"a shard of an earlier model")
+        (folder / "checkpoint-1").mkdir()
+        model, processor = self.parts(tiny_checkpoints)
+        export(model, processor, folder)
+        loaded, _ = load_model(folder)
+        assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+        assert (folder / "recipe.json").exists() and (folder / "checkpoint-1").exists()
+        assert [file.name for file in folder.glob("*.safetensors")] == ["model.safetensors"]
+
+    def test_a_failure_leaves_the_earlier_model(self, tiny_checkpoints, tmp_path, monkeypatch):
+        folder = export(*self.parts(tiny_checkpoints), tmp_path / "model", {"query": "find "})
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+        def fail(*args, **kwargs):
+            raise OSError("No space left on device")
+
+        model, processor = self.parts(tiny_checkpoints, seed=1)
+        monkeypatch.setattr(processor, "save_pretrained", fail)
+        with pytest.raises(OSError, match="No space left"):
+            export(model, processor, folder)
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+    def test_a_model_in_shards_loads(self, tiny_checkpoints, tmp_path, monkeypatch):
+        model, processor = self.parts(tiny_checkpoints)
+        export(model, processor, tmp_path / "model")
+        save = model.save_pretrained
+        monkeypatch.setattr(model, "save_pretrained", lambda folder: save(folder, max_shard_size="50KB"))
+        folder = export(model, processor, tmp_path / "model")
+        assert len(list(folder.glob("*.safetensors"))) > 1 and not (folder / "model.safetensors").exists()
+        loaded, _ = load_model(folder)
+        assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+
+    def test_without_a_processor(self, tiny_checkpoints, tmp_path):
+        model, _ = self.parts(tiny_checkpoints)
+        folder = export(model, None, tmp_path / "model")
+        assert (folder / "model.safetensors").exists() and not (folder / "processor_config.json").exists()

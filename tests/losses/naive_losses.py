@@ -12,9 +12,7 @@ def cosines(a, b):
     return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
 
 
-def info_nce(
-    queries, candidates, temperature, places=None, ids=None, margin=None, hard_temperature=None, modality=None
-):
+def info_nce(queries, candidates, temperature, places=None, ids=None, hard_temperature=None, modality=None):
     places = range(len(queries)) if places is None else places.tolist()
     ids = list(range(len(candidates))) if ids is None else ids.tolist()
     matrix, losses = cosines(queries, candidates), []
@@ -22,8 +20,7 @@ def info_nce(
         scores = []
         for j in range(len(candidates)):
             same_id = ids[j] == ids[own]
-            too_similar = margin is not None and bool(matrix[i, j] > matrix[i, own] + margin)
-            if j != own and (same_id or too_similar):
+            if j != own and same_id:
                 continue
             hard = modality is not None and modality[j] == modality[own]
             scores.append(matrix[i, j] / (hard_temperature if hard else temperature))
@@ -32,8 +29,8 @@ def info_nce(
     return torch.stack(losses).mean()
 
 
-def mac(queries, candidates, modality, temperature, hard_temperature, places=None, ids=None, margin=None):
-    return info_nce(queries, candidates, temperature, places, ids, margin, hard_temperature, modality)
+def mac(queries, candidates, modality, temperature, hard_temperature, places=None, ids=None):
+    return info_nce(queries, candidates, temperature, places, ids, hard_temperature, modality)
 
 
 def multi_positive(anchors, positives, negatives, temperature, positive_mask=None, negative_mask=None, ids=None):

@@ -7,8 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from naive_losses import assert_same, leaf
 
-from conjoin.losses import ScoreStatistics, alignment_terms, global_to_local_alignment
-from conjoin.losses import alignment as module
+from conjoin.losses import ScoreStatistics, alignment as module, alignment_terms, global_to_local_alignment
 
 IMAGE_MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]).bool()
 TEXT_MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 0], [1, 0, 1]]).bool()

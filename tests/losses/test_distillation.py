@@ -1,4 +1,4 @@
-"""Local, global and self-distillation against loops, closed forms, and what has no correlation."""
+"""Local and global distillation against loops, closed forms, and input without a correlation."""
 
 import naive_losses as naive
 import pytest
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from naive_losses import assert_same, leaf
 
-from conjoin.losses import DISTILLATION_KINDS, distillation, global_distillation, local_distillation, self_distillation
+from conjoin.losses import distillation, global_distillation, local_distillation
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1], [1, 1, 0, 0, 0, 0], [0, 1, 0, 1, 1, 0], [0] * 6]).bool()
 
@@ -125,51 +125,7 @@ def test_correlations_in_low_precision_and_autocast(kind):
     assert right.norm() > 1e-2 and (mine - right).norm() < 1e-2 * right.norm()
 
 
-def states(width=6):
-    """Student queries, teacher queries, student candidates, teacher candidates."""
-    return [leaf(4, width, seed=seed) for seed in range(4)]
-
-
-def _naive_self(kind, sq, tq, sc, tc):
-    tq, tc = tq.detach(), tc.detach()
-    if kind == "mse":
-        return F.mse_loss(sq, tq) + F.mse_loss(sc, tc)
-    if kind == "squared_norm":
-        return torch.stack(
-            [((a - b) ** 2).sum() for a, b in [*zip(sq, tq, strict=True), *zip(sc, tc, strict=True)]]
-        ).sum() / len(sq)
-    if kind == "cosine":
-        return 2 - F.cosine_similarity(sq, tq).mean() - F.cosine_similarity(sc, tc).mean()
-    student, teacher = ((naive.cosines(q, c) / 0.05).softmax(1) for q, c in ((sq, sc), (tq, tc)))
-    return (teacher * (teacher.log() - student.log())).sum(1).mean()
-
-
-@pytest.mark.parametrize("kind", DISTILLATION_KINDS)
-def test_self_distillation_equals_its_formula(kind):
-    tensors = states()
-    found, expected = self_distillation(*tensors, kind=kind), _naive_self(kind, *tensors)
-    assert_same(found, expected, [tensors[0], tensors[2]])
-    assert torch.autograd.grad(found, [tensors[1], tensors[3]], allow_unused=True) == (None, None)
-    student_is_teacher = self_distillation(tensors[0], tensors[0], tensors[2], tensors[2], kind=kind)
-    assert student_is_teacher.item() == pytest.approx(0, abs=1e-12)
-
-
-def test_self_distillation_kinds_relate():
-    tensors = states(width=6)
-    mse, squared = (self_distillation(*tensors, kind=kind) for kind in ("mse", "squared_norm"))
-    torch.testing.assert_close(squared, 6 * mse)
-    assert torch.equal(self_distillation(*tensors), mse)
-    low = [tensor.detach().bfloat16() for tensor in tensors]
-    assert self_distillation(*low).dtype == torch.float32
-    wide = self_distillation(tensors[0], tensors[1], tensors[2], tensors[3], kind="kl", temperature=10.0)
-    assert 0 < wide < self_distillation(*tensors, kind="kl")
-
-
 def test_errors_name_what_is_wrong():
-    with pytest.raises(ValueError, match="unknown kind 'l1'; expected one of"):
-        self_distillation(*states(), kind="l1")
-    with pytest.raises(ValueError, match=r"teacher_queries has shape \(4, 5\), expected \(4, 6\)"):
-        self_distillation(states()[0], states(5)[1], *states()[2:])
     with pytest.raises(ValueError, match=r"shapes \(5, 6, 4\) and \(5, 5, 4\), expected \(N, T, D\)"):
         local_distillation(tokens(), tokens()[:, 1:], MASK)
     with pytest.raises(ValueError, match=r"mask of student has shape \(5, 5\), expected \(5, 6\)"):

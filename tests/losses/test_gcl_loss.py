@@ -1,3 +1,5 @@
+"""The generalized contrastive loss and its module."""
+
 import itertools
 import math
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from naive_losses import assert_same, leaf, scalar
 
-from conjoin.losses import PAIRS, gcl
+from conjoin.losses import PAIRS, GclLoss, gcl
 
 FLAGS = list(itertools.product([True, False], repeat=3))
 
@@ -66,9 +68,68 @@ def test_one_pair_contrasts_with_its_own_third_embedding():
     assert gcl(*x, t, exclude_other_positive=True).item() == pytest.approx(0.0)
 
 
-def test_a_ring_takes_rows_that_lack_nothing():
-    x, t = views(), scalar(0.2)
-    assert_same(gcl(*x, t, ring=True, present=torch.ones(4, 3)), gcl(*x, t), [*x, t])
+def triple(count=32, width=16, dtype=torch.float32):
+    return [leaf(count, width, seed=seed, dtype=dtype) for seed in range(3)]
+
+
+IDS = torch.tensor([4, 7, 4, 1, 9, 7])
+
+
+def test_gcl_of_rows_that_all_show_the_same_keeps_each_pair_to_itself():
+    x, t = triple(4, 6, torch.float64), scalar(0.2)
+    found = gcl(*x, t, ids=torch.zeros(4, dtype=torch.long))
+    alone = sum(gcl(*(view[i : i + 1] for view in x), t) for i in range(4)) / 4
+    assert_same(found, alone, [*x, t])
+
+
+@pytest.mark.parametrize("flags", [(True, False, False), (False, True, True)])
+def test_gcl_over_shares_with_ids_and_missing_modalities(flags):
+    x, t = triple(6, 4, torch.float64), scalar(0.2)
+    present = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
+    ids = IDS
+    shares = [
+        gcl(
+            *(view[rows] for view in x),
+            t,
+            *flags,
+            present=present[rows],
+            ids=ids[rows],
+            gathered=tuple(x),
+            gathered_present=present,
+            gathered_ids=ids,
+            positions=rows,
+        )
+        for rows in torch.arange(6).split(2)
+    ]
+    assert len({share.item() for share in shares}) == 3
+    assert_same(sum(shares) / 3, naive.gcl(*x, t, *flags, present=present, ids=ids), [*x, t])
+
+
+def test_gathered_columns_and_what_is_missing_come_together():
+    x = triple(4)
+    with pytest.raises(ValueError, match="gathered_present beside present"):
+        gcl(*x, 0.1, gathered=tuple(x), positions=torch.arange(4), present=torch.ones(4, 3))
+
+
+def test_a_missing_modality_may_be_given_by_any_number():
+    x = triple(4)
+    present = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0]])
+    assert gcl(*x, 0.1, present=present).item() == gcl(*x, 0.1, present=present.bool()).item() > 0
+
+
+def test_gcl_loss_passes_its_flags_on():
+    x = dict(zip(("image", "text", "fused"), views(), strict=True))
+    pairs = (("image", "text"), ("fused", "text"))
+    terms = GclLoss(0.2, False, False, False, True, pairs)(**x)
+    assert set(terms) == {"gcl_loss", "temperature"}
+    expected = gcl(*x.values(), 0.2, False, False, True, pairs=pairs)
+    assert terms["gcl_loss"].item() == pytest.approx(expected.item(), abs=1e-6)
+    assert expected.item() != pytest.approx(gcl(*x.values(), 0.2).item(), abs=1e-3)
+
+
+def test_gcl_loss_refuses_unknown_pairs():
+    with pytest.raises(ValueError, match="expected some of"):
+        GclLoss(pairs=(("image", "sound"),))
 
 
 E3 = torch.eye(3)
@@ -96,7 +157,6 @@ E3 = torch.eye(3)
             lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3), positions=torch.arange(1, 4)),
             r"positions lie in \[1, 3\], expected \[0, 2\]",
         ),
-        (lambda: gcl(E3, E3, E3, 0.1, ring=True, present=torch.ones(3, 3).tril()), "ring=True takes neither"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -8,8 +8,7 @@ from naive_losses import leaf, scalar
 from torch.nn.parallel import DistributedDataParallel
 
 from conjoin.losses import ContrastiveLoss, GclLoss, gcl, info_nce, mac, multi_positive, symmetric_info_nce
-from conjoin.ops import gather_with_gradient as gather
-from conjoin.ops import local_positions
+from conjoin.ops import gather_with_gradient as gather, local_positions
 
 ROWS = 6
 MODALITY = torch.tensor([0, 1, 2, 0, 1, 1])
@@ -26,7 +25,7 @@ def inputs():
 
 FULL = {
     "info_nce": lambda q, c, f, p, n, t, s: info_nce(q, c, t),
-    "info_nce_ids": lambda q, c, f, p, n, t, s: info_nce(q, c, t, candidate_ids=IDS, false_negative_margin=0.3),
+    "info_nce_ids": lambda q, c, f, p, n, t, s: info_nce(q, c, t, candidate_ids=IDS),
     "symmetric": lambda q, c, f, p, n, t, s: symmetric_info_nce(q, c, t),
     "mac": lambda q, c, f, p, n, t, s: mac(q, c, MODALITY, t, t / 2),
     "multi_positive": lambda q, c, f, p, n, t, s: multi_positive(q, p, n, t, POSITIVE_MASK),
@@ -44,7 +43,7 @@ def positions():
 LOCAL = {
     "info_nce": lambda q, c, f, p, n, t, s: info_nce(q, gather(c), t, positive_indices=positions()),
     "info_nce_ids": lambda q, c, f, p, n, t, s: info_nce(
-        q, gather(c), t, positive_indices=positions(), candidate_ids=gather(IDS[s]), false_negative_margin=0.3
+        q, gather(c), t, positive_indices=positions(), candidate_ids=gather(IDS[s])
     ),
     "symmetric": lambda q, c, f, p, n, t, s: symmetric_info_nce(
         q, c, t, gathered_a=gather(q), gathered_b=gather(c), positive_indices=positions()
@@ -87,21 +86,7 @@ LOCAL = {
         positions=positions(),
     ),
 }
-RING = {
-    "info_nce": lambda q, c, f, p, n, t, s: info_nce(q, c, t, ring=True),
-    "info_nce_ids": lambda q, c, f, p, n, t, s: info_nce(
-        q, c, t, candidate_ids=IDS[s], false_negative_margin=0.3, ring=True
-    ),
-    "symmetric": lambda q, c, f, p, n, t, s: symmetric_info_nce(q, c, t, ring=True),
-    "gcl": lambda q, c, f, p, n, t, s: gcl(q, c, f, t, ring=True),
-    "gcl_flags": lambda q, c, f, p, n, t, s: gcl(q, c, f, t, False, True, True, ids=IDS[s], ring=True),
-}
-MODULES = {
-    "contrastive": lambda: ContrastiveLoss(0.2, false_negative_margin=0.3),
-    "contrastive_ring": lambda: ContrastiveLoss(0.2, false_negative_margin=0.3, ring=True),
-    "gcl": lambda: GclLoss(0.2),
-    "gcl_ring": lambda: GclLoss(0.2, ring=True),
-}
+MODULES = {"contrastive": lambda: ContrastiveLoss(0.2), "gcl": lambda: GclLoss(0.2)}
 
 
 class Trained(torch.nn.Module):
@@ -146,9 +131,8 @@ def run_rank(rank, folder):
     torch.set_num_threads(1)
     rows = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
     results = {"world_size": dist.get_world_size()}
-    for kind, losses in (("gathered", LOCAL), ("ring", RING)):
-        for name, loss in losses.items():
-            results[kind, name] = differentiate(loss, inputs(), rows)
+    for name, loss in LOCAL.items():
+        results["loss", name] = differentiate(loss, inputs(), rows)
     for name in MODULES:
         results["module", name] = train_step(name, rows)
     torch.save(results, f"{folder}/rank{rank}.pt")
@@ -163,12 +147,12 @@ def ranks(tmp_path_factory):
     return [torch.load(f"{folder}/rank{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("gathered", name) for name in LOCAL] + [("ring", name) for name in RING])
-def test_the_mean_over_ranks_is_the_full_batch(ranks, kind, name):
+@pytest.mark.parametrize("name", LOCAL)
+def test_the_mean_over_ranks_is_the_full_batch(ranks, name):
     """Value, gradient of every embedding (averaged as DDP averages parameters) and of the temperature."""
     assert [rank["world_size"] for rank in ranks] == [2, 2]
     value, gradients = differentiate(FULL[name], inputs(), slice(0, ROWS))
-    values, parts = zip(*(rank[kind, name] for rank in ranks), strict=True)
+    values, parts = zip(*(rank["loss", name] for rank in ranks), strict=True)
     assert values[0] != values[1]
     assert (sum(values) / 2 - value).abs() <= 1e-10
     assert gradients[0].abs().max() > 1e-3 and gradients[-1].abs() > 1e-3

@@ -200,11 +200,11 @@ def test_text_needs_its_special_tokens_mask(built):
         model(**batch)
 
 
-def test_too_few_positions(tiny_checkpoints, built, pairs):
-    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-    config = SMALL | {"use_position_embeddings": True, "max_position_embeddings": 3}
-    with pytest.raises(ValueError, match="4 tokens, but max_position_embeddings=3"):
-        JointEncoderModel.from_backbones(*folders, **config)(**built(NAME)[1](pairs))
+def test_fields_of_earlier_versions():
+    old = {"use_type_embeddings": False, "use_position_embeddings": False, "max_position_embeddings": 1024}
+    assert JointEncoderConfig(**SMALL, **old).to_dict() == JointEncoderConfig(**SMALL).to_dict()
+    with pytest.raises(ValueError, match="use_type_embeddings: the vision-language encoder no longer has such emb"):
+        JointEncoderConfig(**SMALL, use_type_embeddings=True)
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,11 @@ def test_rows_can_be_cut_anywhere(name, retriever, messages):
     model, processor = retriever(name)
     batch = dict(processor(messages))
     expected = embed(model, batch)
-    chunks = torch.cat([embed(model, chunk) for chunk in split_rows(batch, 1)])
+    chunks = torch.cat([embed(model, chunk["pairs"]) for chunk in split_rows({"pairs": batch}, 1)])
     assert (chunks - expected).abs().max() <= 1e-5
     for view in ("image", "text"):  # rows that lack the view stand for themselves
         stacked = embed(model, batch, views=(view,))
-        split = torch.cat([embed(model, chunk, views=(view,)) for chunk in split_rows(batch, 2)])
+        split = torch.cat([embed(model, chunk["pairs"], views=(view,)) for chunk in split_rows({"pairs": batch}, 2)])
         assert (stacked - split).abs().max() <= 1e-5
 
 
@@ -105,7 +105,7 @@ def test_rows_can_be_cut_anywhere(name, retriever, messages):
 def test_gcl_and_the_gradient_cache(name, retriever, messages, pairs):
     model, processor = retriever(name)
     objective = Objective(model.train(), GclLoss(), ("image", "text", "fused"))
-    batch = dict(processor([*pairs, messages[0], messages[1]]))
+    batch = {"pairs": dict(processor([*pairs, messages[0], messages[1]]))}
     total_loss(objective(**batch)).backward()
     plain = {key: p.grad.clone() for key, p in objective.named_parameters() if p.grad is not None}
     assert any("layers.0" in key for key in plain) and any("vis" in key for key in plain)
@@ -297,7 +297,7 @@ class TestErrors:
             retriever("qwen2_vl", **fields)
 
     def test_another_architecture(self):
-        with pytest.raises(ValueError, match=r"'bert' is no MLLM that can be read here; expected one of .*'qwen2_vl'"):
+        with pytest.raises(ValueError, match=r"'bert' is not a supported MLLM; expected one of .*'qwen2_vl'"):
             MllmRetrieverConfig(BertConfig())
 
     def test_batches_that_do_not_fit(self, retriever, pairs):
@@ -314,9 +314,9 @@ class TestErrors:
             model(**processor([pair["image"] for pair in pairs]), views=["text"])
         with pytest.raises(ValueError, match=r"the prompts hold \d+ image tokens, but there are no pixel_values"):
             model(input_ids=batch["input_ids"])
-        with pytest.raises(ValueError, match="pixel_values need image_grid_thw: the processor is not this model's"):
+        with pytest.raises(ValueError, match="pixel_values need image_grid_thw: the processor is for another model"):
             model(**{key: value for key, value in batch.items() if key != "image_grid_thw"})
         batch["image_grid_thw"] = batch["image_grid_thw"][:, :, [0, 2, 1]]  # as many patches, but one image fewer
         batch["pixel_mask"][0], batch["image_grid_thw"][0] = False, 0
-        with pytest.raises(ValueError, match=r"but the vision tower gives \d+: the processor is not this model's"):
+        with pytest.raises(ValueError, match=r"but the vision tower gives \d+: the processor is for another model"):
             model(**batch)

@@ -168,7 +168,7 @@ class TestErrors:
         weight_map = json.loads((tmp_path / INDEX).read_text())["weight_map"]
         shard = next(shard for tensor, shard in weight_map.items() if "layers.0." in tensor)
         (tmp_path / shard).unlink()
-        with pytest.raises(FileNotFoundError, match=f"lacks {shard}, which holds weights that are kept"):
+        with pytest.raises(FileNotFoundError, match=f"lacks {shard}, which holds required weights"):
             MllmRetrieverModel.from_mllm(str(tmp_path), 2)
 
     def test_no_safetensors(self, mllm_checkpoints, tmp_path):
@@ -184,7 +184,7 @@ class TestErrors:
         def unreachable(*_args, **_kwargs):
             raise OSError("no route")
 
-        with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub does not give"):
+        with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub download"):
             MllmRetrieverModel.from_mllm("absent/folder/x", 2)
         monkeypatch.setattr(pruned_checkpoint, "snapshot_download", unreachable)
         with pytest.raises(FileNotFoundError, match=r"there is no folder 'runs/small', and the Hub .*: no route"):
@@ -204,7 +204,7 @@ class TestErrors:
         folder, _ = mllm_checkpoints("qwen2_vl")
         shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*safetensors*"))
         BertConfig().save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="'bert' is no MLLM that can be read here"):
+        with pytest.raises(ValueError, match="'bert' is not a supported MLLM"):
             MllmRetrieverModel.from_mllm(str(tmp_path), 2)
 
     def test_weights_of_another_size(self, mllm_checkpoints, tmp_path):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from conjoin.methods.puma.teachers import SharedTeacher
 from conjoin.models.mllm_retriever import MllmRetrieverModel, readout_shortcuts
 from conjoin.models.mllm_retriever.readout_shortcuts import SharedPrefix, shared_prefix_length
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.training.deep_teachers import SharedTeacher
 from tiny_mllms import MLLMS
 
 KEEP = 3

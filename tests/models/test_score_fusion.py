@@ -95,7 +95,7 @@ def test_from_a_loaded_model(features, tiny_checkpoints, built):
 
 
 def test_one_tower_is_not_enough(tiny_checkpoints):
-    with pytest.raises(ValueError, match="'bert' has not both a vision and a text tower"):
+    with pytest.raises(ValueError, match="'bert' does not have a vision and a text tower"):
         ScoreFusionModel.from_clip(tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match="expected a two-tower model such as CLIP or SigLIP"):
         ScoreFusionConfig(BertConfig())

@@ -89,7 +89,7 @@ def test_special_tokens_come_from_the_tokenizer(tiny_checkpoints):
 
 
 def test_unsuitable_towers(tiny_checkpoints):
-    with pytest.raises(ValueError, match="'bert' is no vision tower: its BertConfig has no 'patch_size'"):
+    with pytest.raises(ValueError, match="'bert' is not a vision tower: BertConfig has no 'patch_size'"):
         TokenFusionModel.from_backbones(tiny_checkpoints["bert"], tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match="'clip_text_model' has no table of learned positions"):
         TokenFusionModel(

@@ -21,7 +21,7 @@ def token(vision, text, **config):
 MODELS = {
     "joint clip": (joint, "clip", "clip", {}),
     "joint siglip": (joint, "siglip", "siglip", {"include_global_tokens": True}),
-    "joint vit + clip": (joint, "vit", "clip", {"use_position_embeddings": True, "use_type_embeddings": True}),
+    "joint vit + clip": (joint, "vit", "clip", {"include_global_tokens": True}),
     "joint dinov2 + bert": (joint, "dinov2", "bert", {"vision_hidden_layer": -2}),
     "joint dinov2 + xlm-roberta": (joint, "dinov2", "xlm_roberta", {}),
     "score clip": (score, "clip", "clip", {}),

@@ -3,7 +3,7 @@ import torch
 
 from conjoin.cli.main import main
 from conjoin.ops import choose_device
-from conjoin.retrieval import ItemEncoder, load_stock_encoder
+from conjoin.retrieval import ItemEncoder, load_encoder
 
 
 def test_the_device_asked_for_or_the_best(monkeypatch):
@@ -22,11 +22,11 @@ def test_gpus_that_are_not_there(monkeypatch):
     assert choose_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ValueError, match="cuda:2 was asked for, but torch sees 2 GPUs, counted from 0"):
         choose_device("cuda:2")
-    with pytest.raises(ValueError, match="'gpu' is no device; expected cpu, cuda, cuda:1"):
+    with pytest.raises(ValueError, match="'gpu' is not a device; expected cpu, cuda, cuda:1"):
         choose_device("gpu")
 
 
-@pytest.mark.parametrize("load", [ItemEncoder.from_pretrained, load_stock_encoder])
+@pytest.mark.parametrize("load", [ItemEncoder.from_pretrained, load_encoder])
 def test_encoders_ask_before_they_load(load, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="cuda was asked for, but torch sees no GPU; use --device cpu"):
@@ -36,7 +36,7 @@ def test_encoders_ask_before_they_load(load, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        "mine photos.csv --metric a model text text --out out",
+        "mine photos.csv --miner a model text text --out out",
         "teacher-cache model photos.csv --vision v --text t --out out",
         "explain model --image photo.jpg --text words --out out",
         "analyze model photos.csv --out out",

@@ -114,7 +114,7 @@ def test_message_image_url_and_data_uri(red):
         ({"role": "user", "content": ""}, "neither text nor image"),
         ({"image": 7}, "int 7 is not an image"),
         ({"image": b""}, "the image has zero bytes"),
-        ({"image": b"hello"}, "no known image format"),
+        ({"image": b"hello"}, "its format is unknown"),
         ({"image": "data:image/png;base64,@@"}, "not valid base64"),
     ],
 )
@@ -166,7 +166,7 @@ def test_damaged_files(tmp_path, red):
         parse_items([tmp_path / "cut.jpg"])
     with pytest.raises(ValueError, match=r"item 0, image '.*zero.png': the image has zero bytes"):
         parse_items([tmp_path / "zero.png"])
-    with pytest.raises(ValueError, match=r"item 0, image '.*text.png': .* of no known image format"):
+    with pytest.raises(ValueError, match=r"item 0, image '.*text.png': .* its format is unknown"):
         parse_items([tmp_path / "text.png"])
     with pytest.raises(ValueError, match=r"image 'here/x.jpg': cannot read the image, it is truncated"):
         load_image({"bytes": encoded(noise, "JPEG")[:900], "path": "here/x.jpg"})

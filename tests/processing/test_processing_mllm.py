@@ -136,7 +136,7 @@ def test_resolution_follows_the_pixels_allowed(mllm_checkpoints):
             ValueError, match=r"min_pixels=\d+, max_pixels=-?\d+; expected 0 < min_pixels <= max_pixels"
         ):
             MllmRetrieverProcessor.from_mllm(folder, **limits)
-    with pytest.raises(ValueError, match="'llava' has a fixed resolution; leave min_pixels and max_pixels out"):
+    with pytest.raises(ValueError, match="'llava' has a fixed resolution; omit min_pixels and max_pixels"):
         MllmRetrieverProcessor.from_mllm(mllm_checkpoints("llava")[0], max_pixels=100)
 
 
@@ -158,7 +158,7 @@ def test_texts_are_cut_and_images_never(processor, warnings):
     ):
         processor(items, max_length=longest - 40, ids=["a", "b"])
     with pytest.raises(
-        ValueError, match=r"item 1: images, instruction and prompt take .*they are never cut; lower max_pixels"
+        ValueError, match=r"item 1: images, instruction and prompt take .*they cannot be truncated; lower max_pixels"
     ):
         processor(["a", image(24, 24)], max_length=100)
 
@@ -252,7 +252,7 @@ def test_a_tokenizer_that_was_swapped(processor, mllm_checkpoints, tmp_path):
 
 
 def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
-    with pytest.raises(ValueError, match=r"'bert' is no MLLM known here; expected one of \['internvl', 'llava'"):
+    with pytest.raises(ValueError, match=r"'bert' is not a supported MLLM; expected one of \['internvl', 'llava'"):
         MllmRetrieverProcessor.from_mllm(tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match=r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"):
         MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})

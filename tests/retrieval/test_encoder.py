@@ -1,12 +1,13 @@
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_encoder import TinyModel, tiny_encoder, tiny_processor, tiny_rows
 
 from conjoin.retrieval import ItemEncoder
+from tiny_encoder import TinyModel, tiny_encoder, tiny_processor, tiny_rows
 
 
 def items(count=23):
@@ -120,6 +121,17 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"^item 2: holds 2 images, one is the most$"):
             tiny_encoder().encode(["a", "b", two])
 
+    def test_what_only_an_instruction_breaks_is_named_too(self):
+        def processor(items, instruction=None):
+            for place, told in enumerate(instruction or []):
+                if told and len(told) > 9:
+                    raise ValueError(f"item {place}: the instruction is too long")
+            return tiny_processor(items)
+
+        encoder = ItemEncoder(TinyModel(), processor, batch_size=3)
+        with pytest.raises(ValueError, match=r"^item 'b': the instruction is too long$"):
+            encoder.encode(["a long text", "b", "c"], ["a", "b", "c"], instruction=["short", "a long one", None])
+
     def test_not_finite(self):
         encoder = tiny_encoder()
         with torch.no_grad():
@@ -138,12 +150,16 @@ class TestErrors:
             ItemEncoder.from_pretrained("absent")
 
     @pytest.mark.parametrize("size", [0, 100, 2000])
-    def test_damaged_weights(self, size, tiny_checkpoints, tmp_path):
-        shutil.copytree(tiny_checkpoints["bert"], tmp_path, dirs_exist_ok=True)
+    def test_damaged_weights(self, size, tmp_path):
+        shutil.copytree(Path(__file__).parents[1] / "fixtures/joint_encoder", tmp_path, dirs_exist_ok=True)
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:size])
         with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):
             ItemEncoder.from_pretrained(tmp_path)
+
+    def test_a_model_of_another_kind(self, tiny_checkpoints):
+        with pytest.raises(ValueError, match=r"is a bert; expected a model of this package, one of \['joint_encoder'"):
+            ItemEncoder.from_pretrained(tiny_checkpoints["bert"])
 
     def test_no_gpu(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
+from conjoin.data import PairCollator
 from conjoin.losses import ContrastiveLoss, GclLoss
-from conjoin.training import Objective, PairCollator, cached_backward
+from conjoin.training import Objective, cached_backward
 from conjoin.training.gradient_cache import split_rows
 from conjoin.training.objective import total_loss
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 LOSSES = {"contrastive": (ContrastiveLoss, ("image", "text")), "gcl": (GclLoss, ("image", "text", "fused"))}
 
@@ -134,7 +135,17 @@ def test_mixed_precision_reaches_the_encoder_and_its_gradient(tiny_checkpoints, 
         assert torch.cosine_similarity(gradient.flatten(), gradients[1][name].flatten(), dim=0) > 0.97, name
 
 
+def test_parts_are_cut_one_after_another_with_what_belongs_to_their_rows():
+    batch = {"pairs": {"a": torch.arange(3), "teacher": {"b": torch.arange(3) * 10}, "kind": "x"},
+             "mined": {"a": torch.arange(2)}, "ids": torch.arange(3)}  # fmt: skip
+    chunks = list(split_rows(batch, 2))
+    assert [list(chunk) for chunk in chunks] == [["pairs"], ["pairs"], ["mined"]]
+    assert [chunk["pairs"]["a"].tolist() for chunk in chunks[:2]] == [[0, 1], [2]]
+    assert [chunk["pairs"]["teacher"]["b"].tolist() for chunk in chunks[:2]] == [[0, 10], [20]]
+    assert chunks[1]["pairs"]["kind"] == "x"
+
+
 @pytest.mark.parametrize(("rows", "chunk_size"), [({"a": 4, "b": 3}, 2), ({"a": 4}, 0)])
 def test_batches_that_cannot_be_cut_are_refused(rows, chunk_size):
-    with pytest.raises(ValueError, match="cannot cut a batch"):
-        list(split_rows({name: torch.zeros(count) for name, count in rows.items()}, chunk_size))
+    with pytest.raises(ValueError, match="cannot cut"):
+        list(split_rows({"pairs": {name: torch.zeros(count) for name, count in rows.items()}}, chunk_size))

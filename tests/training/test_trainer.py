@@ -3,11 +3,12 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 from transformers import AutoModel
 
+from conjoin.data import PairCollator
 from conjoin.evaluation import best_ranks
-from conjoin.training import LoraArguments, PairCollator, add_lora
+from conjoin.training import LoraArguments, add_lora
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 
 def _snapshot(module):
@@ -54,10 +55,10 @@ def test_evaluation_covers_every_row_and_equals_a_naive_one(tiny_checkpoints, tm
     trainer = make_trainer("contrastive", model, processor, tmp_path, rows, rows, per_device_eval_batch_size=4)
     metrics = trainer.evaluate()
     batch = PairCollator(processor)([rows[i] for i in range(7)])
-    ids = batch.pop("ids")
+    ids = batch["ids"]
     model.eval()
     with torch.no_grad():
-        image, text = model(**batch, views=("image", "text")).embeddings.chunk(2)
+        image, text = model(**batch["pairs"], views=("image", "text")).embeddings.chunk(2)
     for query, candidate, name in ((text, image, "text_to_image"), (image, text, "image_to_text")):
         ranks = best_ranks(query, candidate, ids, ids)
         for k in (1, 5):

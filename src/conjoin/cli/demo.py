@@ -1,22 +1,23 @@
-"""`conjoin demo`: the main job on the embedded sample, from raw pictures to a report."""
+"""`conjoin demo`: train, index, search and evaluate on the embedded sample."""
 
 import argparse
 import shutil
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conjoin.evaluation import Example, Results
-    from conjoin.evaluation.emoji_benchmark import EmojiBenchmark
-    from conjoin.retrieval import ItemEncoder
+    from conjoin.evaluation import Example, Results, Shown
+    from conjoin.evaluation.benchmarks.emoji import EmojiScores
     from conjoin.training import RetrievalTrainer
 
 DEMO = "sample/demo.yaml"
 TITLE = "A joint encoder for pictures and words"
 SUMMARY = (
     "A small joint image-text encoder on two frozen towers, trained for {steps} steps on pictures of emoji by two "
-    "artists and their names. Everything here is measured on {test} concepts that it never saw: the gallery holds one "
+    "artists and their names. All scores are on {test} concepts that are in no training split. The gallery holds one "
     "artist's picture of each; queries are names, the other artist's pictures, or both."
 )
 NAMES = {"image": "image", "text": "text", "image,text": "image + text"}
@@ -31,11 +32,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "it, evaluate all nine modality combinations, and write a report. About five minutes on two CPU cores; needs "
         'pip install "conjoin[sample]" and no network.',
     )
-    parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/demo, for solar runs/demo-solar)")
+    parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/demo, or runs/demo-NAME)")
     parser.add_argument(
         "--recipe",
         metavar="YAML",
-        help="another recipe than training_args/sample/demo.yaml; `solar` trains both stages of SOLAR instead",
+        help="a recipe, or the name of a method that has a demo (default: training_args/sample/demo.yaml)",
+    )
+    parser.add_argument(
+        "--bf16",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute in bfloat16; --no-bf16 is faster on a CPU without bfloat16 instructions (default: %(default)s)",
     )
     parser.set_defaults(func=run, overrides=[])
 
@@ -45,104 +52,95 @@ def run(args: argparse.Namespace) -> None:
     import torch
     from transformers.utils import logging
 
-    from conjoin.cli.train import parse_overrides, usage
+    from conjoin.cli.train import usage
     from conjoin.evaluation import format_combinations, format_table, render_report
-    from conjoin.evaluation.emoji_benchmark import evaluate_emoji
-    from conjoin.hub import add_sentence_transformers_files
+    from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
     from conjoin.retrieval import ItemEncoder, build_index
-    from conjoin.training import CachedFeatures, load_recipe, train
-    from conjoin.training.run import fastest_dtype
-
-    from .demo_baseline import compare_heads
-    from .demo_solar import add_solar, train_solar
+    from conjoin.training import DEMOS
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started = time.perf_counter()
-    out = Path(args.out or ("runs/demo-solar" if args.recipe == "solar" else "runs/demo"))
+    out = Path(args.out or (f"runs/demo-{args.recipe}" if args.recipe in DEMOS else "runs/demo"))
+    model = str(out / "model")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bf16 = fastest_dtype(device) == torch.bfloat16
-    overrides = {"training.output_dir": str(out / "model"), "training.use_cpu": str(device.type == "cpu").lower()}
-    overrides |= {"training.bf16": str(bf16).lower()} | parse_overrides(args.overrides)
     _say("1/4  Data and training")
-    solar = train_solar(out, recipe_folder(), overrides, _say) if args.recipe == "solar" else None
-    trainer = solar.trainer if solar else train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides))
+    trainer, add = _train(args, out, use_cpu=device.type == "cpu")
     seed = trainer.args.seed
-    add_sentence_transformers_files(out / "model")
 
     _say("2/4  Encoding and evaluating the held-out gallery")
     encoder = ItemEncoder.from_pretrained(
-        str(out / "model"), batch_size=64, device=device, dtype=torch.bfloat16 if bf16 else None
+        model, batch_size=64, device=device, dtype=torch.bfloat16 if args.bf16 else None
     )
-    shutil.rmtree(out / "gallery", ignore_errors=True)  # another model's vectors
-    benchmark = evaluate_emoji(encoder, out / "gallery", seed=seed)
+    shutil.rmtree(out / "gallery", ignore_errors=True)  # vectors of an earlier model
+    scores = evaluate_emoji(encoder, out / "gallery", seed=seed)
 
     _say("3/4  Indexing and searching")
-    index = build_index(benchmark.stores["image"])
-    index.save(out / "index")
-    examples = _examples(encoder, index, benchmark, seed)
+    build_index(scores.stores["image"]).save(out / "index")
+    examples = _examples(scores, seed)
     _print_examples(examples)
 
     _say("4/4  Results")
-    results = _results(trainer, benchmark, examples, usage(str(out / "model")))
-    if solar:
-        add_solar(results, solar, seed)
-    if isinstance(trainer.train_dataset, CachedFeatures):
-        results.tables.append(compare_heads(trainer, encoder.processor, benchmark, results))
+    results = _results(trainer, scores, examples, usage(model))
+    add(results)
+    _add_baseline(trainer, encoder.processor, scores, results)
     results.save(out / "results.json")
     report = render_report(results, out / "report.html")
-    print(format_combinations(benchmark.combinations))
+    print(format_combinations(scores.combinations))
     for table in results.tables:
         print(f"\n{format_table(table)}")
-    print(f"\nThe model, wherever sentence-transformers is installed:\n\n{usage(str(out / 'model'))}")
+    print(f"\nThe model, wherever sentence-transformers is installed:\n\n{usage(model)}")
     print(f"Search it:  conjoin search {out / 'index'} --text 'red apple'")
     print(f"Report:     {report.resolve().as_uri()}")
     print(f"Done in {time.perf_counter() - started:.0f} s.")
 
 
-def recipe_folder() -> Path:
-    """Where the recipes are: beside the sources, or inside an installed package."""
-    import conjoin
+def _train(
+    args: argparse.Namespace, out: Path, use_cpu: bool
+) -> "tuple[RetrievalTrainer, Callable[[Results], object]]":
+    """Train to `out / "model"`; returns the trainer and a function that adds a method's own results."""
+    from conjoin.cli.train import parse_overrides
+    from conjoin.training import DEMOS, load_recipe, recipe_folder, train
 
-    package = Path(conjoin.__file__).parent
-    beside = package.parents[1] / "training_args"
-    return beside if beside.is_dir() else package / "_recipes"
+    bf16 = str(args.bf16).lower()
+    overrides = {"training.output_dir": str(out / "model"), "training.use_cpu": str(use_cpu).lower()}
+    overrides["training.bf16"] = bf16
+    if args.recipe is None or args.recipe in DEMOS:  # these recipes cache features
+        overrides["features.bf16"] = bf16
+    overrides |= parse_overrides(args.overrides)
+    if args.recipe in DEMOS:
+        return DEMOS[args.recipe].train(out, overrides, _say)
+    return train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides)), lambda results: None
 
 
 def _say(text: str) -> None:
-    print(f"\n\033[1m{text}\033[0m" if _in_terminal() else f"\n{text}", flush=True)
+    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
 
 
-def _in_terminal() -> bool:
-    import sys
-
-    return sys.stdout.isatty()
-
-
-def _examples(encoder: "ItemEncoder", index: Any, benchmark: "EmojiBenchmark", seed: int) -> list["Example"]:  # noqa: ANN401
+def _examples(scores: "EmojiScores", seed: int) -> list["Example"]:
     """Nine searches drawn at random: three each by text, by picture and by both."""
     import numpy as np
+    import torch
 
-    from conjoin.evaluation import Example, Hit, Shown, picture
-    from conjoin.retrieval import search_items
+    from conjoin.evaluation import search_examples
 
     generator = np.random.default_rng(seed)
-    gallery = {row["id"]: row for row in benchmark.candidates}
+    gallery = [_shown(row) for row in scores.candidates]
+    vectors = torch.from_numpy(scores.stores["image"].load()[1])
     examples = []
-    for modality in NAMES:
-        for place in generator.choice(len(benchmark.queries), size=3, replace=False).tolist():
-            row = benchmark.queries[place]
-            item = {part: row[part] for part in modality.split(",")}
-            found = search_items(index, encoder, [item], k=len(gallery))
-            ranked = [gallery[id_] for id_ in found.ids[0]]
-            rank = 1 + next(i for i, hit in enumerate(ranked) if hit["concept"] == row["concept"])
-            hits = [
-                Hit(Shown(hit["text"], picture(hit["image"])), float(score), hit["concept"] == row["concept"])
-                for hit, score in zip(ranked[:5], found.scores[0], strict=False)
-            ]
-            shown = Shown(item.get("text"), picture(item["image"]) if "image" in item else None)
-            examples.append(Example(shown, hits, rank, len(gallery), title=f"{NAMES[modality]} → image"))
+    for modality, name in NAMES.items():
+        places = generator.choice(len(scores.queries), size=3, replace=False).tolist()
+        rows = scores.queries.select(places).select_columns(modality.split(","))
+        queries, right = [_shown(row) for row in rows], [{place} for place in places]
+        embeddings = scores.query_embeddings[modality][places]
+        examples += search_examples(queries, embeddings, gallery, vectors, right, title=f"{name} → image")
     return examples
+
+
+def _shown(row: dict[str, Any]) -> "Shown":
+    from conjoin.evaluation import Shown, picture
+
+    return Shown(row.get("text"), picture(row["image"]) if "image" in row else None)
 
 
 def _print_examples(examples: list["Example"]) -> None:
@@ -152,9 +150,7 @@ def _print_examples(examples: list["Example"]) -> None:
         print(f"  {example.title:22s} {asked:28.28s} → {found}   (correct: rank {example.rank})")
 
 
-def _results(
-    trainer: "RetrievalTrainer", benchmark: "EmojiBenchmark", examples: list["Example"], loading: str
-) -> "Results":
+def _results(trainer: "RetrievalTrainer", scores: "EmojiScores", examples: list["Example"], loading: str) -> "Results":
     from datetime import date
 
     from conjoin.evaluation import Curve, Headline, Results
@@ -170,7 +166,7 @@ def _results(
     }
     model = trainer.encoder
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    test = len(benchmark.queries)
+    test = len(scores.queries)
     results = Results(
         title=TITLE,
         summary=SUMMARY.format(steps=trainer.state.max_steps, test=test),
@@ -192,8 +188,8 @@ def _results(
             "batch size": trainer.args.per_device_train_batch_size,
             "learning rate": trainer.args.learning_rate,
         },
-        combinations=benchmark.combinations,
-        symmetric=[benchmark.symmetric],
+        combinations=scores.combinations,
+        symmetric=[scores.symmetric],
         curves=[Curve("Training loss", {"training": losses}), Curve("Validation R@10, %", validation)],
         examples=examples,
         examples_note=f"Drawn at random with seed {trainer.args.seed}, not chosen.",
@@ -208,3 +204,12 @@ def _results(
         ),
     ]
     return results
+
+
+def _add_baseline(trainer: "RetrievalTrainer", processor: Any, scores: "EmojiScores", results: "Results") -> None:  # noqa: ANN401
+    """Add the baseline, which trains on cached features, if the trainer did."""
+    from conjoin.cli.demo_baseline import compare_heads
+    from conjoin.training import CachedFeatures
+
+    if isinstance(trainer.train_dataset, CachedFeatures):
+        results.tables.append(compare_heads(trainer, processor, scores, results))

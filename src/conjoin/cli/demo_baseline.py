@@ -1,4 +1,4 @@
-"""What the demo's model has to beat: one small head on each frozen tower, trained on the same features."""
+"""The baseline of the demo: one small head on each frozen tower, trained on the same features."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Results, Table
-    from conjoin.evaluation.emoji_benchmark import EmojiBenchmark
+    from conjoin.evaluation.benchmarks.emoji import EmojiScores
     from conjoin.training import CachedFeatures
 
 STEPS, BATCH_SIZE, LEARNING_RATE, WIDTH = 150, 256, 3e-3, 256
@@ -36,13 +36,13 @@ class TwoHeads(nn.Module):
         return views | {"fused": F.normalize(views["image"] + views["text"], dim=1)}
 
 
-def compare_heads(trainer: Any, processor: Any, benchmark: "EmojiBenchmark", results: "Results") -> "Table":  # noqa: ANN401
-    """Train the heads with GCL on the features that the trainer read, and set them beside its model.
+def compare_heads(trainer: Any, processor: Any, scores: "EmojiScores", results: "Results") -> "Table":  # noqa: ANN401
+    """Train the heads with GCL on the trainer's features and compare them with its model.
 
     Args:
         trainer: A `RetrievalTrainer` of a joint encoder, on cached features.
         processor: Of its model.
-        benchmark: What `evaluate_emoji` measured.
+        scores: Of the model, as `evaluate_emoji` returns them.
         results: Of the model.
     """
     from conjoin.evaluation import Metric, Table, best_ranks
@@ -52,26 +52,27 @@ def compare_heads(trainer: Any, processor: Any, benchmark: "EmojiBenchmark", res
     folder, device = Path(str(trainer.args.output_dir)).parent / "baseline", trainer.args.device
     heads = _train(train, trainer.args.seed, device)
     embedded = []
-    for name, rows in (("queries", benchmark.queries), ("gallery", benchmark.candidates)):
+    for name, rows in (("queries", scores.queries), ("gallery", scores.candidates)):
         cached = CachedFeatures(cache_features(trainer.encoder, processor, rows, folder / name))
         image, text, text_rows = _pool(cached)
         with torch.inference_mode():
             embedded.append(heads(image[0].to(device), text[text_rows[:, 0]].to(device)))
     queries, gallery = embedded
-    labels = torch.arange(len(benchmark.queries), device=device)
+    labels = torch.arange(len(scores.queries), device=device)
     asked = (("text", "text", "hit_rate@10"), ("image", "image", "hit_rate@1"), ("image,text", "fused", "hit_rate@1"))
     found = [
         (best_ranks(queries[view], gallery["image"], labels, labels) <= int(metric.split("@")[1])).float().mean()
         for _, view, metric in asked
     ]
     cells = [results.cell(modality, "image").metrics[metric] for modality, _, metric in asked]
+    names = ["text → image, R@10", "image → image, R@1", "image + text → image, R@1"]
     of_heads = [Metric(float(rate), chance=cell.chance) for rate, cell in zip(found, cells, strict=True)]
     return Table(
-        "Beside the simplest model",
-        ["", "text → image, R@10", "image → image, R@1", "image + text → image, R@1"],
-        [["two small heads", *of_heads], ["this model", *cells]],
-        "One small head on each frozen tower's pooled features, trained with the same loss on the same pictures and "
-        f"names for {STEPS} steps in seconds; image and text are added.",
+        "Compared with the simplest model",
+        ["", "two small heads", "this model"],
+        [list(row) for row in zip(names, of_heads, cells, strict=True)],
+        f"One small head on each frozen tower's pooled features, trained for {STEPS} steps with the same loss on "
+        "the same pictures and names. The vector of image + text is the sum of both.",
     )
 
 

@@ -1,20 +1,12 @@
 """`conjoin explain`: what a joint encoder finds of a text in an image, and the reverse."""
 
 import argparse
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.options import add_compute_options, check_counts, load_rows
+
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from conjoin.evaluation import Curve, Explanation, MaskedSample
-
-ROLES = {
-    "positive": "positive: intersection of one masked",
-    "image_difference": "negative: difference of image masked",
-    "text_difference": "negative: difference of text masked",
-    "intersection": "negative: both intersections masked",
-}
+    from conjoin.evaluation import Curve
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -29,7 +21,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog='example: conjoin explain runs/demo/model --image photo.jpg --text "a dog on the beach" '
         "--data photos.csv --out runs/explained",
     )
-    parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a joint encoder (its own code is run)")
+    parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a joint encoder")
     parser.add_argument("--image", required=True, metavar="FILE", help="path or URL of the image")
     parser.add_argument("--text", required=True, metavar="TEXT", help="the text")
     parser.add_argument("--out", required=True, metavar="DIR", help="where explanation.png and explanation.html go")
@@ -41,27 +33,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="recipe.json, trainer_state.json or JSON lines of stage 1")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU when there is one)")
+    add_compute_options(parser, ("--device",))
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from transformers import AutoModel, AutoProcessor
+    check_counts(args, pairs=2)
 
-    from conjoin.evaluation.explain import explain_pair, render_explanation
+    from conjoin.hub import load_model
+    from conjoin.methods.solar.explain.constructed import construct_masked
+    from conjoin.methods.solar.explain.pair import explain_pair, render_explanation
     from conjoin.ops import choose_device
-    from conjoin.retrieval.encoder import loading
 
-    if args.pairs < 2:
-        raise ValueError(f"--pairs must be at least 2, got {args.pairs}")
     device = choose_device(args.device)
-    with loading(args.model):
-        model = AutoModel.from_pretrained(args.model, trust_remote_code=True).to(device).eval()
-        processor = AutoProcessor.from_pretrained(args.model, trust_remote_code=True)
+    loaded, processor = load_model(args.model)
+    model: Any = loaded.to(device)  # type: ignore[arg-type]
     explanation = explain_pair(model, processor, args.image, args.text)
     thresholds, curves = _thresholds(args, model, processor)
-    segments, samples = constructed(explanation, thresholds, args.seed)
+    segments, samples = construct_masked(explanation, thresholds, args.seed)
     page = render_explanation(
         explanation,
         args.out,
@@ -74,49 +64,17 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {page} and {page.with_name('explanation.png')}")
 
 
-def constructed(
-    explanation: "Explanation", thresholds: "Mapping[str, float | None]", seed: int = 0
-) -> "tuple[Tensor, list[MaskedSample]]":
-    """The segment `(P,)` of each patch and, if thresholds are known, the samples that stage 2 would construct."""
-    import torch
-
-    from conjoin.evaluation.explain import MaskedSample
-    from conjoin.masking import construct_samples, segment_patches
-
-    segments = segment_patches(explanation.patches[None])
-    image_threshold, text_threshold = thresholds["image"], thresholds["text"]
-    if image_threshold is None or text_threshold is None:
-        return segments[0], []
-    built = construct_samples(
-        explanation.image_scores[None],
-        torch.ones(1, len(explanation.image_scores), dtype=torch.bool),
-        image_threshold,
-        explanation.text_scores[None],
-        torch.ones(1, len(explanation.text_scores), dtype=torch.bool),
-        text_threshold,
-        segments,
-        torch.Generator().manual_seed(seed),
-    )
-    samples = [
-        MaskedSample(name, built.image_weights[role, 0], built.text_weights[role, 0])
-        for role, name in enumerate(ROLES.values())
-        if built.valid[role, 0]
-    ]
-    return segments[0], samples
-
-
 def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401
     """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
-    from conjoin.data import load_pairs
-    from conjoin.evaluation.explain import score_populations
-    from conjoin.evaluation.score_charts import (
+    from conjoin.methods.solar.explain.charts import (
         MODALITIES,
         distribution_curves,
         last_thresholds,
         read_log,
         score_histogram,
     )
-    from conjoin.masking import qda_threshold
+    from conjoin.methods.solar.explain.pair import score_populations
+    from conjoin.methods.solar.masking.threshold import qda_threshold
 
     thresholds: dict[str, Any] = {"image": None, "text": None}
     curves = []
@@ -125,7 +83,7 @@ def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[
         thresholds, curves = {**last_thresholds(log)}, distribution_curves(log)
     given = {"image": args.image_threshold, "text": args.text_threshold}
     if args.data is not None:
-        rows = load_pairs(args.data)
+        rows: Any = load_rows(args, args.data)
         pairs = [
             {"image": row["image"], "text": row["text"]} for row in rows.select(range(min(args.pairs, len(rows))))
         ]

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.options import INDEX_KINDS
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
@@ -17,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="where to put the index")
     parser.add_argument(
         "--kind",
-        choices=("exact", "flat", "hnsw", "ivfpq"),
+        choices=INDEX_KINDS,
         default="exact",
         help="exact: compares with every vector, ties in the order of the data; the others need faiss. flat: the same "
         "by FAISS; hnsw: a graph, fast and nearly exact; ivfpq: compressed, for millions (default: %(default)s)",

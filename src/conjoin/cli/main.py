@@ -5,8 +5,20 @@ import sys
 from collections.abc import Sequence
 
 from conjoin import __version__
-
-from . import analyze, data, demo, encode, evaluate, explain, index, merge_adapter, mine, search, teacher_cache, train
+from conjoin.cli import (
+    analyze,
+    data,
+    demo,
+    encode,
+    evaluate,
+    explain,
+    index,
+    merge_adapter,
+    mine,
+    search,
+    teacher_cache,
+    train,
+)
 
 COMMANDS = (demo, train, encode, index, search, mine, teacher_cache, merge_adapter, evaluate, data, explain, analyze)
 
@@ -26,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         arguments.overrides = rest
     try:
-        if "quiet" in arguments and arguments.quiet:
-            _hide_progress()
+        if not sys.stderr.isatty() or ("quiet" in arguments and arguments.quiet):
+            _hide_library_bars()
         arguments.func(arguments)
     except (ValueError, OSError, ImportError) as error:
         print("conjoin:", " ".join(str(error).split()), file=sys.stderr)
@@ -37,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _hide_progress() -> None:
-    """Hide the bars of the libraries, too."""
+def _hide_library_bars() -> None:
+    """Hide the progress bars of the libraries; the package's own become lines where there is no terminal."""
     import datasets
+    import huggingface_hub.utils
     import transformers
 
+    huggingface_hub.utils.disable_progress_bars()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .train import parse_overrides, usage
+from conjoin.cli.train import parse_overrides, usage
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:

@@ -4,8 +4,19 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.options import (
+    COLUMN_OPTIONS,
+    INDEX_KINDS,
+    RenamedOption,
+    add_compute_options,
+    add_data_options,
+    add_storing_options,
+    encoder_loader,
+    load_rows,
+)
+
 if TYPE_CHECKING:
-    from conjoin.retrieval import MiningMetric
+    from conjoin.retrieval import Miner
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -13,144 +24,99 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "mine",
         help="find the hard negatives of every row of a dataset",
-        description="Find for every row of DATA what each of several metrics takes for most similar, without the row "
-        "itself and its near-duplicates, and write the union with its provenance to negatives.parquet in --out. A "
-        "metric is a model and what it looks at (image, text or fused) of the row and of its candidates. The time is "
-        "estimated first; interrupted at any point, the same command goes on where it stopped.",
-        epilog="example: conjoin mine photos.csv --out runs/mined --metric own runs/demo/model fused fused "
-        "--metric own-text-image runs/demo/model text image",
+        description="Find the candidates that each of several miners ranks as most similar to every row of DATA, "
+        "without the row itself and its near-duplicates, and write the union with its provenance to negatives.parquet "
+        "in --out. A miner is a model and the parts (image, text or fused) of the row and of its candidates that it "
+        "compares. After an interruption, the same command resumes.",
+        epilog="example: conjoin mine photos.csv --out runs/mined --miner own runs/demo/model fused fused "
+        "--miner own-text-image runs/demo/model text image",
     )
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="the candidates, any source that `conjoin encode` reads; what no metric looks at may be missing",
+        help="the candidates, any source that `conjoin encode` reads; parts that no miner compares may be missing",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write or to go on with")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write or to resume")
     parser.add_argument(
-        "--metric",
+        "--miner",
         nargs=4,
         action="append",
         default=[],
         metavar=("NAME", "MODEL", "QUERY", "CANDIDATE"),
-        help="a metric; may be given several times",
+        help="a miner; may be given several times",
     )
     parser.add_argument(
-        "--metrics", metavar="YAML", help="a file with metrics: {name: {model, query, candidate, duplicate_above}}"
+        "--miners", metavar="YAML", help="a file with miners: {name: {model, query, candidate, duplicate_above}}"
     )
-    parser.add_argument("-k", type=int, default=10, help="negatives per metric (default: %(default)s)")
+    parser.add_argument("-k", type=int, default=10, help="negatives per miner (default: %(default)s)")
     parser.add_argument(
         "--duplicate-above",
         type=float,
         default=0.95,
         metavar="COSINE",
-        help="candidates this similar in any metric are duplicates, not negatives; for the metrics given by --metric "
+        help="candidates this similar by any miner are duplicates, not negatives; for the miners given by --miner "
         "(default: %(default)s)",
     )
-    reading = parser.add_argument_group("what to read")
+    for old, new in (("--metric", "--miner"), ("--metrics", "--miners")):
+        parser.add_argument(old, action=RenamedOption, new=new)
+    reading = add_data_options(parser, COLUMN_OPTIONS)
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
-    reading.add_argument("--image-column", metavar="NAME", help="column of the images, when it cannot be guessed")
-    reading.add_argument("--text-column", metavar="NAME", help="column of the texts, when it cannot be guessed")
-    reading.add_argument("--id-column", metavar="NAME", help="column of the ids, when it cannot be guessed")
-    reading.add_argument(
-        "--split", default="train", metavar="NAME", help="split of a dataset that has several (default: %(default)s)"
-    )
-    computing = parser.add_argument_group("how to compute")
+    add_storing_options(parser, shard_size={"help": "rows per file, and rows searched at once (default: %(default)s)"})
+    computing = add_compute_options(parser)
     computing.add_argument(
-        "--index",
-        choices=("exact", "flat", "hnsw", "ivfpq"),
-        default="exact",
-        help="as for `conjoin index` (default: %(default)s)",
+        "--index", choices=INDEX_KINDS, default="exact", help="as for `conjoin index` (default: %(default)s)"
     )
     computing.add_argument(
-        "--shard-size",
-        type=int,
-        default=4096,
-        metavar="ROWS",
-        help="rows per file, and rows searched at once (default: %(default)s)",
+        "--estimate", action="store_true", help="print how long it would take, by a probe of every model, and stop"
     )
-    computing.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="type of the stored numbers; float16 halves the space (default: %(default)s)",
-    )
-    computing.add_argument(
-        "--batch-size", type=int, default=32, metavar="N", help="items per forward pass (default: %(default)s)"
-    )
-    computing.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU when there is one)")
-    computing.add_argument("--bf16", action="store_true", help="compute in bfloat16: faster, slightly less exact")
-    computing.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes that decode images ahead (default: %(default)s)"
-    )
-    computing.add_argument("--estimate", action="store_true", help="print the estimate and stop")
-    computing.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    import torch
-
-    from conjoin.data import load_pairs
     from conjoin.ops import choose_device
-    from conjoin.retrieval import ItemEncoder, load_encoder, mine_hard_negatives, plan_mining
-    from conjoin.retrieval.mining_metrics import check_metrics, needed_parts
+    from conjoin.retrieval import mine_hard_negatives, plan_mining
+    from conjoin.retrieval.mining.miners import check_miners, needed_parts
 
-    metrics, device = _metrics(args), choose_device(args.device)
-    check_metrics(metrics, args.k)
-    columns = {name: vars(args)[name] for name in ("image_column", "text_column", "id_column", "split")}
-    parts = needed_parts(metrics, args.anchors is not None)
-    corpus = load_pairs(args.data, **columns, only=parts["corpus"])
-    anchors = None if args.anchors is None else load_pairs(args.anchors, **columns, only=parts["anchors"])
-
-    def load(model: str) -> ItemEncoder:
-        return load_encoder(
-            model,
-            batch_size=args.batch_size,
-            device=device,
-            dtype=torch.bfloat16 if args.bf16 else None,
-            num_workers=args.workers,
-        )
-
+    miners, device = _miners(args), choose_device(args.device)
+    check_miners(miners, args.k)
+    parts = needed_parts(miners, args.anchors is not None)
+    corpus: Any = load_rows(args, args.data, only=parts["corpus"])
     settings: dict[str, Any] = {
-        "anchors": anchors,
-        "load_encoder": load,
+        "anchors": None if args.anchors is None else load_rows(args, args.anchors, only=parts["anchors"]),
+        "load_encoder": encoder_loader(args, device),
         "index_options": {"device": str(device)} if args.index == "exact" else {},
-        "shard_size": args.shard_size,
     }
-    print(plan_mining(corpus, metrics, args.out, **settings), flush=True)
     if args.estimate:
+        print(plan_mining(corpus, miners, args.out, **settings))
         return
-    mined = mine_hard_negatives(
-        corpus,
-        metrics,
-        args.out,
-        k=args.k,
-        index_kind=args.index,
-        dtype=args.dtype,
-        show_progress=not args.quiet,
-        **settings,
-    )
+    settings |= {"k": args.k, "index_kind": args.index, "shard_size": args.shard_size, "dtype": args.dtype}
+    mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 
 
-def _metrics(args: argparse.Namespace) -> "list[MiningMetric]":
-    """The metrics of the file, then those of the command line."""
-    from conjoin.retrieval import MiningMetric, parse_metrics
+def _miners(args: argparse.Namespace) -> "list[Miner]":
+    """The miners of the file, then those of the command line."""
+    from conjoin.retrieval import Miner, parse_miners
 
-    metrics = []
-    if args.metrics is not None:
-        import yaml
+    if args.miners is None and not args.miner:
+        raise ValueError("nothing to mine by: pass --miner, --miners or both")
+    miners = [] if args.miners is None else parse_miners(_read_file(args.miners))
+    for name, model, query, candidate in args.miner:
+        miners.append(Miner(name, model, query, candidate, args.duplicate_above))
+    return miners
 
-        try:
-            content = yaml.safe_load(Path(args.metrics).read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ValueError(f"{args.metrics!r} is not YAML: {error}") from error
-        if not isinstance(content, dict) or set(content) != {"metrics"}:
-            raise ValueError(f"{args.metrics!r}: expected one key, metrics, got {content!r:.120}")
-        metrics += parse_metrics(content["metrics"])
-    if not metrics and not args.metric:
-        raise ValueError("nothing to mine by: pass --metric, --metrics or both")
-    for name, model, query, candidate in args.metric:
-        metrics.append(MiningMetric(name, model, query, candidate, args.duplicate_above))
-    return metrics
+
+def _read_file(path: str) -> Any:  # noqa: ANN401 - any YAML
+    """What stands under `miners` in a file."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path!r} is not YAML: {error}") from error
+    if isinstance(content, dict) and "metrics" in content:
+        raise ValueError(f"{path!r}: the key metrics is now miners")
+    if not isinstance(content, dict) or set(content) != {"miners"}:
+        raise ValueError(f"{path!r}: expected one key, miners, got {content!r:.120}")
+    return content["miners"]

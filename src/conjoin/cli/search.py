@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.options import add_compute_options, make_encoder
+
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
 
@@ -21,10 +23,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--image", metavar="PATH", help="the image of the query")
     parser.add_argument("-k", type=int, default=10, help="number of results (default: %(default)s)")
     parser.add_argument(
-        "--model", help="folder or Hub name of the model that made the index (default: where it was then)"
+        "--model",
+        help="folder or Hub name of the model that made the index (default: the folder that the index records, if it "
+        "holds a model of this package)",
     )
-    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU when there is one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_compute_options(parser, ("--device", "--trust-remote-code"))
     parser.set_defaults(func=run, quiet=True)
 
 
@@ -34,11 +38,10 @@ def run(args: argparse.Namespace) -> None:
     if not query:
         raise ValueError("nothing to search for: pass --text, --image or both")
 
-    from conjoin.retrieval import ItemEncoder, load_index, search_items
+    from conjoin.retrieval import load_index, search_items
 
     index = load_index(args.index)
-    encoder = ItemEncoder.from_pretrained(args.model or _recorded_model(index), device=args.device)
-    found = search_items(index, encoder, [query], args.k)
+    found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [query], args.k)
     hits = list(zip(found.ids[0], found.scores[0].tolist(), strict=False))
     if args.json:
         import json
@@ -52,9 +55,25 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _recorded_model(index: "Index") -> str:
+    """The local folder that an index records, if it holds a model of this package.
+
+    An index may come from anywhere, so nothing else is loaded on its word.
+
+    Raises:
+        FileNotFoundError: The folder is gone.
+        ValueError: No model is recorded, or another one than that.
+    """
+    from conjoin.hub import is_own_model
+
     if index.model is None:
         raise ValueError("the index does not say which model made it: pass --model")
     name = index.model.name
-    if Path(name).is_absolute() and not Path(name).is_dir():
+    local = Path(name).is_absolute()
+    if local and not Path(name).is_dir():
         raise FileNotFoundError(f"the model that made the index is no longer at {name!r}: pass --model")
+    if not local or not (Path(name) / "config.json").is_file() or not is_own_model(name):
+        raise ValueError(
+            f"the index was built with {name!r}, which is not a local model of this package: pass --model {name} to "
+            "load it"
+        )
     return name

@@ -20,20 +20,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--model.config.hidden_size 384",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, see training_args/")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
     parser.set_defaults(func=run, overrides=[])
 
 
 def run(args: argparse.Namespace) -> None:
     """Train, save and print where."""
     overrides = parse_overrides(args.overrides)
-    from conjoin.hub import add_sentence_transformers_files
     from conjoin.training import load_recipe, train
 
     trainer = train(load_recipe(args.recipe, overrides), resume=args.resume)
     if trainer.args.should_save:
         folder = str(trainer.args.output_dir)
-        add_sentence_transformers_files(folder)
         print(f"\nSaved to {folder}. Load it anywhere:\n\n{usage(folder)}")
     _leave(trainer.accelerator)
 

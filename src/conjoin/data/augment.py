@@ -1,4 +1,4 @@
-"""Random changes to small drawings, so that a model learns what is drawn rather than how one artist draws it."""
+"""Random changes to small drawings, so that a model learns the content and not the drawing style."""
 
 from collections.abc import Callable
 
@@ -10,16 +10,16 @@ Change = Callable[[Image.Image, np.random.Generator], Image.Image]
 
 
 class ImageAugmentation:
-    """Mild random changes of place, colour and line to a drawing on white.
+    """Mild random changes of position, colour and line to a drawing on white.
 
-    Pictures are moved, scaled and turned a little; their colours jittered; and now and then they turn grey, blurred,
-    posterised, get dark outlines or become a bare line drawing. They are never mirrored: names say left and right.
+    Each picture is shifted, scaled and rotated a little, with colour jitter. Some pictures also become grey, blurred,
+    posterised, outlined or a line drawing. None is mirrored, because names say left and right.
 
-    With a `seed` the same calls give the same pictures. Without one, randomness comes from torch's global generator,
-    so that data-loader workers differ and a resumed training run continues as the uninterrupted one would have.
+    With a `seed`, the same calls give the same pictures. Without one, randomness comes from torch's global generator,
+    so data-loader workers differ and a resumed training run equals an uninterrupted one.
 
     Args:
-        seed: Seed of an own random generator, or None.
+        seed: Seed of a separate random generator, or None.
         strength: Scales the ranges and the probabilities; 0 changes nothing.
 
     Raises:
@@ -33,7 +33,7 @@ class ImageAugmentation:
         self._random = np.random.default_rng(seed) if seed is not None else None
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Change an RGB image; the size stays."""
+        """Return a changed RGB image of the same size."""
         random = self._random or np.random.default_rng(int(torch.randint(2**62, ())))
         image = _jitter_colour(_move(image.convert("RGB"), random, self.strength), random, self.strength)
         for probability, change in _OCCASIONAL:
@@ -43,7 +43,7 @@ class ImageAugmentation:
 
 
 def _move(image: Image.Image, random: np.random.Generator, strength: float) -> Image.Image:
-    """Scale by 0.7 to 1.1, shift by up to 8 % of the side and turn by up to 12 degrees, on white."""
+    """Scale by 0.7 to 1.1, shift by up to 8 % of the side and rotate by up to 12 degrees, on white."""
     scale = 1 + strength * random.uniform(-0.3, 0.1)
     angle = np.deg2rad(strength * random.uniform(-12, 12))
     shift = strength * random.uniform(-0.08, 0.08, size=2) * image.size
@@ -57,7 +57,7 @@ def _move(image: Image.Image, random: np.random.Generator, strength: float) -> I
 
 
 def _jitter_colour(image: Image.Image, random: np.random.Generator, strength: float) -> Image.Image:
-    """Change gamma, saturation and hue: white and black stay, and so do the colours that names speak of."""
+    """Change gamma, saturation and hue, but keep white, black and the colours that names mention."""
     gamma = np.exp(strength * random.uniform(-0.4, 0.4))
     image = image.point([round(255 * (level / 255) ** gamma) for level in range(256)] * 3)
     image = ImageEnhance.Color(image).enhance(1 + strength * random.uniform(-0.4, 0.3))
@@ -89,9 +89,9 @@ def _line_drawing(image: Image.Image, random: np.random.Generator) -> Image.Imag
 
 
 def _lines(image: Image.Image) -> Image.Image:
-    """Dark lines on white where the picture changes."""
+    """Return dark lines on white at the edges of the picture."""
     edges = ImageOps.grayscale(image.filter(ImageFilter.SMOOTH)).filter(ImageFilter.FIND_EDGES)
-    edges = ImageOps.expand(ImageOps.crop(edges, 1), 1, fill=0)  # the filter marks the rim of the picture too
+    edges = ImageOps.expand(ImageOps.crop(edges, 1), 1, fill=0)  # the filter also marks the border
     thick = edges.filter(ImageFilter.MaxFilter(3))
     return ImageOps.invert(thick.point(lambda level: min(255, 6 * max(0, level - 12)))).convert("RGB")
 

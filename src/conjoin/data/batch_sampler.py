@@ -1,4 +1,4 @@
-"""Batches for contrastive training: no two rows of a batch share a positive, optionally one dataset per batch."""
+"""Batches for contrastive training: rows of a batch share no positive; optionally one dataset per batch."""
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -8,19 +8,19 @@ from torch.utils.data import Sampler
 
 
 class RetrievalBatchSampler(Sampler[list[int]]):
-    """Yields lists of row numbers, shuffled anew in every epoch.
+    """Yields lists of row numbers, reshuffled in every epoch.
 
-    A row whose positive is already in the batch waits for a later one; rows that fit no full batch are left out of
-    the epoch (others of the next). Pass it as `batch_sampler` to a `DataLoader`; accelerate deals its batches out to
-    the processes in turn, so `processes` consecutive batches make one step, and the promises hold for all of them
-    together when `processes` says how many there are.
+    If the positive of a row is already in the batch, the row moves to a later batch. Rows that fit no full batch are
+    skipped in this epoch (other rows in the next). Pass the sampler as `batch_sampler` to a `DataLoader`. accelerate
+    deals its batches to the processes in turn, so `processes` consecutive batches form one step. With the right
+    `processes`, both guarantees hold for the whole step.
 
     Args:
-        positives: For each row the ids of its positives, or one id.
+        positives: The ids of each row's positives, or one id per row.
         batch_size: Rows per process.
-        sources: For each row its dataset: a step then holds rows of one dataset only. None mixes them.
-        processes: Over how many processes a step is spread.
-        seed: Of the order; with the epoch it says everything.
+        sources: The dataset of each row: each step then has rows of one dataset only. None mixes datasets.
+        processes: Number of processes that share a step.
+        seed: Seed of the order; seed and epoch determine it completely.
 
     Raises:
         ValueError: A size is not positive, lengths differ, or the rows do not fill one step.
@@ -55,11 +55,11 @@ class RetrievalBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> "RetrievalBatchSampler":
-        """Itself: where accelerate looks for the `set_epoch` of a batch sampler that it has sharded."""
+        """Return the sampler itself: accelerate calls `set_epoch` of a sharded batch sampler through this."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch."""
+        """Set the epoch, which determines the order."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -84,11 +84,11 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         return [steps[place][start : start + size] for place in order for start in range(0, len(steps[place]), size)]
 
     def _steps(self, rows: list[int]) -> list[list[int]]:
-        """Full steps out of `rows`, in order: each row goes into the first step that has none of its positives."""
+        """Return full steps of `rows`, in order: each row goes into the first step without its positives."""
         size = self.batch_size * self.processes
         steps: list[list[int]] = []
         holding: dict[Hashable, set[int]] = defaultdict(set)
-        free_from: dict[Hashable, int] = defaultdict(int)  # the open steps before this one hold the positive
+        free_from: dict[Hashable, int] = defaultdict(int)  # all open steps before this one have the positive
         first_open = 0
         for row in rows:
             ids = self._ids(row)

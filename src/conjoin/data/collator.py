@@ -1,4 +1,4 @@
-"""From dataset rows to a batch of model inputs."""
+"""Collation of dataset rows into a batch of model inputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -7,24 +7,30 @@ from transformers import BatchFeature
 
 
 class ItemProcessor(Protocol):
-    """What this package's processors have in common: items in, one batch out, `ids` named in error messages."""
+    """The interface of this package's processors: items in, one batch out, `ids` named in error messages."""
 
-    def __call__(self, items: Sequence[Any], *, ids: Sequence[str] | None = None) -> BatchFeature:
-        """Prepare the items."""
+    def __call__(
+        self,
+        items: Sequence[Any],
+        *,
+        instruction: str | Sequence[str | None] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> BatchFeature:
+        """Prepare the items, each under its instruction."""
 
 
 class ItemCollator:
     """Makes one item of each row and passes them all to the processor.
 
-    A row without an image is a text item and the reverse. Rows with an `id` are named by it in error messages.
+    A row without an image is a text item, and vice versa. Error messages name a row by its `id`, if it has one.
 
     Args:
         processor: Called as `processor(items, ids=ids)`.
-        columns: The columns of the image and of the text; None in place of one leaves that modality out.
+        columns: The columns of the image and of the text; None excludes that modality.
 
     Raises:
-        ValueError: On construction if both columns are None; on a call if the batch is empty, a row has neither, or
-            a text or image of it cannot be used.
+        ValueError: On construction if both columns are None; on a call if the batch is empty, or a row has neither
+            column or an unusable text or image.
     """
 
     def __init__(self, processor: ItemProcessor, columns: tuple[str | None, str | None] = ("image", "text")) -> None:

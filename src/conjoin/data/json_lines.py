@@ -1,4 +1,4 @@
-"""A JSON-lines file as a sequence of rows that stay on disk."""
+"""Random access to the rows of a JSON-lines file on disk."""
 
 import json
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ import numpy as np
 
 
 class JsonLines:
-    """Rows of a JSON-lines file, read when asked for; only where each begins is held in memory (8 bytes a row).
+    """Rows of a JSON-lines file, read on access; memory holds only the offset of each row (8 bytes).
 
-    The file is opened for each read, so that worker processes can share an instance.
+    Each read opens the file, so worker processes can share an instance.
 
     Args:
         path: The file.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It has no rows; when read, a row is no JSON object (its line is named).
+        ValueError: The file has no rows; on access, a row is not a JSON object (the message names the line).
     """
 
     def __init__(self, path: str | Path) -> None:

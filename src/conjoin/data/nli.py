@@ -1,4 +1,4 @@
-"""Natural-language-inference triplets: sentence, entailed sentence and, where given, contradiction."""
+"""Natural-language-inference triplets: sentence, entailed sentence and optional contradiction."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -11,7 +11,7 @@ from conjoin.data.pairs import unknown_column
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}
-"""Which column plays which part, as the published CSV names them; the negative may be absent."""
+"""The column of each part, as in the published CSV; the negative may be absent."""
 
 NLI_FEATURES = datasets.Features(
     {
@@ -30,14 +30,14 @@ def load_nli(
     """Load triplets as rows of `NLI_FEATURES`, ready for `RetrievalCollator` (PUMA stage 1).
 
     Args:
-        source: A CSV (or TSV, JSON-lines, Parquet) file, a `datasets` dataset, or the id of one on the hub.
+        source: A CSV (or TSV, JSON-lines, Parquet) file, a `datasets` dataset, or the id of a dataset on the Hub.
         columns: The columns of `"query"`, `"positive"` and `"negative"` where they differ from `NLI_COLUMNS`. A
-            negative that is named here must exist; the default one may be absent.
-        split: For sources that have several.
+            negative column given here must exist; the default one may be absent.
+        split: The split, for sources with several.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: An unknown part, a missing column (the nearest is suggested), or an empty cell (its row is named).
+        ValueError: An unknown part, a missing column (with the nearest name), or an empty cell (with its row).
     """
     given = dict(columns or {})
     unknown = [part for part in given if part not in NLI_COLUMNS]

@@ -1,4 +1,4 @@
-"""Open any source of image-text pairs as a `datasets` dataset, with the columns it has; `pairs` unifies them."""
+"""Open any source of image-text pairs as a `datasets` dataset with its own columns; `pairs` unifies them."""
 
 import csv
 import glob
@@ -11,13 +11,16 @@ from typing import Any, TypeAlias
 
 import datasets
 
-from conjoin.data.emoji_sample import load_emoji
+from conjoin.data.emoji.sample import load_emoji
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 PairSource: TypeAlias = str | PathLike[str] | Sequence[str] | AnyDataset
+
+SAMPLE_SOURCE = "emoji"
+"""The name of the embedded sample as a source."""
 
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _TABLE_LOADERS = {
@@ -34,20 +37,20 @@ _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 def open_source(
     source: PairSource, split: str, streaming: bool, captions: bool = True
 ) -> tuple[AnyDataset, Path | None]:
-    """Open `source` and say against which folder its image paths are relative, if it has any.
+    """Open `source` and return it with the folder of its relative image paths, or None.
 
-    Without `captions`, a folder without metadata is taken for its images alone.
+    Without `captions`, a folder without metadata gives its images alone.
 
     Raises:
-        FileNotFoundError: The path or a shard does not exist, or the hub does not have it.
-        TypeError: `source` is of no known kind.
-        ValueError: Unknown split, or the folder or file holds no pairs.
+        FileNotFoundError: The path, a shard or the Hub dataset does not exist.
+        TypeError: `source` is of an unknown kind.
+        ValueError: Unknown split, or the folder or file has no pairs.
     """
     if isinstance(source, datasets.DatasetDict | datasets.IterableDatasetDict):
         raise TypeError(f"source has several splits ({', '.join(map(str, source))}); pass one of them")
     if isinstance(source, datasets.Dataset | datasets.IterableDataset):
         return source, None
-    if source == "emoji":
+    if source == SAMPLE_SOURCE:
         sample = load_emoji(split)
         return (sample.to_iterable_dataset() if streaming else sample), None
     if isinstance(source, list | tuple):
@@ -69,7 +72,7 @@ def open_source(
 
 
 def open_table(path: Path, split: str = "train", streaming: bool = False) -> AnyDataset:
-    """Open a CSV, TSV, JSON, JSON-lines or Parquet file. Every column of a CSV is text: an id `007` stays so.
+    """Open a CSV, TSV, JSON, JSON-lines or Parquet file. Every column of a CSV is text: the id `007` stays `007`.
 
     Raises:
         FileNotFoundError: No such file.
@@ -80,7 +83,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     if path.stat().st_size == 0:
         raise ValueError(f"{str(path)!r} has zero bytes")
     if split != "train":
-        raise ValueError(f"split is {split!r}; the table {str(path)!r} is all one split, 'train'")
+        raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
     try:
         table = _read_table(path, split, streaming)
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
@@ -147,7 +150,7 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> A
             f"{', '.join(METADATA_FILES)} with the columns file_name and text"
         )
     if split != "train":
-        raise ValueError(f"split is {split!r}; a folder of images and captions is all one split, 'train'")
+        raise ValueError(f"split is {split!r}; a folder of images and captions has only the split 'train'")
     names = [image.relative_to(folder).as_posix() for image in images]
     columns = {"id": names, "file_name": names}
     if captions:
@@ -157,6 +160,6 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> A
 
 
 def _warn_of_unlisted(metadata: Path, table: AnyDataset, images: list[Path]) -> None:
-    """Say how many images of the folder the metadata leaves out (they are no error: a file may list a subset)."""
+    """Log how many images of the folder the metadata omits (no error, since a file may list a subset)."""
     if isinstance(table, datasets.Dataset) and 0 < len(table) < len(images):
         logger.warning("%s lists %d of the %d images in its folder", metadata, len(table), len(images))

@@ -1,4 +1,4 @@
-"""Image-text pairs out of any source, brought to the fixed columns `id`, `image` and `text` and checked."""
+"""Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
 import difflib
 import logging
@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import datasets
 import pyarrow.compute
 
-from conjoin.data.pair_sources import AnyDataset, PairSource, open_source
+from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
 from conjoin.processing.item_inputs import check_text
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ COMMON_COLUMNS = {
     "text": ("text", "caption", "captions", "title", "txt", "description", "alt_text", "sentence"),
     "id": ("id", "key", "__key__", "item_id", "uid"),
 }  # fmt: skip
-"""The column names, in order of preference and in any case, that are taken when none is given."""
+"""Default column names, in order of preference; case is ignored."""
 
 
 class _Columns(NamedTuple):
@@ -37,7 +38,7 @@ class _Columns(NamedTuple):
 
     @property
     def features(self) -> datasets.Features:
-        chosen = self._asdict() | {"id": True}  # there are ids in any case
+        chosen = self._asdict() | {"id": True}  # there are always ids
         return datasets.Features({name: feature for name, feature in PAIR_FEATURES.items() if chosen[name]})
 
 
@@ -53,28 +54,28 @@ def load_pairs(
 ) -> AnyDataset:
     """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
 
-    Without streaming every id and text is checked and every image file looked up before this returns, while the
-    images themselves are read when used. With streaming each row is checked as it passes, and duplicate ids are not
-    noticed. A row that cannot be used is an error that names it, never left out.
+    Without streaming, this function checks every id and text and the existence of every image file; images are read
+    on access. With streaming, each row is checked when it is read, and duplicate ids are not detected. A row that
+    cannot be used raises an error that names it; no row is skipped.
 
     Args:
         source: One of
 
             * a folder with `metadata.csv`, `.jsonl` or `.parquet` (columns `file_name` and `text`), or with a `.txt`
-              caption beside each image;
+              caption next to each image;
             * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or URLs, or embedded);
             * webdataset tar shards: a path, a glob or a list;
             * `"emoji"`, the embedded sample;
-            * a `datasets` dataset, already loaded, or the id of one on the hub.
-        image_column: Taken from `COMMON_COLUMNS` when None, as the next two.
-        text_column: The captions.
-        id_column: Unique names of the rows; the row numbers when there is no such column.
-        split: For sources that have several.
-        streaming: Return an `IterableDataset` that reads as it goes.
-        only: Load this part alone: the source need not have the other, and the result has no column for it.
+            * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
+        image_column: Column of the images. When None, the first match in `COMMON_COLUMNS`, as for the next two.
+        text_column: Column of the captions.
+        id_column: Column of unique row names; row numbers when there is no such column.
+        split: The split, for sources with several.
+        streaming: Return an `IterableDataset` that reads rows on access.
+        only: Load this part only: the source may lack the other, and the result has no column for it.
 
     Raises:
-        FileNotFoundError: The source, or an image that it lists, does not exist.
+        FileNotFoundError: The source or a listed image does not exist.
         ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, or `only`
             is unknown.
     """
@@ -90,11 +91,24 @@ def load_pairs(
     return pairs.to_iterable_dataset() if streaming else pairs
 
 
+def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:  # noqa: ANN401
+    """Load pairs as `load_pairs` does; the embedded sample also has second names, and concepts as `group`.
+
+    Args:
+        source: As for `load_pairs`.
+        split: As for `load_pairs`.
+        options: Further arguments of `load_pairs`; the embedded sample has its own columns.
+    """
+    if source == SAMPLE_SOURCE:
+        return load_emoji(split).rename_column("concept", "group")
+    return load_pairs(source, split=split, **options)
+
+
 def check_ids(ids: Sequence[str]) -> None:
-    """Refuse duplicate ids.
+    """Reject duplicate ids.
 
     Raises:
-        ValueError: Naming the first few duplicates.
+        ValueError: An id occurs twice; the message gives the first few.
     """
     duplicates = [f"{name!r} ({count} times)" for name, count in Counter(ids).items() if count > 1]
     if duplicates:
@@ -102,12 +116,12 @@ def check_ids(ids: Sequence[str]) -> None:
 
 
 def row_name(index: int, row_id: str) -> str:
-    """How error messages name a row."""
+    """Return the name of a row for error messages."""
     return f"row {index} (id {row_id!r})"
 
 
 def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
-    """Resolve a path against `folder` and look the file up; URLs and data URIs pass.
+    """Resolve a path against `folder` and check that the file exists; URLs and data URIs are returned as is.
 
     Raises:
         FileNotFoundError: No such file.
@@ -124,7 +138,7 @@ def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
 
 
 def unknown_column(column: str, available: Iterable[str]) -> ValueError:
-    """The error for a column that is not there: it lists the columns and suggests the nearest."""
+    """Return the error for a missing column: it lists the columns and suggests the nearest name."""
     available = list(available)
     nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -132,7 +146,7 @@ def unknown_column(column: str, available: Iterable[str]) -> ValueError:
 
 
 def undecoded(dataset: Source) -> Source:
-    """The dataset as plain rows, images as bytes or paths."""
+    """Return the dataset as plain rows, with images as bytes or paths."""
     dataset = dataset.with_format(None)
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Image):
@@ -160,7 +174,7 @@ def _choose_columns(available: Sequence[str], given: Mapping[str, str | None], o
         chosen[role] = column if column is not None else next(iter(known), None)
         if column is None and len(known) > 1:
             others = ", ".join(map(repr, known[1:]))
-            logger.warning("the column %r is read as %s, and not %s; %s_column chooses", known[0], role, others, role)
+            logger.warning("the column %r is read as %s, not %s; choose by %s_column", known[0], role, others, role)
         if chosen[role] is None and role != "id":
             raise ValueError(
                 f"found no {role} column among {', '.join(map(repr, available))}; "
@@ -170,7 +184,7 @@ def _choose_columns(available: Sequence[str], given: Mapping[str, str | None], o
 
 
 def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | None) -> datasets.Dataset:
-    """Check the cheap columns and set them beside the image column, which stays on disk as it is."""
+    """Check ids and texts and join them with the image column, which stays unchanged on disk."""
     given_ids = dataset[columns.id][:] if columns.id else range(len(dataset))
     ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
     check_ids(ids)
@@ -202,7 +216,7 @@ def _collect_images(
 
 
 def _check_all(check: Callable[[Any, str], str], values: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Check every row before the first wrong one is refused, to say how many there are."""
+    """Check every row, then raise the first error with the number of wrong rows."""
     checked: list[str] = []
     wrong: list[ValueError | FileNotFoundError] = []
     for value, name in zip(values, names, strict=True):
@@ -218,7 +232,7 @@ def _check_all(check: Callable[[Any, str], str], values: Sequence[Any], names: S
 
 
 def _missing_images(images: datasets.Dataset) -> Iterator[int]:
-    """The rows whose image is null; the bytes of the others are not touched."""
+    """Yield the rows whose image is null, without reading the bytes of the others."""
     start = 0
     for batch in images.with_format("arrow").iter(batch_size=1000):
         data, path = (pyarrow.compute.struct_field(batch["image"], field) for field in ("bytes", "path"))

@@ -1,8 +1,8 @@
 """The nine modality combinations: {image, text, image + text} queries against candidates of each kind.
 
-*Local*: the gallery holds candidates of one modality. *Global*: one gallery holds the candidates of all modalities
-and only those of the asked modality are right (M-BEIR), so a model that sorts by modality first fails. *Any*: the
-same mixed gallery, but every candidate of the query's concept is right.
+*Local*: the gallery holds candidates of one modality. *Global*: the gallery holds candidates of all modalities, and
+only those of the named modality are right; a model that ranks by modality first fails. *Any*: the gallery holds
+candidates of all modalities, and every candidate of the query's concept is right.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .metrics import Floats, chance_hit_rate, chance_mrr
-from .ranking import Array, best_ranks, integer_labels
-from .results import Cell, Metric
+from conjoin.evaluation.metrics import Floats, chance_hit_rate, chance_mrr
+from conjoin.evaluation.ranking import Array, best_ranks, integer_labels
+from conjoin.evaluation.results import Cell, Metric
 
 MODALITIES = ("image", "text", "image,text")
 SETTINGS = ("local", "global", "any")
@@ -25,9 +25,9 @@ class Embedded(NamedTuple):
     """Embeddings of one modality and the concept that each row shows."""
 
     embeddings: Array
-    """`(N, D)`; need not be normalised."""
+    """`(N, D)`, normalised or not."""
     concepts: Sequence[Hashable]
-    """`N` ids; a query and a candidate of the same concept match."""
+    """`N` ids; a candidate is right for a query of the same concept."""
 
 
 class _Labelled(NamedTuple):
@@ -46,22 +46,22 @@ def evaluate_combinations(
 ) -> list[Cell]:
     """Score every combination of query and candidate modality.
 
-    Of several right candidates the best rank counts, and ties count as failures. Scores are computed block by block.
+    The best rank of the right candidates counts. Ties count as failures. Scores are computed block by block.
 
     Args:
         queries: By modality (`MODALITIES`); a modality may be left out.
         candidates: By modality.
         settings: Of `SETTINGS`.
         ks: Cut-offs of the hit rates.
-        keep: For (query modality, candidate modality) which queries to evaluate, in every setting. Leave out those
-            whose answer is trivial, such as a text query whose candidate is the same text. In the setting `"any"` the
+        keep: For (query modality, candidate modality) the queries to evaluate, in every setting. Leave out queries
+            with a trivial answer, such as a text query whose candidate is the same text. In the setting `"any"` the
             candidate modality is `"any"`.
         resamples: Bootstrap samples per interval.
         seed: Of the bootstrap.
 
     Returns:
-        One `Cell` per setting, query modality and candidate modality, with the hit rates, MRR@10, the exact
-        expectation of a random order, and bootstrap intervals over queries.
+        One `Cell` per setting, query modality and candidate modality: hit rates and MRR@10, each with its bootstrap
+        interval over queries and the exact expectation of a random order.
 
     Raises:
         ValueError: An unknown modality, setting or key of `keep`; a mask of another length; a kept query without a
@@ -130,7 +130,7 @@ def _label(
 
 
 def _galleries(setting: str, pools: Mapping[str, _Labelled]) -> Iterator[tuple[str, _Labelled]]:
-    """The galleries of one setting; candidates that are never right there carry the label -1."""
+    """The galleries of one setting; a candidate that is never right there has the label -1."""
     if setting == "local":
         yield from pools.items()
         return

@@ -1,8 +1,8 @@
 """Retrieval metrics as pure functions: rankings or embeddings in, a number out.
 
-Every metric is a mean over queries, and each has a per-query form (`score_rankings`, `triplet_wins`) that
-`bootstrap_ci` takes. What the multimodal literature prints as "Recall@k" is a hit rate (any relevant item among the
-first k); it is called `hit_rate_at_k` here and `recall_at_k` is the fraction of the relevant items that were found.
+Every metric is a mean over queries. `score_rankings` and `triplet_wins` return the values per query, for
+`bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any relevant item among the first k), here
+`hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from .ranking import Array, tie_tolerance, unit_rows
+from conjoin.evaluation.ranking import Array, tie_tolerance, unit_rows
 
 Ids = Sequence[Hashable]
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ class RankingScores(NamedTuple):
 
 
 def hit_rate_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
-    """Fraction of queries with at least one relevant id among the first `k` (M-BEIR's "Recall@k").
+    """Fraction of queries with at least one relevant id among the first `k` (often printed as "Recall@k").
 
     Args:
         ranked_ids: For each query the ids found, best first; may be shorter than `k`.
@@ -84,7 +84,7 @@ def triplet_precision(anchor: Array, positive: Array, negative: Array, variant: 
         positive: f⁺ `(N, D)`.
         negative: f⁻ `(N, D)`.
         variant: f′ `(N, D)`, compared with the negative in the anchor's place: cos(f, f⁺) > cos(f′, f⁻). A triplet
-            that has no variant repeats its anchor's row, which gives the plain comparison.
+            without a variant repeats its anchor's row, which gives the plain comparison.
 
     Raises:
         ValueError: Shapes differ, no rows, or a row is NaN, infinite or zero.
@@ -112,8 +112,8 @@ def bootstrap_ci(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean of `values`.
 
-    A resample of n values is fully described by how often each distinct value was drawn, so the counts are drawn at
-    once from a multinomial: the same distribution as drawing n indices, at the cost of the distinct values only.
+    A resample of n values is the count of each distinct value, and these counts follow a multinomial. Sampling them
+    gives the same distribution as sampling n indices, and costs only the number of distinct values.
 
     Args:
         values: `(N,)` per-query values.
@@ -148,8 +148,8 @@ def chance_hit_rate(relevant_counts: ArrayLike, gallery_size: int, k: int) -> fl
     """Expected hit rate at `k` of a random order: mean of 1 − C(M−R, k) / C(M, k), exactly.
 
     Args:
-        relevant_counts: R of each query `(N,)`, or one number.
-        gallery_size: M, the candidates ranked for each query.
+        relevant_counts: R of each query `(N,)`, or one number for all.
+        gallery_size: M, the number of candidates of each query.
         k: Cut-off.
 
     Raises:

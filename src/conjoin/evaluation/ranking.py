@@ -1,8 +1,8 @@
-"""Ranks from scores: where the best relevant candidate ends up, with ties counted as failures.
+"""Ranks from scores: the rank of the best relevant candidate, with ties counted as failures.
 
 A rank is 1 + the number of irrelevant candidates that score at least as high as the best relevant one. A constant
-model therefore gets the worst rank, not the best. Two cosines closer than the rounding of their dtype are a tie:
-whether one beats the other would depend on the order in which a matrix product adds up.
+model therefore gets the worst rank, not the best. Two cosines that differ by less than the rounding of their dtype are
+a tie, because their order would depend on the order of summation in the matrix product.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -14,11 +14,11 @@ from torch import Tensor
 Array = Tensor | np.ndarray
 
 BLOCK_SCORES = 2**24
-"""Scores held at once (64 MiB of float32); a full query x candidate matrix is never built beyond this."""
+"""Scores in memory at once (64 MiB of float32); a larger query x candidate matrix is computed in blocks."""
 
 
 def tie_tolerance(dtype: torch.dtype) -> float:
-    """Cosines of this dtype that differ by no more than this are a tie (8 units of rounding)."""
+    """The largest difference between two cosines of this dtype that is a tie (8 units of rounding)."""
     return 8 * torch.finfo(dtype).eps
 
 
@@ -41,7 +41,7 @@ def unit_rows(embeddings: Array, name: str = "embeddings") -> Tensor:
 
 
 def integer_labels(*groups: Sequence[Hashable]) -> list[Tensor]:
-    """Number the distinct ids of all `groups` together; returns one int64 tensor for each group."""
+    """Replace ids by integers that all `groups` share; returns one int64 tensor per group."""
     numbers: dict[Hashable, int] = {}
     return [
         torch.tensor([numbers.setdefault(key, len(numbers)) for key in group], dtype=torch.long) for group in groups
@@ -49,12 +49,12 @@ def integer_labels(*groups: Sequence[Hashable]) -> list[Tensor]:
 
 
 def rank_of_relevant(scores: Array, relevant: Array, tolerance: float = 0.0) -> Tensor:
-    """Rank of the best relevant candidate of each query, counted from 1, ties against us.
+    """Rank of the best relevant candidate of each query, from 1; ties count as better candidates.
 
     Args:
-        scores: `(N, M)`, higher is better; `-inf` takes a candidate out of the ranking.
-        relevant: `(N, M)` bool, at least one true in each row. Relevant candidates do not stand in each other's way.
-        tolerance: A candidate that scores less than this below the relevant one still counts as a tie.
+        scores: `(N, M)`, higher is better; `-inf` removes a candidate from the ranking.
+        relevant: `(N, M)` bool, at least one true in each row. Relevant candidates do not count against each other.
+        tolerance: A candidate whose score is at most this far below the best relevant one is a tie.
 
     Returns:
         `(N,)` int64.
@@ -91,8 +91,8 @@ def best_ranks(
         candidates: `(M, D)`, normalised here.
         query_labels: `(N,)` int; a candidate is relevant to a query if their labels are equal.
         candidate_labels: `(M,)` int.
-        ignored_labels: `(N,)` int; candidates of this label are not in the query's pool.
-        block_scores: Upper bound of the scores held at once.
+        ignored_labels: `(N,)` int; a query's pool leaves out the candidates of its label.
+        block_scores: Upper bound of the scores in memory at once.
 
     Returns:
         `(N,)` int64 ranks, from 1.
@@ -118,13 +118,13 @@ def best_ranks(
 def count_at_least(
     queries: Tensor, thresholds: Tensor, blocks: Iterable[Array], block_scores: int = BLOCK_SCORES
 ) -> tuple[Tensor, int]:
-    """How many rows of a stream score at least `thresholds`, ties included.
+    """Count the rows of a stream that score at least `thresholds`, ties included.
 
     Args:
         queries: `(N, D)` unit rows.
-        thresholds: `(N,)` cosines to reach.
-        blocks: Embedding blocks `(B, D)` of any size, read once.
-        block_scores: Upper bound of the scores held at once.
+        thresholds: `(N,)` cosines.
+        blocks: Embeddings `(B, D)` in blocks of any size, read once.
+        block_scores: Upper bound of the scores in memory at once.
 
     Returns:
         The counts `(N,)` int64 and the number of rows read.

@@ -1,19 +1,15 @@
-"""What an evaluation found, as one JSON file that the report is drawn from.
+"""The results of an evaluation: dataclasses that are saved as one JSON file and shown by `conjoin.evaluation.report`.
 
-Plain dataclasses in, JSON out, the same dataclasses back. Numbers are fractions (0.45, not 45 %); pictures are
-`data:` URIs, so the file is complete in itself.
+Scores are fractions (0.45, not 45 %). Pictures are `data:` URIs, so the file needs no other file.
 """
 
 import base64
 import dataclasses
-import difflib
 import io
 import json
 import math
 import os
 import platform
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -25,17 +21,17 @@ from PIL import Image
 from torch import Tensor
 
 from conjoin import __version__
+from conjoin.evaluation.metrics import bootstrap_ci
 from conjoin.processing.item_inputs import to_rgb
-from conjoin.retrieval.atomic_files import atomic_path
-
-from .metrics import bootstrap_ci
+from conjoin.storage.atomic import atomic_path
+from conjoin.structure import build
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A fraction with its 95 % bootstrap interval and what a random order would score."""
+    """A score: a fraction with its 95 % bootstrap interval and the expected score of a random order."""
 
     value: float
     low: float | None = None
@@ -69,7 +65,7 @@ class Cell:
     queries: int
     gallery: int
     metrics: dict[str, Metric]
-    """`"hit_rate@1"`, ..., `"mrr@10"`; empty if the query mask left no query."""
+    """`"hit_rate@1"`, ..., `"mrr@10"`; empty without queries."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Symmetric:
 
 @dataclass(frozen=True)
 class Headline:
-    """One figure at the top of the report."""
+    """One of the main scores, at the top of the report."""
 
     label: str
     metric: Metric
@@ -95,7 +91,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a reader sees of an item."""
+    """An item as the report shows it."""
 
     text: str | None = None
     image: str | None = None
@@ -113,7 +109,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Example:
-    """One search: the query, its first results, and where the first correct one stood."""
+    """One search: the query, its first results, and the rank of the first correct one."""
 
     query: Shown
     results: list[Hit]
@@ -140,21 +136,26 @@ class Curve:
 
 @dataclass(frozen=True)
 class Figure:
-    """Any picture of the report with what it shows."""
+    """A picture of the report with its title."""
 
     title: str
     image: str
     """A `data:image/...;base64,` URI, see `picture`."""
 
 
+TableRow = list[str | int | float | Metric | None]
+
+
 @dataclass(frozen=True)
 class Table:
-    """Any further table of the report, for example baselines or scores per group."""
+    """A further table, for example baselines or scores per group."""
 
     title: str
     columns: list[str]
-    rows: list[list[str | int | float | Metric | None]]
+    rows: list[TableRow]
     note: str = ""
+    report_only: bool = False
+    """Whether the terminal leaves the table out."""
 
     def __post_init__(self) -> None:
         uneven = [row for row in self.rows if len(row) != len(self.columns)]
@@ -163,7 +164,7 @@ class Table:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions that decide what the numbers are."""
+    """Versions of the packages that the scores depend on."""
     packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")}
     return {"conjoin": __version__, **packages, "python": platform.python_version()}
 
@@ -174,7 +175,7 @@ class Results:
 
     title: str
     summary: str
-    """One paragraph: what was trained, on what, and what the numbers mean."""
+    """One paragraph: the model, the data, and the meaning of the scores."""
     seed: int
     model: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
@@ -191,7 +192,7 @@ class Results:
     examples_note: str = ""
     """How the examples were chosen."""
     usage: str = ""
-    """The lines of code that load and use the model."""
+    """Code that loads and uses the model."""
     created: str | None = None
     versions: dict[str, str] = field(default_factory=package_versions)
     schema_version: int = SCHEMA_VERSION
@@ -200,7 +201,7 @@ class Results:
         """The cell of one modality combination.
 
         Raises:
-            ValueError: There is none; the message lists what there is.
+            ValueError: There is no such cell; the message lists all.
         """
         cells = {(cell.setting, cell.query, cell.candidates): cell for cell in self.combinations}
         if (setting, query, candidates) not in cells:
@@ -208,10 +209,10 @@ class Results:
         return cells[setting, query, candidates]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON; an older file at `path` stays whole if this fails.
+        """Write as JSON; a failed write leaves an older file at `path` unchanged.
 
         Raises:
-            ValueError: A value is NaN, infinite, or nothing that JSON can hold.
+            ValueError: JSON cannot hold a value, or a number is NaN or infinite.
         """
         try:
             text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
@@ -239,7 +240,7 @@ class Results:
         found = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, Mapping) else None
         if isinstance(data, Mapping) and found != SCHEMA_VERSION:
             raise ValueError(f"results have schema version {found!r}, this version of conjoin reads {SCHEMA_VERSION}")
-        return _build(cls, data, "results")
+        return build(cls, data, "results")
 
 
 def picture(image: Image.Image, size: int = 96) -> str:
@@ -253,40 +254,3 @@ def picture(image: Image.Image, size: int = 96) -> str:
         encoded.append((len(buffer.getvalue()), kind, buffer.getvalue()))
     _, kind, data = min(encoded)
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _build(kind: Any, data: Any, where: str) -> Any:  # noqa: ANN401 - any annotation, any JSON value
-    """Turn JSON `data` into what the annotation `kind` says; `where` stands in front of errors."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        kind = next((option for option in arguments if dataclasses.is_dataclass(option)), None)
-        return _build(kind, data, where) if kind and isinstance(data, Mapping) else data
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, data, where)
-    if origin is list:
-        if not isinstance(data, list | tuple):
-            raise ValueError(f"{where}: expected a list, got {type(data).__name__}")
-        return [_build(arguments[0], value, f"{where}[{index}]") for index, value in enumerate(data)]
-    if origin is dict:
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where}: expected an object, got {type(data).__name__}")
-        return {key: _build(arguments[1], value, f"{where}.{key}") for key, value in data.items()}
-    return data
-
-
-def _build_dataclass(kind: Any, data: Any, where: str) -> Any:  # noqa: ANN401
-    if isinstance(data, kind):
-        return data
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{where}: expected an object, got {type(data).__name__}")
-    fields = {each.name: each for each in dataclasses.fields(kind)}
-    for key in data:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0)
-            raise ValueError(f"{where}: unknown key {key!r}, did you mean {near[0]!r}?")
-    missing = dataclasses.MISSING
-    absent = [n for n, f in fields.items() if n not in data and f.default is missing and f.default_factory is missing]
-    if absent:
-        raise ValueError(f"{where}: missing {absent}")
-    hints = typing.get_type_hints(kind)
-    return kind(**{key: _build(hints[key], value, f"{where}.{key}") for key, value in data.items()})

@@ -1,4 +1,4 @@
-"""TREC run files (`qid Q0 docid rank score tag`) and qrels (`qid 0 docid rel`, in M-BEIR with a fifth column)."""
+"""TREC run files (`qid Q0 docid rank score tag`) and qrels (`qid 0 docid rel`, optionally with a task)."""
 
 import math
 import os
@@ -14,7 +14,7 @@ def write_run(path: str | os.PathLike[str], rankings: Mapping[str, Sequence[tupl
 
     Args:
         path: The file to write.
-        rankings: For each query id the (document id, score) pairs, scores not rising.
+        rankings: For each query id the (document id, score) pairs; scores do not rise.
         tag: Name of the run, one word.
 
     Raises:
@@ -38,8 +38,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     """Read a run file; for each query the (document id, score) pairs, best first.
 
     Raises:
-        ValueError: Naming the file and line of a row that is not six columns, a rank or score that is not a number, a
-            repeated rank or document, or a score that rises with the rank.
+        ValueError: A row without six columns, a rank or score that is not a number, a repeated rank or document, or a
+            score that rises with the rank. The message names the file and the line or query.
     """
     rows: dict[str, dict[int, tuple[str, float]]] = {}
     for where, columns in _rows(path, (6,), "qid Q0 docid rank score tag"):
@@ -55,28 +55,12 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     return run
 
 
-def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, int]], task: int | None = None) -> None:
-    """Write judgements; `task` adds M-BEIR's fifth column.
+def read_qrels(path: str | os.PathLike[str]) -> Qrels:
+    """Read the judgements of positive grade from a file of four or five columns.
 
     Raises:
-        ValueError: An id is empty or holds white space.
-    """
-    last = "" if task is None else f" {task}"
-    lines = []
-    for query, judged in qrels.items():
-        _check_word(query, "query id")
-        for document, grade in judged.items():
-            _check_word(document, "document id")
-            lines.append(f"{query} 0 {document} {grade}{last}\n")
-    Path(path).write_text("".join(lines), encoding="utf-8")
-
-
-def read_qrels(path: str | os.PathLike[str], minimum: int = 1) -> Qrels:
-    """Read judgements of four or five columns; only grades of at least `minimum` are kept.
-
-    Raises:
-        ValueError: Naming the file and line of a row with another number of columns, a grade that is not an integer,
-            or a document judged twice for one query.
+        ValueError: A row with another number of columns, a grade that is not an integer, or a document that is judged
+            twice for one query. The message names the file and the line.
     """
     qrels: Qrels = {}
     for where, columns in _rows(path, (4, 5), "qid 0 docid rel [task]"):
@@ -85,14 +69,12 @@ def read_qrels(path: str | os.PathLike[str], minimum: int = 1) -> Qrels:
         if document in judged:
             raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
         judged[document] = _integer(grade, f"{where}: relevance")
-    kept = {
-        query: {doc: grade for doc, grade in judged.items() if grade >= minimum} for query, judged in qrels.items()
-    }
+    kept = {query: {doc: grade for doc, grade in judged.items() if grade > 0} for query, judged in qrels.items()}
     return {query: judged for query, judged in kept.items() if judged}
 
 
 def _rows(path: str | os.PathLike[str], widths: tuple[int, ...], layout: str) -> Iterator[tuple[str, list[str]]]:
-    """The columns of each line that is not blank, with the place to name in errors."""
+    """The place, for errors, and the columns of each line that is not blank."""
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             columns = line.split()

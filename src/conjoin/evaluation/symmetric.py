@@ -1,6 +1,6 @@
 """The symmetric multimodal-to-multimodal protocol (sym-MM2MM; SOLAR section 4, METHODS "sym-MM2MM evaluation").
 
-Each triplet (X, X⁺, X⁻) says that X⁺ means the same as X and X⁻ does not, though it looks alike.
+In each triplet (X, X⁺, X⁻), X⁺ has the meaning of X, and X⁻ looks similar but has another meaning.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -8,9 +8,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .metrics import triplet_wins
-from .ranking import Array, best_ranks, count_at_least, integer_labels, unit_rows
-from .results import Metric, Symmetric
+from conjoin.evaluation.metrics import triplet_wins
+from conjoin.evaluation.ranking import Array, best_ranks, count_at_least, integer_labels, unit_rows
+from conjoin.evaluation.results import Metric, Symmetric
 
 
 def evaluate_symmetric(
@@ -27,21 +27,21 @@ def evaluate_symmetric(
 ) -> Symmetric:
     """Precision, Recall@k, their mean mR, and Avg = (mR + Precision) / 2, with bootstrap intervals over triplets.
 
-    Recall@k asks for X⁺ in the pool distractors ∪ {X, X⁺, X⁻ of all triplets} without X itself; the variant X′ serves
-    the precision only. Ties count as failures.
+    Recall@k searches X⁺ in the pool: the distractors and the items of all triplets, without X itself. The variant X′
+    enters the precision only. Ties count as failures.
 
     Args:
         anchor: f `(N, D)`; all inputs are normalised here.
         positive: f⁺ `(N, D)`.
         negative: f⁻ `(N, D)`.
         variant: f′ `(N, D)`, see `triplet_precision`: a triplet without a variant repeats its anchor's row.
-        distractors: Blocks `(B, D)`, read once and one at a time, so that a million rows need not fit in memory.
-        ids: For each triplet the ids of (X, X⁺, X⁻). The pool is a set: an item that occurs in several triplets
-            enters it once. Without ids all 3 N items are taken to be different.
+        distractors: Blocks `(B, D)`, read once and one at a time, so they need not fit in memory together.
+        ids: For each triplet the ids of (X, X⁺, X⁻). An item that occurs in several triplets enters the pool once.
+            Without ids, all 3 N items are different.
         ks: Cut-offs.
         resamples: Bootstrap samples per interval.
         seed: Of the bootstrap.
-        name: Carried into the result.
+        name: Of the result.
 
     Raises:
         ValueError: Shapes differ, embeddings are not finite, or two items of one triplet share an id.

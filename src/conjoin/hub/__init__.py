@@ -1,5 +1,11 @@
-"""Saving models so that others can load them."""
+"""Saving models so that others can load them, and loading what was saved."""
 
-from .export import add_sentence_transformers_files, export
-
-__all__ = ["add_sentence_transformers_files", "export"]
+from conjoin.hub.export import export as export
+from conjoin.hub.load import (
+    is_own_model as is_own_model,
+    load_config as load_config,
+    load_model as load_model,
+    load_processor as load_processor,
+    loading as loading,
+    model_type as model_type,
+)

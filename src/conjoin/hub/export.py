@@ -1,14 +1,20 @@
 """One folder that `AutoModel` and `SentenceTransformer` both load, with or without this package installed."""
 
 import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
+
 
 def export(
-    model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, prompts: dict[str, str] | None = None
+    model: PreTrainedModel, processor: ProcessorMixin | None, folder: str | Path, prompts: dict[str, str] | None = None
 ) -> Path:
     """Save a model of this package as a self-contained checkpoint.
 
@@ -16,22 +22,33 @@ def export(
     the three files that make `SentenceTransformer(folder, trust_remote_code=True)` take text, images, pairs of both,
     lists that mix these, and lists of chat messages.
 
+    All files are written to a temporary folder inside `folder` first and moved when they are complete, the weights
+    last. A failure while writing leaves the model that was there before. Other files in `folder` stay.
+
     Args:
         model: A model of `conjoin.models`.
-        processor: Its processor.
+        processor: Its processor; None leaves the processor's files out.
         folder: Where to write.
         prompts: Named prompts for sentence-transformers, e.g. `{"query": "Find: "}`.
 
     Raises:
         ValueError: The model's class is not registered for the auto classes, so its code would be lost.
     """
-    for part in (model, processor):
+    parts: list[PreTrainedModel | ProcessorMixin] = [model] if processor is None else [model, processor]
+    for part in parts:
         if part._auto_class is None:
             raise ValueError(f"{type(part).__name__} is not registered for auto classes; its code cannot be exported")
     folder = Path(folder)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    add_sentence_transformers_files(folder, prompts)
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
+    try:
+        for part in parts:
+            part.save_pretrained(staging)
+        _drop_local_paths(staging / "config.json")
+        add_sentence_transformers_files(staging, prompts)
+        _move_files(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 
@@ -54,3 +71,30 @@ def add_sentence_transformers_files(folder: str | Path, prompts: dict[str, str] 
     }
     for name, content in files.items():
         (Path(folder) / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _move_files(staging: Path, folder: Path) -> None:
+    """Move the files of `staging` to `folder`, weights last; weights of an earlier model are removed."""
+    weights = sorted({file.name for pattern in _WEIGHTS for file in staging.glob(pattern)})
+    others = sorted({file.name for file in staging.iterdir()} - set(weights))
+    for name in others:
+        if (folder / name).is_dir():  # of chat templates
+            shutil.rmtree(folder / name)
+        os.replace(staging / name, folder / name)
+    for file in [file for pattern in _WEIGHTS for file in folder.glob(f"model{pattern}")]:
+        if file.name not in weights:  # in other shards than the new ones
+            file.unlink()
+    for name in weights:
+        os.replace(staging / name, folder / name)
+
+
+def _drop_local_paths(file: Path) -> None:
+    """Remove from a configuration where its parts were loaded from."""
+    config = _without(json.loads(file.read_text(encoding="utf-8")), _LOCAL_PATH_KEYS)
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _without(value: Any, keys: tuple[str, ...]) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {key: _without(part, keys) for key, part in value.items() if key not in keys}
+    return [_without(part, keys) for part in value] if isinstance(value, list) else value

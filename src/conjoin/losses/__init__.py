@@ -1,37 +1,20 @@
 """Losses over embeddings: pure functions, and thin modules for the trainers."""
 
 from .alignment import (
-    AlignmentTerms,
-    LocalScores,
-    ScoreStatistics,
-    alignment_terms,
-    global_to_local_alignment,
+    AlignmentTerms as AlignmentTerms,
+    LocalScores as LocalScores,
+    ScoreStatistics as ScoreStatistics,
+    alignment_terms as alignment_terms,
+    global_to_local_alignment as global_to_local_alignment,
 )
-from .contrastive import info_nce, mac, mac_hard_temperature, multi_positive, symmetric_info_nce
-from .distillation import DISTILLATION_KINDS, global_distillation, local_distillation, self_distillation
-from .generalized import MODALITIES, PAIRS, gcl
-from .modules import ContrastiveLoss, GclLoss
-from .temperature import Temperature
-
-__all__ = [
-    "DISTILLATION_KINDS",
-    "MODALITIES",
-    "PAIRS",
-    "AlignmentTerms",
-    "ContrastiveLoss",
-    "GclLoss",
-    "LocalScores",
-    "ScoreStatistics",
-    "Temperature",
-    "alignment_terms",
-    "gcl",
-    "global_distillation",
-    "global_to_local_alignment",
-    "info_nce",
-    "local_distillation",
-    "mac",
-    "mac_hard_temperature",
-    "multi_positive",
-    "self_distillation",
-    "symmetric_info_nce",
-]
+from .distillation import global_distillation as global_distillation, local_distillation as local_distillation
+from .gcl_loss import PAIRS as PAIRS, GclLoss as GclLoss, gcl as gcl
+from .info_nce_loss import (
+    ContrastiveLoss as ContrastiveLoss,
+    info_nce as info_nce,
+    symmetric_info_nce as symmetric_info_nce,
+)
+from .mac_loss import mac as mac, mac_hard_temperature as mac_hard_temperature
+from .multi_positive_loss import multi_positive as multi_positive
+from .state_distillation import DISTILLATION_KINDS as DISTILLATION_KINDS, self_distillation as self_distillation
+from .temperature import Temperature as Temperature

@@ -1,4 +1,4 @@
-"""Negatives from every device."""
+"""Gathering of negatives from all devices."""
 
 import torch
 import torch.distributed as dist
@@ -12,14 +12,14 @@ def is_distributed() -> bool:
 
 
 def world_size() -> int:
-    """How many ranks train together, 1 without a process group."""
+    """Return the number of ranks, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather_with_gradient(tensor: Tensor) -> Tensor:
     """Concatenate `tensor` `(N, ...)` of all ranks along dimension 0, in rank order, with gradient to every rank.
 
-    Losses of local rows against gathered columns, averaged over ranks as DDP does, then have exactly the gradient of
+    With a loss of local rows against gathered columns, DDP's average over ranks then has exactly the gradient of
     the full batch on one device. Without a process group this is the identity. Every rank must hold the same shape.
     """
     if not is_distributed():
@@ -32,24 +32,7 @@ def gather_with_gradient(tensor: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def rotate(tensors: list[Tensor]) -> list[Tensor]:
-    """Send `tensors` to the next rank and return the previous one's; without a process group, the same.
-
-    Every rank must hold the same shapes.
-    """
-    if not is_distributed():
-        return tensors
-    rank, ranks = dist.get_rank(), world_size()
-    tensors = [tensor.contiguous() for tensor in tensors]
-    received = [torch.empty_like(tensor) for tensor in tensors]
-    sends = [dist.P2POp(dist.isend, tensor, (rank + 1) % ranks) for tensor in tensors]
-    receives = [dist.P2POp(dist.irecv, tensor, (rank - 1) % ranks) for tensor in received]
-    for work in dist.batch_isend_irecv(sends + receives):
-        work.wait()
-    return received
-
-
 def local_positions(count: int, device: torch.device) -> Tensor:
-    """Where this rank's `count` rows stand in a gathered tensor, `(count,)`."""
+    """The indices of this rank's `count` rows in a gathered tensor, `(count,)`."""
     rank = dist.get_rank() if is_distributed() else 0
     return torch.arange(rank * count, (rank + 1) * count, device=device)

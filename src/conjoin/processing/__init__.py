@@ -1,18 +1,8 @@
-"""Items and the processors that turn them into model inputs. A saved checkpoint carries these files with it."""
+"""Items, and the processors that turn them into model inputs. Each saved checkpoint contains these files."""
 
-from .item_inputs import Item, load_image, parse_item, parse_items, to_rgb
-from .processing_image_text import ImageTextProcessor
-from .processing_mllm import MllmRetrieverProcessor
+from .item_inputs import load_image as load_image, parse_item as parse_item, parse_items as parse_items
+from .processing_image_text import ImageTextProcessor as ImageTextProcessor
+from .processing_mllm import MllmRetrieverProcessor as MllmRetrieverProcessor
 
 ImageTextProcessor.register_for_auto_class()
 MllmRetrieverProcessor.register_for_auto_class()
-
-__all__ = [
-    "ImageTextProcessor",
-    "Item",
-    "MllmRetrieverProcessor",
-    "load_image",
-    "parse_item",
-    "parse_items",
-    "to_rgb",
-]

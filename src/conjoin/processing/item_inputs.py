@@ -1,10 +1,10 @@
-"""What a user may pass as an item, checked and brought to one form.
+"""Checks and normalisation of the items that users pass.
 
 An item is a string, a PIL image, a path to an image, `{"text": ..., "image": ...}`, or a chat message (or a list of
-messages) whose content interleaves texts and images: exactly what sentence-transformers accepts. Everything else is
-an error that names the item.
+messages) whose content interleaves texts and images: exactly what sentence-transformers accepts. Everything else
+raises an error that names the item.
 
-This file travels with every saved checkpoint, so it imports nothing of this package.
+Every saved checkpoint contains this file, so it imports nothing of this package.
 """
 
 import base64
@@ -24,10 +24,10 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".we
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 _NO_VIDEO = "videos cannot be read; pass some of the frames as images"
 MAX_IMAGE_PIXELS = 89_478_485
-"""Images with more pixels than this are refused before they are decoded (Pillow's own decompression-bomb limit)."""
+"""Images with more pixels raise an error before decoding (Pillow's own decompression-bomb limit)."""
 
 _ORIENTATION = 0x0112
-"""The EXIF tag that tells how to turn the picture; 1 is upright."""
+"""The EXIF tag of the orientation; 1 is upright."""
 
 _FETCH_SECONDS = 30
 
@@ -69,7 +69,7 @@ def parse_items(values: Sequence[Any], ids: Sequence[str] | None = None) -> list
         TypeError: `values` is a single item rather than a list.
         ValueError: An item is empty, ambiguous, of an unknown kind, or holds an unreadable image.
         FileNotFoundError: An image path does not exist. A bare string without white space that ends like an image
-            file counts as a path; `{"text": ...}` says otherwise.
+            file counts as a path; pass it as `{"text": ...}` if it is a text.
     """
     if isinstance(values, str | bytes | Mapping | Image.Image):
         raise TypeError(f"expected a list of items, got one {type(values).__name__}; wrap it in a list")
@@ -79,8 +79,8 @@ def parse_items(values: Sequence[Any], ids: Sequence[str] | None = None) -> list
     ]
 
 
-def parse_item(value: Any, name: str = "item") -> Item:  # noqa: ANN401 - anything may be passed, that is the point
-    """Check and normalise one item; `name` stands in front of every error message."""
+def parse_item(value: Any, name: str = "item") -> Item:  # noqa: ANN401 - accepts anything
+    """Check and normalise one item; every error message starts with `name`."""
     if isinstance(value, Mapping):
         if "role" in value:
             parts = _message_parts(value, name)
@@ -126,7 +126,7 @@ def load_image(source: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
     Args:
         source: A PIL image, a path, a URL, a `data:image/` URI, raw bytes, or `{"bytes": ..., "path": ...}` as
             `datasets.Image(decode=False)` gives.
-        name: Stands in front of every error message.
+        name: Start of every error message.
 
     Raises:
         FileNotFoundError: The path does not exist.
@@ -138,10 +138,10 @@ def load_image(source: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
         width, height = image.size
         rgb = to_rgb(image) if 0 < width * height <= MAX_IMAGE_PIXELS else None
     except UnidentifiedImageError as error:
-        raise ValueError(f"{label}: cannot read the image, its content is of no known image format") from error
+        raise ValueError(f"{label}: cannot read the image, its format is unknown") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{label}: image is over the limit of {MAX_IMAGE_PIXELS} pixels") from error
-    except Exception as error:  # on damaged files the decoders raise nearly every kind
+    except Exception as error:  # decoders raise many kinds on damaged files
         raise ValueError(f"{label}: cannot read the image, it is truncated or damaged ({error})") from error
     if rgb is None:
         raise ValueError(
@@ -154,8 +154,8 @@ def load_image(source: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any PIL image to RGB as a viewer would show it.
 
-    The first frame of an animation, turned upright by its EXIF orientation; transparent pixels become white;
-    16-bit and float greyscale is scaled to 8 bits rather than clipped.
+    Takes the first frame of an animation and applies the EXIF orientation. Transparent pixels become white; 16-bit and
+    float greyscale is scaled to 8 bits rather than clipped.
     """
     image.seek(0)
     if image.mode == "RGB" and not image.has_transparency_data and image.getexif().get(_ORIENTATION, 1) == 1:
@@ -175,8 +175,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _to_8_bit(image: Image.Image) -> Image.Image:
     """Scale greyscale of more than 8 bits to 0..255, transparent pixels to 255.
 
-    The full range of integers is 16 bits, or 8 or 32 in 32-bit cells that hold no more or do; that of floats is 0..1,
-    or 0..255 where they exceed 1.
+    The full range is 16 bits in mode I;16, 8 or 16 bits in mode I, and 0..1 or 0..255 for floats: the smallest that
+    holds all values, or their maximum.
     """
     values = np.asarray(image).astype(np.float64)
     peak = values.max()
@@ -190,7 +190,7 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
-    """Get the image or its encoded bytes, and the name to report."""
+    """Return the image or its encoded bytes, and the name for error messages."""
     if isinstance(source, Mapping):
         data, path = source.get("bytes"), source.get("path")
         if data is None:
@@ -245,8 +245,8 @@ def _names_an_image(text: str, name: str) -> bool:
     """Whether a bare string is an image: a data URI, or a URL or existing file that ends like an image file.
 
     Raises:
-        FileNotFoundError: It reads like a file name, but there is no such file.
-        ValueError: It reads like a video.
+        FileNotFoundError: It looks like a file name, but there is no such file.
+        ValueError: It looks like a video.
     """
     if text.startswith("data:image/"):
         return True
@@ -258,7 +258,7 @@ def _names_an_image(text: str, name: str) -> bool:
     if _is_url(text) or os.path.isfile(text):
         return True
     if is_one_word:
-        raise FileNotFoundError(f'{name}: no such file: {text!r}; if this is a text and no path, pass {{"text": ...}}')
+        raise FileNotFoundError(f'{name}: no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
     return False
 
 
@@ -269,7 +269,7 @@ def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | Image.Image]:
     if unknown:
         raise ValueError(f'{name}: unknown keys {unknown}; expected "text" and/or "image"')
     parts: list[str | Image.Image] = []
-    for key in value:  # the order of the keys is the order of the parts
+    for key in value:  # the order of keys is the order of parts
         entries = value[key] if isinstance(value[key], list | tuple) else [value[key]]
         for entry in entries:
             if entry is not None:

@@ -1,4 +1,4 @@
-"""The processor of every model here that has one image tower and one text tower."""
+"""The processor of all models with one image tower and one text tower."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ logger = logging.get_logger(__name__)
 class ImageTextProcessor(ProcessorMixin):
     """Turns items (text, image, image + text, in any mix) into one batch of model inputs.
 
-    A missing modality is absent: its row is zero and `image_mask` / `text_mask` says so, and the tower never sees it.
+    For a missing modality, the row is zero and `image_mask` / `text_mask` is False, and the tower skips it.
 
     Args:
-        image_processor: Any transformers image processor that brings all pictures to one size.
+        image_processor: Any transformers image processor that resizes all pictures to one size.
         tokenizer: Any transformers tokenizer.
         max_text_length: Longest text in tokens, special tokens included; the tokenizer's own limit when None.
         text_padding: `"longest"`, or `"max_length"` for towers trained that way (SigLIP).
@@ -43,14 +43,14 @@ class ImageTextProcessor(ProcessorMixin):
 
     @classmethod
     def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
-        """Combine the image processor and tokenizer of two checkpoints (ids or folders); they may be the same one.
+        """Combine the image processor and tokenizer of two checkpoints (ids or folders), which may be the same.
 
-        A loaded image processor or tokenizer may stand in place of its checkpoint.
+        A loaded image processor or tokenizer may replace its checkpoint.
         """
         tokenizer = AutoTokenizer.from_pretrained(text) if isinstance(text, str) else text
         image_processor = AutoImageProcessor.from_pretrained(vision) if isinstance(vision, str) else vision
         config = AutoConfig.from_pretrained(text).get_text_config() if isinstance(text, str) else None
-        if config is not None and config.model_type.startswith("siglip"):  # SigLIP 2 has no tokenizer of that name
+        if config is not None and config.model_type.startswith("siglip"):  # SigLIP 2's tokenizer has another name
             kwargs["max_text_length"] = kwargs.get("max_text_length") or config.max_position_embeddings
             kwargs.setdefault("text_padding", "max_length")
         elif "siglip" in type(tokenizer).__name__.lower():
@@ -68,6 +68,7 @@ class ImageTextProcessor(ProcessorMixin):
         *,
         images: Sequence[Any] | None = None,
         text: Sequence[str] | None = None,
+        instruction: str | Sequence[str | None] | None = None,
         ids: Sequence[str] | None = None,
         max_length: int | None = None,
     ) -> BatchFeature:
@@ -77,6 +78,7 @@ class ImageTextProcessor(ProcessorMixin):
             items: Strings, PIL images, paths, `{"text", "image"}` dicts or chat messages, in any mix.
             images: In place of `items`: a list of images, alone or beside `text` of equal length.
             text: In place of `items`: a list of texts.
+            instruction: What to search for: one text for all items, or one for each. It precedes the item's text.
             ids: Names to report in error messages.
             max_length: Overrides `max_text_length`.
 
@@ -94,7 +96,11 @@ class ImageTextProcessor(ProcessorMixin):
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
         batch = self._image_batch([_one_image(item, name) for item, name in zip(parsed, names, strict=True)])
-        texts = [" ".join(part.strip() for part in item.texts) for item in parsed]
+        given = [instruction] * len(parsed) if instruction is None or isinstance(instruction, str) else instruction
+        if len(given) != len(parsed):
+            raise ValueError(f"{len(given)} instructions for {len(parsed)} items")
+        parts = [[told or "", *item.texts] for told, item in zip(given, parsed, strict=True)]
+        texts = [" ".join(part.strip() for part in some if part.strip()) for some in parts]
         return BatchFeature(batch | self._text_batch(texts, names, max_length or self.max_text_length))
 
     def apply_chat_template(  # type: ignore[override]
@@ -104,9 +110,9 @@ class ImageTextProcessor(ProcessorMixin):
         processor_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> BatchFeature:
-        """Read conversations (one, or a batch) as items: the way sentence-transformers passes its inputs.
+        """Read one conversation or a batch of them as items, as sentence-transformers passes its inputs.
 
-        The parts of all messages count in order, a system prompt first. There is no template text around them.
+        The parts of all messages are read in order, a system prompt first. No template text is added.
         """
         if conversation and isinstance(conversation[0], dict):
             conversation = [conversation]
@@ -169,13 +175,13 @@ def _one_image(item: Item, name: str) -> Image.Image | None:
     if len(item.images) > 1:
         raise ValueError(
             f"{name}: {len(item.images)} images, but this model takes one image per item; "
-            "use an MLLM retriever for items with several"
+            "use an MLLM retriever for several images per item"
         )
     return item.images[0] if item.images else None
 
 
 def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> dict[str, Tensor]:
-    """Put the rows of `tensors` where `present`, zeros elsewhere, and add the mask; nothing to do if all are."""
+    """Place the rows of `tensors` where `present`, with zeros elsewhere, and add the mask, unless all are present."""
     if all(present):
         return tensors
     mask = torch.tensor(present)

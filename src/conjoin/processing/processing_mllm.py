@@ -16,7 +16,7 @@ from .item_inputs import Item, check_text, parse_item
 logger = logging.get_logger(__name__)
 
 ASK = "Summarize above {} in one word: "
-"""What every prompt asks (PUMA, after LamRA); `{}` is one of `NOUNS`."""
+"""The request of every prompt (PUMA, after LamRA); `{}` is one of `NOUNS`."""
 
 NOUNS = {"image": "image", "text": "sentence", "image,text": "image and sentence"}
 
@@ -30,15 +30,15 @@ TEMPLATES = {
     "qwen2_vl": QWEN | {"start": SYSTEM + CHATML["start"]},
     "qwen3_vl": QWEN,
 }
-"""By architecture, the text around and between the parts of an item."""
+"""The text around and between the parts of an item, by architecture."""
 
 VIEWS = ("image", "text", "fused")
 VIEW_MODALITIES = {"fused": "image,text", "image": "image", "text": "text"}
-"""The views of an item of both modalities, in the order of their endings in a prompt, and what each shows."""
+"""The views of an item with both modalities and the modality of each, in the order of their prompt endings."""
 
 
 class Pictures(NamedTuple):
-    """The images of a batch: rows of pixels of all of them, and for each how many rows and tokens it has."""
+    """The images of a batch: the pixel rows of all images, and the number of rows and of tokens of each image."""
 
     tensors: dict[str, Tensor]
     rows: list[int]
@@ -46,7 +46,7 @@ class Pictures(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a prompt: token ids, the views of the item that hold it, and what it is."""
+    """A part of a prompt: token ids, the views of the item that contain it, and its kind."""
 
     ids: list[int]
     views: tuple[str, ...]
@@ -57,20 +57,20 @@ class MllmRetrieverProcessor(ProcessorMixin):
     """Turns items (text, images, both, interleaved in any way) into one batch of prompts for `MllmRetrieverModel`.
 
     A prompt is the images and texts in the item's own order, each text on a line of its own, with the instruction
-    before the first text, then "Summarize above image and sentence in one word: ", then [RET] as the answer. The
-    paper's prompts have the image first; its period after [RET] is left out, for no earlier token sees it. Behind the
-    prompt stand the endings of the item's other views (its images alone, its texts alone), outside `attention_mask`.
-    Words in an item that look like special tokens are ordinary words.
+    before the first text, then "Summarize above image and sentence in one word: ", then [RET] as the answer. In the
+    paper's prompts the image comes first; its period after [RET] is omitted, since [RET] does not attend to it.
+    The endings of the item's other views (images alone, texts alone) follow the prompt, outside `attention_mask`.
+    Special tokens that occur in an item's text are read as ordinary words.
 
     Args:
-        image_processor: The backbone's image processor: Qwen's with its dynamic resolution, or one that brings all
-            pictures to one size.
+        image_processor: The backbone's image processor: Qwen's with its dynamic resolution, or one that resizes
+            all pictures to one size.
         tokenizer: The backbone's tokenizer, which knows `image_token` and `ret_token`.
         image_token: The placeholder of image features.
         ret_token: The readout token; None for a prompt without one (`readout="last"`).
         template: The texts `start`, `image_start`, `image_end`, `ask` and `end`; one of `TEMPLATES`.
-        tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, where its grid of patches tells.
-        max_length: Longest prompt in tokens; the tokenizer's own limit when None. Texts are cut to fit, images never.
+        tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, whose patch grid gives the number.
+        max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
 
     Raises:
@@ -101,7 +101,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
             if token is not None and token not in tokenizer.get_vocab():
                 raise ValueError(
                     f"{token!r} is not a token of this tokenizer ({len(tokenizer)} tokens): was it changed? "
-                    "MllmRetrieverProcessor.from_mllm makes one that fits"
+                    "MllmRetrieverProcessor.from_mllm makes a matching one"
                 )
 
     @classmethod
@@ -115,23 +115,23 @@ class MllmRetrieverProcessor(ProcessorMixin):
         revision: str | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> "MllmRetrieverProcessor":
-        """Make the processor of a pretrained MLLM, its tokenizer with the readout token added.
+        """Build the processor of a pretrained MLLM and add the readout token to its tokenizer.
 
         Args:
             checkpoint: A folder or the name of a repository on the Hub; no video processor is read.
-            min_pixels: Smaller images are enlarged to so many pixels (Qwen; PUMA: `4 * 28 * 28`).
-            max_pixels: Larger images are reduced to so many (Qwen; PUMA: `300 * 28 * 28`).
+            min_pixels: Smaller images are enlarged to this many pixels (Qwen; PUMA: `4 * 28 * 28`).
+            max_pixels: Larger images are reduced to this many pixels (Qwen; PUMA: `300 * 28 * 28`).
             ret_token: As for the class.
             revision: Branch, tag or commit on the Hub.
-            kwargs: Other arguments of the class. `max_length` is by default the language model's number of positions.
+            kwargs: Other arguments of the class. `max_length` defaults to the language model's number of positions.
 
         Raises:
-            ValueError: The architecture is unknown, its resolution is fixed and pixels were given, or no number of
-                pixels is between their limits.
+            ValueError: The architecture is unknown, its resolution is fixed but pixel limits are given, or not
+                `0 < min_pixels <= max_pixels`.
         """
         config = AutoConfig.from_pretrained(checkpoint, revision=revision)
         if config.model_type not in TEMPLATES:
-            raise ValueError(f"{config.model_type!r} is no MLLM known here; expected one of {sorted(TEMPLATES)}")
+            raise ValueError(f"{config.model_type!r} is not a supported MLLM; expected one of {sorted(TEMPLATES)}")
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=revision)
         if ret_token is not None:
             tokenizer.add_tokens([ret_token], special_tokens=True)
@@ -146,9 +146,9 @@ class MllmRetrieverProcessor(ProcessorMixin):
         else:
             kwargs.setdefault("tokens_per_picture", config.image_seq_length)
             if min_pixels is not None or max_pixels is not None:
-                raise ValueError(f"{config.model_type!r} has a fixed resolution; leave min_pixels and max_pixels out")
+                raise ValueError(f"{config.model_type!r} has a fixed resolution; omit min_pixels and max_pixels")
         kwargs.setdefault("template", TEMPLATES[config.model_type])
-        if kwargs.get("max_length") is None:  # not every tokenizer knows
+        if kwargs.get("max_length") is None:  # some tokenizers have no limit
             kwargs["max_length"] = config.get_text_config().max_position_embeddings
         image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
         return cls(image_processor, tokenizer, image_token=image_token, ret_token=ret_token, **kwargs)
@@ -172,20 +172,20 @@ class MllmRetrieverProcessor(ProcessorMixin):
         Args:
             items: Strings, PIL images, paths, `{"image", "text"}` dicts or chat messages, in any mix, each with any
                 number of images. A system message is the item's instruction.
-            instruction: What to look for, e.g. `"Find an image that matches the caption."`: one for all items, or one
-                for each. It stands before the first text.
+            instruction: What to search for, e.g. `"Find an image that matches the caption."`: one for all items, or
+                one for each. It precedes the first text.
             ids: Names to report in error messages.
             max_length: Overrides the processor's.
 
         Returns:
-            `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`, its
-            rows of pixels padded per item, `pixel_mask` `(N, P)` and, for Qwen, `image_grid_thw` `(N, I, 3)`; when the
-            batch holds images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
+            `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`,
+            pixel rows padded per item, `pixel_mask` `(N, P)` and, for Qwen, `image_grid_thw` `(N, I, 3)`; when the
+            batch has images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
             `(N,)` when some items lack it.
 
         Raises:
             TypeError: `items` is a single item rather than a list.
-            ValueError: An item cannot be used, or its images do not fit into `max_length`; the message names it.
+            ValueError: An item cannot be used, or its images exceed `max_length`; the message names it.
         """
         if isinstance(items, str | bytes | Mapping | Image.Image):
             raise TypeError(f"expected a list of items, got one {type(items).__name__}; wrap it in a list")
@@ -200,7 +200,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         batch = self._pad(_fit_all(prompts, limit, names))
         batch |= _pad_pixels(pictures, [len(item.images) for item in parsed])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
-        if not all(any(found) for found in has.values()):  # one modality: every view that there is is the whole item
+        if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
         return BatchFeature(
             batch | {f"{name}_mask": torch.tensor(found) for name, found in has.items() if not all(found)}
@@ -213,9 +213,9 @@ class MllmRetrieverProcessor(ProcessorMixin):
         processor_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> BatchFeature:
-        """Read conversations (one, or a batch) as items: the way sentence-transformers passes its inputs.
+        """Read one conversation or a batch of them as items, as sentence-transformers passes its inputs.
 
-        The parts of all messages count in order; a system message, such as a prompt of sentence-transformers, is the
+        All parts are read in order; a system message, such as a prompt of sentence-transformers, is the
         item's instruction.
         """
         if conversation and isinstance(conversation[0], dict):
@@ -230,7 +230,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
             return Pictures({}, [], [])
         try:
             output = self.image_processor(images=images, return_tensors="pt")
-        except ValueError as error:  # Qwen's refuses pictures hundreds of times as wide as high
+        except ValueError as error:  # Qwen's rejects extreme aspect ratios
             owners = [name for item, name in zip(items, names, strict=True) for _ in item.images]
             name, size = max(
                 zip(owners, (image.size for image in images), strict=True),
@@ -243,14 +243,14 @@ class MllmRetrieverProcessor(ProcessorMixin):
             rows = output["image_grid_thw"].prod(1).tolist()
             return Pictures(tensors, rows, [count // self.image_processor.merge_size**2 for count in rows])
         if self.tokens_per_picture is None:
-            raise ValueError("tokens_per_picture is None, but this image processor gives no grid of patches")
+            raise ValueError("tokens_per_picture is None, but this image processor returns no patch grid")
         rows = output["num_patches"].tolist() if "num_patches" in output else [1] * len(images)
         return Pictures(tensors, rows, [count * self.tokens_per_picture for count in rows])
 
     def _prompts(
         self, items: list[Item], instructions: list[str | None], image_lengths: list[int]
     ) -> Iterator[list[Piece]]:
-        """The pieces of each item's prompt; the endings of its views stand last."""
+        """Yield the pieces of each item's prompt; the endings of its views come last."""
         texts = iter(self._tokens([f"{text}\n" for item in items for text in item.texts]))
         asked = iter(self._tokens([f"{text}\n" for text in instructions if text is not None]))
         lengths = iter(image_lengths)
@@ -279,7 +279,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
             yield prompt
 
     def _endings(self) -> dict[tuple[str, bool], list[int]]:
-        """What a prompt asks and the readout token, by modality and by whether an image stands right before it."""
+        """Return the prompt endings (request and readout token) by modality and by whether an image precedes."""
         cases = [(modality, after_image) for modality in NOUNS for after_image in (False, True)]
         line = "" if self.template["image_end"].endswith("\n") else "\n"
         asks = [(line if after_image else "") + self.template["ask"].format(NOUNS[m]) for m, after_image in cases]
@@ -287,14 +287,14 @@ class MllmRetrieverProcessor(ProcessorMixin):
         return dict(zip(cases, self._tokens([ask + tail for ask in asks], special=True), strict=True))
 
     def _tokens(self, texts: list[str], special: bool = False) -> list[list[int]]:
-        """The token ids of texts; special tokens in them count as such only if `special`."""
+        """Return the token ids of texts; special tokens in them are parsed only if `special`."""
         if not texts:
             return []
         options = {"add_special_tokens": False, "split_special_tokens": not special, "verbose": False}
         return self.tokenizer(texts, **options)["input_ids"]
 
     def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
-        """Ids `(N, T)`, padded on the tokenizer's side, and the mask of each view."""
+        """Return ids `(N, T)`, padded on the tokenizer's padding side, and the mask of each view."""
         rows = {"input_ids": [[token for piece in prompt for token in piece.ids] for prompt in prompts]}
         for name, view in (("attention_mask", "fused"), ("image_view_mask", "image"), ("text_view_mask", "text")):
             rows[name] = [[int(view in piece.views) for piece in prompt for _ in piece.ids] for prompt in prompts]
@@ -313,7 +313,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
 def _read_items(
     values: Sequence[Any], instruction: str | Sequence[str | None] | None, names: list[str]
 ) -> tuple[list[Item], list[str | None]]:
-    """Items without their system messages, and their instructions: what those say, then what `instruction` says."""
+    """Return items without system messages, and their instructions: the system message, then `instruction`."""
     given = [instruction] * len(values) if instruction is None or isinstance(instruction, str) else list(instruction)
     if len(given) != len(values):
         raise ValueError(f"{len(given)} instructions for {len(values)} items; pass one for all, or one for each")
@@ -331,7 +331,7 @@ def _read_items(
 
 
 def _fit_all(prompts: Iterable[list[Piece]], limit: int, names: list[str]) -> list[list[Piece]]:
-    """Cut texts until each prompt has at most `limit` tokens; say once whose."""
+    """Truncate texts until each prompt has at most `limit` tokens, with one warning for all."""
     fitted, cut = [], []
     for prompt, name in zip(prompts, names, strict=True):
         fitted.append(_fit(prompt, limit, name))
@@ -343,10 +343,10 @@ def _fit_all(prompts: Iterable[list[Piece]], limit: int, names: list[str]) -> li
 
 
 def _fit(prompt: list[Piece], limit: int, name: str) -> list[Piece]:
-    """Cut texts, the last first, until the prompt of the whole item has at most `limit` tokens.
+    """Truncate texts, the last first, until the prompt of the whole item has at most `limit` tokens.
 
     Raises:
-        ValueError: What may not be cut is longer than that.
+        ValueError: The parts that cannot be truncated exceed `limit`.
     """
     over = sum(len(piece.ids) for piece in prompt if "fused" in piece.views) - limit
     if over <= 0:
@@ -356,18 +356,18 @@ def _fit(prompt: list[Piece], limit: int, name: str) -> list[Piece]:
         ids = prompt[place].ids
         if prompt[place].kind == "text" and over > 0 and len(ids) > 2:
             taken = min(over, len(ids) - 2)
-            fitted[place] = prompt[place]._replace(ids=[*ids[: -1 - taken], ids[-1]])  # the last one ends the line
+            fitted[place] = prompt[place]._replace(ids=[*ids[: -1 - taken], ids[-1]])  # the last token ends the line
             over -= taken
     if over > 0:
         raise ValueError(
             f"{name}: images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}, "
-            "and they are never cut; lower max_pixels, pass fewer images or raise max_length"
+            "and they cannot be truncated; lower max_pixels, pass fewer images or raise max_length"
         )
     return fitted
 
 
 def _pad_pixels(pictures: Pictures, counts: list[int]) -> dict[str, Tensor]:
-    """The rows of pixels `(N, P, ...)` and grids `(N, I, 3)` per item, given how many images each has."""
+    """Return pixel rows `(N, P, ...)` and grids `(N, I, 3)` per item, given each item's number of images."""
     if not pictures.rows:
         return {}
     rows = iter(pictures.rows)

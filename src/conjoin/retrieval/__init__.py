@@ -1,49 +1,26 @@
 """Encoding a corpus to disk, indexing it and searching it."""
 
-from conjoin.retrieval.build import (
-    INDEX_KINDS,
-    build_index,
-    check_model,
-    load_index,
-    new_index,
-    search_items,
-    search_store,
+from conjoin.retrieval.encode import encode_corpus as encode_corpus
+from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
+from conjoin.retrieval.index.base import Index as Index, SearchResult as SearchResult
+from conjoin.retrieval.index.build import (
+    INDEX_KINDS as INDEX_KINDS,
+    build_index as build_index,
+    check_model as check_model,
+    load_index as load_index,
+    new_index as new_index,
+    search_items as search_items,
+    search_store as search_store,
 )
-from conjoin.retrieval.corpus_encoding import encode_corpus
-from conjoin.retrieval.embedding_store import EmbeddingStore
-from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
-from conjoin.retrieval.faiss_index import FaissIndex
-from conjoin.retrieval.index import ExactIndex, Index, SearchResult
-from conjoin.retrieval.mined_negatives import Finding, MinedNegatives, load_mined
-from conjoin.retrieval.mining import mine_hard_negatives
-from conjoin.retrieval.mining_metrics import MiningMetric, parse_metrics
-from conjoin.retrieval.mining_plan import MiningPlan, plan_mining
-from conjoin.retrieval.stock_encoder import load_encoder, load_stock_encoder
-
-__all__ = [
-    "INDEX_KINDS",
-    "EmbeddingStore",
-    "ExactIndex",
-    "FaissIndex",
-    "Finding",
-    "Index",
-    "ItemEncoder",
-    "MinedNegatives",
-    "MiningMetric",
-    "MiningPlan",
-    "ModelIdentity",
-    "SearchResult",
-    "build_index",
-    "check_model",
-    "encode_corpus",
-    "load_encoder",
-    "load_index",
-    "load_mined",
-    "load_stock_encoder",
-    "mine_hard_negatives",
-    "new_index",
-    "parse_metrics",
-    "plan_mining",
-    "search_items",
-    "search_store",
-]
+from conjoin.retrieval.index.exact import ExactIndex as ExactIndex
+from conjoin.retrieval.index.faiss import FaissIndex as FaissIndex
+from conjoin.retrieval.load import load_encoder as load_encoder
+from conjoin.retrieval.mining.mine import mine_hard_negatives as mine_hard_negatives
+from conjoin.retrieval.mining.miners import Miner as Miner, parse_miners as parse_miners
+from conjoin.retrieval.mining.negatives import (
+    Finding as Finding,
+    MinedNegatives as MinedNegatives,
+    load_mined as load_mined,
+)
+from conjoin.retrieval.mining.plan import plan_mining as plan_mining
+from conjoin.retrieval.store import EmbeddingStore as EmbeddingStore

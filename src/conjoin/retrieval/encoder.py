@@ -1,30 +1,27 @@
 """Items in, vectors out: a model and its processor behind one method."""
 
-import copy
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from PIL import Image
-from safetensors import SafetensorError
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 
+from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import parse_item
+from conjoin.progress import progress
+from conjoin.storage import model_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, ProcessorMixin
 
-_INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
-
-_Batch = dict[str, torch.Tensor] | ValueError | FileNotFoundError
+_Batch = dict[str, Any] | ValueError | FileNotFoundError
 
 
 class ModelIdentity(NamedTuple):
@@ -37,12 +34,58 @@ class ModelIdentity(NamedTuple):
         return f"{self.name!r} (fingerprint {self.fingerprint[:12]})"
 
 
+class EncoderOutput(NamedTuple):
+    """What `ItemEncoder` reads of a model's output: `embeddings` `(N, D)`."""
+
+    embeddings: torch.Tensor
+
+
+class Encoder(Protocol):
+    """What encodes items, whichever kind of model does the work.
+
+    Attributes:
+        name: What error messages and manifests call the model.
+        batch_size: Items per forward pass.
+        device: Where the model runs.
+        dtype: The type of autocast; None computes as the weights are.
+    """
+
+    name: str
+    batch_size: int
+    device: torch.device
+    dtype: torch.dtype | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal configuration and weights, wherever the model is stored."""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Name and fingerprint."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of an embedding."""
+
+    def encode(
+        self,
+        items: Sequence[Any],
+        ids: Sequence[str] | None = None,
+        show_progress: bool = False,
+        on_batch: Callable[[int], object] | None = None,
+        *,
+        instruction: str | Sequence[str | None] | None = None,
+    ) -> np.ndarray:
+        """Encode `N` items into `(N, D)` float32, L2-normalised, in the order given; see `ItemEncoder.encode`."""
+
+
 class ItemEncoder:
-    """Encodes lists of items of any modality with one model.
+    """Encodes lists of items of any modality with one model: the `Encoder` of every model that `load_encoder` takes.
 
     Args:
-        model: Any model whose `model(**batch).embeddings` are `(N, D)`, float and L2-normalised.
-        processor: `processor(items)` returns the batch, every tensor with the items as its first dimension.
+        model: Any model with a `config` whose `model(**batch).embeddings` are `(N, D)`, float and L2-normalised.
+        processor: `processor(items)` returns the batch, a dict of tensors, or of containers of tensors. When there is
+            an instruction it is called as `processor(items, instruction=[...])`, one text or None per item.
         batch_size: Items per forward pass.
         device: Where to run; the model is moved there. `None` leaves it where it is.
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
@@ -81,8 +124,11 @@ class ItemEncoder:
         dtype: torch.dtype | None = None,
         *,
         num_workers: int = 0,
+        trust_remote_code: bool = False,
     ) -> "ItemEncoder":
-        """Load a saved model and its processor, running the model code that lies beside the weights.
+        """Load a saved model of this package and its processor, with the installed classes.
+
+        `load_encoder` takes other models, too.
 
         Args:
             path: A local folder or the name of a repository on the Hub.
@@ -90,25 +136,15 @@ class ItemEncoder:
             device: As for the class, but `None` takes a GPU when there is one.
             dtype: As for the class.
             num_workers: As for the class.
+            trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
 
         Raises:
             FileNotFoundError: There is no such model.
-            ValueError: Its weights are damaged, or there is no such `device`.
+            ValueError: Its weights are damaged, it is no model of this package, or there is no such `device`.
         """
-        from transformers import AutoModel, AutoProcessor
-
         device = choose_device(device)
-        with loading(path):
-            model = AutoModel.from_pretrained(path, trust_remote_code=True)
-            processor = AutoProcessor.from_pretrained(path, trust_remote_code=True)
-        name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
-        return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=name)
-
-    def with_processor(self, processor: Callable[..., Any]) -> "ItemEncoder":
-        """The same model behind another processor."""
-        other = copy.copy(self)
-        other.processor = processor  # type: ignore[assignment]
-        return other
+        model, processor = load_model(path, trust_remote_code)
+        return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=model_name(path))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -116,12 +152,7 @@ class ItemEncoder:
 
         Computed once: make a new encoder after changing the weights.
         """
-        config = _essential(self.model.config.to_dict())
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return model_fingerprint(self.model)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -142,19 +173,22 @@ class ItemEncoder:
         ids: Sequence[str] | None = None,
         show_progress: bool = False,
         on_batch: Callable[[int], object] | None = None,
+        *,
+        instruction: str | Sequence[str | None] | None = None,
     ) -> np.ndarray:
         """Encode items into vectors, in the order given.
 
         Items of one modality and like length share a batch, which saves padding and idle towers.
 
         Args:
-            items: Strings, PIL images, `{"text", "image"}` or chat messages, mixed as you like.
+            items: Strings, PIL images, `{"text", "image"}` or chat messages, in any mix.
             ids: Names to report in error messages instead of positions.
             show_progress: Show a progress bar.
             on_batch: Called with the number of items done after every batch.
+            instruction: What to look for: one text for all items, or one (or None) for each.
 
         Returns:
-            `(N, D)` float32.
+            `(N, D)` float32, L2-normalised.
 
         Raises:
             TypeError: `items` is a single item rather than a list.
@@ -170,12 +204,15 @@ class ItemEncoder:
             raise ValueError(f"got {len(names)} ids for {len(items)} items")
         order = sorted(range(len(items)), key=lambda position: _similarity_key(items[position]), reverse=True)
         chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        batches = self._prepared([[items[position] for position in chunk] for chunk in chunks])
+        told = [instruction] * len(items) if instruction is None or isinstance(instruction, str) else instruction
+        if len(told) != len(items):
+            raise ValueError(f"got {len(told)} instructions for {len(items)} items")
+        batches = self._prepared([[(items[position], told[position]) for position in chunk] for chunk in chunks])
         rows: list[np.ndarray] = []
-        progress = tqdm(total=len(items), desc="encoding", unit="item", disable=not show_progress)
-        with _evaluation_mode(self.model), progress as bar:
+        shown = progress(total=len(items), desc="encoding", unit="item", show=show_progress)
+        with _evaluation_mode(self.model), shown as bar:
             for chunk in chunks:
-                rows.append(self._forward(batches, [(names[position], items[position]) for position in chunk]))
+                rows.append(self._forward(batches, [(names[place], items[place], told[place]) for place in chunk]))
                 bar.update(len(chunk))
                 if on_batch is not None:
                     on_batch(len(chunk))
@@ -183,7 +220,7 @@ class ItemEncoder:
         embeddings[order] = np.concatenate(rows)
         return embeddings
 
-    def _prepared(self, batches: list[list[Any]]) -> Iterator[_Batch]:
+    def _prepared(self, batches: list[list[tuple[Any, str | None]]]) -> Iterator[_Batch]:
         """The processed batches, in order; made by worker processes when there are any."""
         prepare = partial(_process, self.processor)
         if self.num_workers == 0:
@@ -199,16 +236,16 @@ class ItemEncoder:
             )
         )
 
-    def _forward(self, batches: Iterator[_Batch], named: list[tuple[str, Any]]) -> np.ndarray:
-        """Run the next batch, which holds the items `named`; returns `(n, D)` float32."""
+    def _forward(self, batches: Iterator[_Batch], named: list[tuple[str, Any, str | None]]) -> np.ndarray:
+        """Run the next batch, of `(name, item, instruction)` each; returns `(n, D)` float32."""
         batch = next(batches)
         if isinstance(batch, Exception):
-            for name, item in named:
-                self._check_alone(name, item)
+            for name, item, told in named:
+                self._check_alone(name, item, told)
             raise batch
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            output = self.model(**{key: value.to(self.device) for key, value in batch.items()})
+            output = self.model(**send_to_device(batch, self.device))
         embeddings = output.embeddings.float().cpu().numpy()
         if embeddings.ndim != 2 or len(embeddings) != len(named):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(named)} items")
@@ -217,55 +254,34 @@ class ItemEncoder:
             raise ValueError(f"{named[int(finite.argmin())][0]}: {self.name!r} gave an embedding that is not finite")
         return embeddings
 
-    def _check_alone(self, name: str, item: Any) -> None:  # noqa: ANN401
+    def _check_alone(self, name: str, item: Any, instruction: str | None) -> None:  # noqa: ANN401
         """Raise what is wrong with one item, under its own name instead of its place in the batch."""
         parse_item(item, name)
-        try:
-            self.processor([item])
-        except ValueError as error:
-            raise ValueError(f"{name}: {str(error).removeprefix('item 0: ')}") from error
+        found = _process(self.processor, [(item, instruction)])
+        if isinstance(found, ValueError):
+            raise ValueError(f"{name}: {str(found).removeprefix('item 0: ')}") from found
 
 
-@contextmanager
-def loading(path: str | Path) -> Iterator[None]:
-    """Name the model in whatever goes wrong while it is loaded.
+def model_name(path: str | Path) -> str:
+    """What manifests call a model: the absolute path of a local folder, or the name of a repository on the Hub."""
+    return str(Path(path).resolve()) if Path(path).is_dir() else str(path)
 
-    Raises:
-        FileNotFoundError: There is no such model, or a part of it is missing.
-        ValueError: Its weights are damaged, or it is of another kind than expected.
+
+def _process(processor: Callable[..., Mapping[str, Any]], rows: list[tuple[Any, str | None]]) -> _Batch:
+    """The batch of items and instructions, or what is wrong with it.
+
+    An error that is raised in a worker process would lose its type and its words.
     """
+    items, instructions = ([row[place] for row in rows] for place in (0, 1))
+    told = {} if all(text is None for text in instructions) else {"instruction": instructions}
     try:
-        yield
-    except OSError as error:
-        where = "" if Path(path).exists() else "there is no such folder, and on the hub: "
-        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
-    except SafetensorError as error:
-        raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"cannot load the model {str(path)!r}: {error}") from error
-
-
-def _process(processor: Callable[[list[Any]], Mapping[str, torch.Tensor]], items: list[Any]) -> _Batch:
-    """The batch, or what is wrong with it: raised in a worker process, an error would lose its type and its words."""
-    try:
-        return dict(processor(items))
+        return dict(processor(items, **told))
     except (ValueError, FileNotFoundError) as error:
         return error
 
 
-def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Drop what depends on where and by which version a configuration was saved."""
-    if isinstance(config, Mapping):
-        return {
-            str(key): _essential(value)
-            for key, value in config.items()
-            if str(key) not in _INCIDENTAL_CONFIG_KEYS and not str(key).startswith("_")
-        }
-    return [_essential(value) for value in config] if isinstance(config, list | tuple) else config
-
-
 def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401
-    """Whether an item has an image, and the length of its text: sorting by it puts like beside like."""
+    """Whether an item has an image, and the length of its text: items of like cost are neighbours in this order."""
     if isinstance(item, str):
         return False, len(item)
     if not isinstance(item, Mapping):

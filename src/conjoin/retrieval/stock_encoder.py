@@ -1,6 +1,5 @@
-"""Encoders out of checkpoints that are no models of this package, as BGE-m3, DINOv2 and CLIP (SOLAR App. D.4)."""
+"""Stock transformers checkpoints (BERT, DINOv2, CLIP, ...) behind the interface of `ItemEncoder`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,86 +7,65 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoImageProcessor,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedConfig,
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES,
 )
-from transformers.utils import cached_file
 
-from conjoin.ops import choose_device
+from conjoin.hub.load import loading
 from conjoin.processing.item_inputs import parse_items
-from conjoin.retrieval.encoder import ItemEncoder, loading
+from conjoin.retrieval.encoder import EncoderOutput
 
 _LONGEST = 512
 
 
-def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN401
-    """Load a model of this package as `ItemEncoder.from_pretrained` does, any other by `load_stock_encoder`.
+def load_stock_model(path: str | Path, trust_remote_code: bool = False) -> tuple["StockModel", Any]:
+    """Load a stock checkpoint and what turns items into its inputs, as `ItemEncoder` takes them.
+
+    A text encoder and a vision transformer are read at CLS; two towers (CLIP, SigLIP) at their projections, image and
+    text of one item added. An instruction precedes the text, with a space between; an item without text ignores it.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
-        options: As for `ItemEncoder.from_pretrained`.
+        trust_remote_code: Run the Python code that it brings.
 
     Raises:
         FileNotFoundError: There is no such model.
+        ValueError: The weights are damaged, the model is no encoder, or it needs code that is not trusted.
     """
     with loading(path):
-        config, _ = PreTrainedConfig.get_config_dict(path)
-    return (
-        ItemEncoder.from_pretrained(path, **options) if "auto_map" in config else load_stock_encoder(path, **options)
-    )
-
-
-def load_stock_encoder(
-    path: str | Path,
-    batch_size: int = 32,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    *,
-    num_workers: int = 0,
-) -> ItemEncoder:
-    """An encoder out of a text encoder, a vision transformer, or a checkpoint with a tower for each (CLIP, SigLIP).
-
-    A text encoder is read at CLS, or as the mean of its tokens where the repository's `1_Pooling/config.json` says so;
-    a vision transformer at CLS; two towers at their projections, image and text of one item added. The arguments are
-    those of `ItemEncoder.from_pretrained`.
-    """
-    device = choose_device(device)
-    with loading(path):
-        model = AutoModel.from_pretrained(path)
-        stock = _StockModel(model, mean_pooling=_pools_by_mean(path))
+        model = StockModel(AutoModel.from_pretrained(path, trust_remote_code=trust_remote_code))
         processor = partial(
             _process,
-            AutoImageProcessor.from_pretrained(path) if stock.sees else None,
-            AutoTokenizer.from_pretrained(path) if stock.reads else None,
+            AutoImageProcessor.from_pretrained(path, trust_remote_code=trust_remote_code) if model.sees else None,
+            AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code) if model.reads else None,
             "max_length" if model.config.model_type.startswith("siglip") else "longest",
         )
-    name = str(Path(path).resolve()) if Path(path).is_dir() else str(path)
-    return ItemEncoder(stock, processor, batch_size, device, dtype, num_workers=num_workers, name=name)  # type: ignore[arg-type]
+    return model, processor
 
 
-class _Output:
-    """What `ItemEncoder` reads of a model's output."""
+class StockModel(torch.nn.Module):
+    """A transformers model with one L2-normalised embedding per item.
 
-    def __init__(self, embeddings: Tensor) -> None:
-        self.embeddings = embeddings
+    Args:
+        model: A text encoder, a vision transformer, or a model with a tower for each.
 
+    Raises:
+        ValueError: It is a language model, or its two towers have no common space.
+    """
 
-class _StockModel(torch.nn.Module):
-    """A transformers model with one embedding per item."""
-
-    def __init__(self, model: Any, mean_pooling: bool) -> None:  # noqa: ANN401 - any transformers model
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - any transformers model
         super().__init__()
         self.model: Any = model
-        self.config = model.config
-        self.mean_pooling = mean_pooling
-        self.two_towers = {"text_config", "vision_config"} <= set(model.config.sub_configs)
-        self.sees = self.two_towers or "patch_size" in model.config.to_dict()
+        self.config: PreTrainedConfig = model.config
+        self.two_towers = {"text_config", "vision_config"} <= set(self.config.sub_configs)
+        self.sees = self.two_towers or "patch_size" in self.config.to_dict()
         self.reads = self.two_towers or not self.sees
+        _check_encodes(self.config.model_type, self.two_towers)
 
-    def forward(self, items: Tensor, **inputs: Tensor) -> _Output:
+    def forward(self, items: Tensor, **inputs: Tensor) -> EncoderOutput:
         """Embed a batch of `_process`; `items` `(N, 2)` says which have an image and which a text."""
         parts = {}
         if "pixel_values" in inputs:
@@ -98,7 +76,7 @@ class _StockModel(torch.nn.Module):
         features = torch.zeros(len(items), width, device=items.device)
         for column, part in parts.items():
             features[items[:, column]] += part.float()
-        return _Output(torch.nn.functional.normalize(features, dim=-1))
+        return EncoderOutput(torch.nn.functional.normalize(features, dim=-1))
 
     def _image(self, pixel_values: Tensor) -> Tensor:
         if self.two_towers:
@@ -108,23 +86,40 @@ class _StockModel(torch.nn.Module):
     def _text(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.two_towers:
             return self.model.get_text_features(**inputs).pooler_output
-        states = self.model(**inputs).last_hidden_state
-        if not self.mean_pooling:
-            return states[:, 0]
-        weights = inputs["attention_mask"].unsqueeze(-1).to(states)
-        return (states * weights).sum(dim=1) / weights.sum(dim=1)
+        return self.model(**inputs).last_hidden_state[:, 0]
 
 
-def _process(image_processor: Any, tokenizer: Any, padding: str, items: Sequence[Any]) -> Mapping[str, Tensor]:  # noqa: ANN401
-    """The inputs of `_StockModel.forward`: images and texts of those items that have them."""
+def _check_encodes(model_type: str, two_towers: bool) -> None:
+    """Refuse the library's models that have no vector to read.
+
+    Raises:
+        ValueError: It is a language model.
+    """
+    generates = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if generates or (two_towers and model_type not in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES):
+        raise ValueError(
+            f"{model_type!r} gives no embedding; expected a text encoder, a vision transformer, a model with an image "
+            "and a text tower, or a folder of sentence-transformers or of this package"
+        )
+
+
+def _process(
+    image_processor: Any,  # noqa: ANN401
+    tokenizer: Any,  # noqa: ANN401
+    padding: str,
+    items: Sequence[Any],
+    instruction: Sequence[str | None] | None = None,
+) -> Mapping[str, Tensor]:
+    """The inputs of `StockModel.forward`: images and texts of those items that have them."""
     parsed = parse_items(items)
-    images = [image for item in parsed for image in item.images]
-    texts = [text for item in parsed for text in item.texts]
     for number, item in enumerate(parsed):
         if len(item.images) > 1 or len(item.texts) > 1:
             raise ValueError(f"item {number}: expected at most one image and one text")
         if (item.images and image_processor is None) or (item.texts and tokenizer is None):
             raise ValueError(f"item {number}: this model cannot take {item.modality!r}")
+    told = [None] * len(parsed) if instruction is None else instruction
+    images = [image for item in parsed for image in item.images]
+    texts = [_joined(own, text) for own, item in zip(told, parsed, strict=True) for text in item.texts]
     batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
     if images:
         batch["pixel_values"] = image_processor(images=images, return_tensors="pt")["pixel_values"]
@@ -134,9 +129,5 @@ def _process(image_processor: Any, tokenizer: Any, padding: str, items: Sequence
     return batch
 
 
-def _pools_by_mean(path: str | Path) -> bool:
-    """What sentence-transformers' description of the pooling says, if there is one."""
-    file = cached_file(path, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False)
-    return file is not None and bool(
-        json.loads(Path(file).read_text(encoding="utf-8")).get("pooling_mode_mean_tokens")
-    )
+def _joined(instruction: str | None, text: str) -> str:
+    return f"{instruction.strip()} {text}" if instruction and instruction.strip() else text

@@ -1,82 +1,28 @@
-"""One configuration and one trainer per method, and the recipes that run them."""
+"""Training code shared by all methods: configuration, trainer, objective, recipes and runs."""
 
-from .adapters import load_adapted, load_checkpoint
-from .arguments import RetrievalConfig
-from .collator import PairCollator
-from .contrastive import ContrastiveConfig, ContrastiveTrainer
-from .feature_cache import CachedFeatures, cache_features, collate_features
-from .feature_teachers import cache_teacher_features
-from .gcl import GclConfig, GclTrainer
-from .gradient_cache import cached_backward
-from .lora import LoraArguments, add_lora, merge_lora
-from .mac import MacConfig, MacTrainer
-from .objective import Objective
-from .recipes import (
-    METHODS,
-    DataArguments,
-    DeepTeacherArguments,
-    FeatureArguments,
-    ModelArguments,
-    Recipe,
-    load_recipe,
+from .adapters import load_adapted as load_adapted, load_checkpoint as load_checkpoint
+from .config import RetrievalConfig as RetrievalConfig, TemperatureConfig as TemperatureConfig
+from .data import PairArguments as PairArguments
+from .features import (
+    CachedFeatures as CachedFeatures,
+    cache_features as cache_features,
+    collate_features as collate_features,
 )
-from .run import build_model, build_trainer, train
-from .self_distillation import SelfDistillationConfig, SelfDistillationTrainer
-from .solar_stage1 import JointEncoderStage1Config, JointEncoderStage1Trainer
-from .solar_stage2 import JointEncoderStage2Config, JointEncoderStage2Trainer
-from .stage2_rows import Stage2Collator, Stage2Rows
-from .state_shards import TaughtRows
-from .teacher_cache import TeacherCache, cache_teachers
-from .teacher_states import TeacherStates, cache_teacher_states
-from .teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
-from .trainer import RetrievalTrainer
-
-__all__ = [
-    "METHODS",
-    "CachedFeatures",
-    "ContrastiveConfig",
-    "ContrastiveTrainer",
-    "DataArguments",
-    "DeepTeacherArguments",
-    "FeatureArguments",
-    "GclConfig",
-    "GclTrainer",
-    "JointEncoderStage1Config",
-    "JointEncoderStage1Trainer",
-    "JointEncoderStage2Config",
-    "JointEncoderStage2Trainer",
-    "LoraArguments",
-    "MacConfig",
-    "MacTrainer",
-    "ModelArguments",
-    "Objective",
-    "PairCollator",
-    "Recipe",
-    "RetrievalConfig",
-    "RetrievalTrainer",
-    "SelfDistillationConfig",
-    "SelfDistillationTrainer",
-    "Stage2Collator",
-    "Stage2Rows",
-    "TaughtRows",
-    "TeacherCache",
-    "TeacherCollator",
-    "TeacherStates",
-    "Teachers",
-    "TextTeacher",
-    "VisionTeacher",
-    "add_lora",
-    "build_model",
-    "build_trainer",
-    "cache_features",
-    "cache_teacher_features",
-    "cache_teacher_states",
-    "cache_teachers",
-    "cached_backward",
-    "collate_features",
-    "load_adapted",
-    "load_checkpoint",
-    "load_recipe",
-    "merge_lora",
-    "train",
-]
+from .gradient_cache import cached_backward as cached_backward
+from .lora import LoraArguments as LoraArguments, add_lora as add_lora, merge_lora as merge_lora
+from .method import DEMOS as DEMOS, METHODS as METHODS, Demo as Demo, Method as Method
+from .models import ARCHITECTURES as ARCHITECTURES, build_model as build_model
+from .objective import Objective as Objective
+from .query_candidates import (
+    QueryCandidateConfig as QueryCandidateConfig,
+    QueryCandidateObjective as QueryCandidateObjective,
+    QueryCandidateTrainer as QueryCandidateTrainer,
+)
+from .recipe import (
+    FeatureArguments as FeatureArguments,
+    ModelArguments as ModelArguments,
+    load_recipe as load_recipe,
+    recipe_folder as recipe_folder,
+)
+from .run import Run as Run, build_trainer as build_trainer, train as train
+from .trainer import RetrievalTrainer as RetrievalTrainer

@@ -1,4 +1,4 @@
-"""From low-rank adapters on disk, as peft or a training run wrote them, to a model without them."""
+"""Merge low-rank adapters, saved by peft or by a training run, into their model."""
 
 import json
 from collections.abc import Iterable
@@ -6,28 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoProcessor, PreTrainedModel, ProcessorMixin
+from transformers import PreTrainedModel, ProcessorMixin
 
-from .lora import merge_lora
-from .recipes import Recipe
-from .run import build_model
+from conjoin.hub import load_model
+from conjoin.training.lora import merge_lora
+from conjoin.training.models import build_model
+from conjoin.training.recipe import Recipe
 
 ADAPTER_FILE, CHECKPOINT_FILE = "adapter_config.json", "model.safetensors"
 ENCODER = "encoder."
-"""What the names of the encoder's weights begin with in a checkpoint of a training run."""
+"""Prefix of the encoder's weight names in a training checkpoint."""
 
 
 def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """Load a model with the adapters of a peft folder merged into its weights, and its processor.
+    """Load a model and its processor, and merge the adapters of a peft folder into the weights.
 
     Args:
-        folder: Where `adapter_config.json` and the adapters lie.
-        base: The model of this package that they adapt; the one that the folder names when None.
+        folder: Contains `adapter_config.json` and the adapters.
+        base: The adapted model, a model of this package; None for the one that the folder names.
 
     Raises:
-        FileNotFoundError: There are no adapters in the folder.
+        FileNotFoundError: The folder contains no adapters.
         ImportError: peft is not installed.
-        ValueError: No base is known, it is no model of this package, or the adapters are another model's.
+        ValueError: The base is unknown or not a model of this package, or the adapters do not fit it.
     """
     folder = Path(folder)
     if not (folder / ADAPTER_FILE).is_file():
@@ -43,29 +44,27 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
     base = base or named
     if base is None:
         raise ValueError(f"the adapters in {str(folder)!r} do not name the model that they adapt; give the base")
-    model = AutoModel.from_pretrained(base, trust_remote_code=True)
-    if model._auto_class is None:
-        raise ValueError(f"{base!r} is a {model.config.model_type}; expected a model of this package")
+    model, processor = load_model(base)
     try:
         adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
         report: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
-    except (RuntimeError, ValueError) as error:  # of other sizes, or for layers that are not there
+    except (RuntimeError, ValueError) as error:  # wrong sizes or missing layers
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(f"the adapters in {str(folder)!r} are not for {base!r}: {reason}") from error
     _refuse(folder, base, [name for name in report.missing_keys if "lora_" in name], report.unexpected_keys)
-    return adapted.merge_and_unload(), AutoProcessor.from_pretrained(base, trust_remote_code=True)
+    return adapted.merge_and_unload(), processor
 
 
 def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """Load the model of a training run's checkpoint, its adapters merged, and its processor.
+    """Load the model and processor of a training checkpoint, and merge the adapters.
 
     Args:
         folder: A `checkpoint-N` folder.
-        recipe: What was run.
+        recipe: The recipe of the run.
 
     Raises:
-        FileNotFoundError: There are no weights in the folder.
-        ValueError: The weights are not those of the recipe's model.
+        FileNotFoundError: The folder contains no weights.
+        ValueError: The weights do not fit the recipe's model.
     """
     path = Path(folder) / CHECKPOINT_FILE
     if not path.is_file():
@@ -78,7 +77,7 @@ def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel
     differing = {name for name in expected.keys() & stored.keys() if expected[name].shape != stored[name].shape}
     missing = (expected.keys() - stored.keys()) | differing
     _refuse(folder, "the recipe's model", missing, (stored.keys() - expected.keys()) | differing)
-    model.load_state_dict(stored, strict=False)  # of layers in four bits their scales, which are not read again
+    model.load_state_dict(stored, strict=False)  # skips the scales of 4-bit layers, which are not reloaded
     return merge_lora(model), processor
 
 
@@ -86,6 +85,6 @@ def _refuse(folder: str | Path, base: str, missing: Iterable[str], unexpected: I
     missing, unexpected = sorted(missing), sorted(unexpected)
     if missing or unexpected:
         raise ValueError(
-            f"what is in {str(folder)!r} is not for {base!r}: {len(missing)} weights are missing or of another shape "
-            f"and {len(unexpected)} are left over, such as {[*missing, *unexpected][0]!r}"
+            f"the weights in {str(folder)!r} do not fit {base!r}: {len(missing)} weights are missing or of another "
+            f"shape and {len(unexpected)} are left over, such as {[*missing, *unexpected][0]!r}"
         )

@@ -1,8 +1,8 @@
-"""Contrastive batches beyond memory: embed in chunks without a graph, then replay each chunk with its gradient.
+"""Gradient cache: embed a large batch in chunks without a graph, then re-run each chunk with its gradient.
 
-Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (arXiv 2101.06983). The result is
-the plain step's: the same loss on the same batch, the same random draws in both passes. What an objective computes by
-`Objective.once` is computed in the first pass alone.
+Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (arXiv 2101.06983). The result
+equals the plain step: the same loss on the same batch, with the same random numbers in both passes. Computations in
+`Objective.once` run in the first pass only.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .objective import Objective, total_loss
-from .replay import RandomState, Replay
+from conjoin.training.objective import Objective, total_loss
+from conjoin.training.replay import RandomState, Replay
 
 
 def cached_backward(
@@ -24,16 +24,15 @@ def cached_backward(
     backward: Callable[[Tensor], None],
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> dict[str, Tensor]:
-    """Run one forward and backward over `batch` holding the graph of `chunk_size` rows at a time.
+    """Run one forward and backward over `batch` with the graph of at most `chunk_size` rows in memory.
 
     Args:
-        objective: Its `embed` is called twice per chunk, its `loss` once on all rows.
-        batch: Model inputs and optionally `ids`; every tensor has the N rows as dimension 0. Or parts with rows of
-            their own, see `split_rows`.
-        chunk_size: Rows whose activations are held at once.
-        backward: Called with the total loss; scales it as the trainer does and runs backward.
-        autocast: Makes the context of mixed precision, a fresh one per pass: the weights that one has cast without a
-            graph must not serve the next.
+        objective: `embed` is called twice per chunk, `contrast` once on all rows.
+        batch: Parts with model inputs and optional `ids`; see `Objective` and `split_rows`.
+        chunk_size: Rows whose activations are in memory at once.
+        backward: Receives the total loss, scales it like the trainer, and runs backward.
+        autocast: Creates a fresh mixed-precision context for each pass: a pass must not reuse weights that an earlier
+            pass cast without a graph.
 
     Returns:
         The loss terms, detached.
@@ -74,30 +73,43 @@ def cached_backward(
 
 
 def split_rows(batch: Mapping[str, Any], chunk_size: int) -> Iterator[dict[str, Any]]:
-    """Cut every tensor of `batch` along its rows; what is not a tensor goes to every chunk.
+    """Split each part of a batch in turn into chunks `{part: rows}` of at most `chunk_size` rows.
 
-    A batch with parts (mappings), such as queries and candidates, is cut part by part: a chunk is one part's, under
-    its name, and what stands beside the parts is left out.
+    Tensors outside the parts are skipped: they are inputs of the loss, which sees the whole batch.
 
     Raises:
-        ValueError: The tensors disagree on the number of rows, or `chunk_size` is not positive.
+        ValueError: There is no part, the tensors of a part differ in length, or `chunk_size` is not positive.
     """
     parts = {name: part for name, part in batch.items() if isinstance(part, Mapping)}
-    if parts:
-        for name, part in parts.items():
-            yield from ({name: chunk} for chunk in split_rows(part, chunk_size))
-        return
-    sizes = {name: len(value) for name, value in batch.items() if isinstance(value, Tensor)}
-    if chunk_size < 1 or len(set(sizes.values())) != 1:
-        raise ValueError(f"cannot cut a batch with rows {sizes} into chunks of {chunk_size}")
-    for start in range(0, next(iter(sizes.values())), chunk_size):
-        yield {name: value[start : start + chunk_size] if name in sizes else value for name, value in batch.items()}
+    if chunk_size < 1 or not parts:
+        raise ValueError(f"cannot cut a batch with the parts {sorted(parts)} into chunks of {chunk_size} rows")
+    for name, part in parts.items():
+        sizes = dict(_row_counts(part))
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"cannot cut the part {name!r} with {sizes} rows into chunks of {chunk_size}")
+        for start in range(0, next(iter(sizes.values())), chunk_size):
+            yield {name: _rows(part, slice(start, start + chunk_size))}
+
+
+def _row_counts(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from _row_counts(value, f"{prefix}{name}.")
+        elif isinstance(value, Tensor):
+            yield prefix + name, len(value)
+
+
+def _rows(value: Any, chosen: slice) -> Any:  # noqa: ANN401
+    """Select rows of every tensor; other values go to every chunk unchanged."""
+    if isinstance(value, Mapping):
+        return {name: _rows(entry, chosen) for name, entry in value.items()}
+    return value[chosen] if isinstance(value, Tensor) else value
 
 
 def average_gradients(module: nn.Module) -> None:
-    """Average the gradients over all ranks: what DDP does, for steps that went round its forward.
+    """Average the gradients over all ranks, as DDP does, for steps that bypass its forward.
 
-    A parameter that no rank used keeps no gradient, so that the optimiser passes it by as on one device.
+    A parameter that no rank used keeps no gradient, so the optimiser skips it, as on one device.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     used = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device).int()

@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 
 @dataclass
 class LoraArguments:
-    """Low-rank adaptation of the towers (SOLAR App. D: r=16, alpha=32 on both).
+    """Low-rank adaptation of the towers.
 
     Args:
         r: Rank.
-        alpha: Scale; the update is multiplied by `alpha / r`.
-        dropout: Dropout on the adapter's input.
+        alpha: Scale: the update is multiplied by `alpha / r`.
+        dropout: Dropout rate on the adapter's input.
         towers: Sub-modules of the encoder that get adapters.
-        target_modules: Suffixes of the linear layers to adapt; every linear layer of the towers when empty.
-        quantize: Hold the layers that are adapted in four bits (QLoRA); needs bitsandbytes.
+        target_modules: Name suffixes of the linear layers to adapt; empty for all linear layers of the towers.
+        quantize: Store the adapted layers in 4 bits (QLoRA); needs bitsandbytes.
     """
 
     r: int = 16
@@ -31,10 +31,10 @@ class LoraArguments:
 
 
 def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedModel:
-    """Freeze the towers and put LoRA adapters, in float32, into their linear layers, in place.
+    """Freeze the towers and add float32 LoRA adapters to their linear layers, in place.
 
     Raises:
-        ImportError: peft is not installed, or bitsandbytes where it is asked for.
+        ImportError: peft is not installed, or `quantize` is set and bitsandbytes is not installed.
         ValueError: A tower or target does not exist.
     """
     try:
@@ -60,13 +60,13 @@ def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedMo
             tower,
         )
         for parameter in tower.parameters():
-            if parameter.requires_grad:  # steps of small rate would be lost in a tower's bfloat16
+            if parameter.requires_grad:  # bfloat16 would round small updates away
                 parameter.data = parameter.data.float()
     return encoder
 
 
 def merge_lora(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Return the encoder with its adapters folded into the weights: itself if it has none, else a copy."""
+    """Return a copy of the encoder with the adapters merged into the weights, or the encoder itself if it has none."""
     if not any("lora_" in name for name, _ in encoder.named_parameters()):
         return encoder
     from peft.tuners.lora import LoraLayer
@@ -82,13 +82,13 @@ def merge_lora(encoder: PreTrainedModel) -> PreTrainedModel:
         else:
             base = _merge_quantized(layer, base)
         merged.set_submodule(path, base)
-    for module in merged.modules():  # by which peft would know the adapters that are gone
+    for module in merged.modules():  # else peft would still expect the adapters
         vars(module).pop("peft_config", None)
     return merged
 
 
 def _quantize(tower: Any, paths: list[str]) -> None:  # noqa: ANN401 - gets an attribute
-    """Replace linear layers by ones of the same weights in four bits (NF4)."""
+    """Quantise the weights of linear layers to 4 bits (NF4)."""
     try:
         from bitsandbytes.nn import Linear4bit, Params4bit
     except ImportError as error:
@@ -101,14 +101,14 @@ def _quantize(tower: Any, paths: list[str]) -> None:  # noqa: ANN401 - gets an a
         small.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=small)
         small.bias = linear.bias
         tower.set_submodule(path, small.to(device))
-    tower.is_loaded_in_4bit = True  # by which peft knows
+    tower.is_loaded_in_4bit = True  # read by peft
 
 
 def _merge_quantized(layer: Any, base: Any) -> nn.Linear:  # noqa: ANN401 - peft's and bitsandbytes' layers
-    """A plain layer of the weights that training saw and the update, which is not rounded to four bits again."""
+    """Return a plain layer with the dequantised weights plus the update, not quantised again."""
     from bitsandbytes.functional import dequantize_4bit
 
-    base.state_dict()  # brings the weight back to the common layout, if the CPU computed with another
+    base.state_dict()  # restores the common weight layout if the CPU used another
     weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
     plain = nn.Linear(base.in_features, base.out_features, base.bias is not None, device="meta")
     updates = [layer.get_delta_weight(name) for name in layer.active_adapters]

@@ -1,4 +1,4 @@
-"""What a trainer trains: an encoder and a loss behind one forward, so that DDP sees a single call per step."""
+"""The objective that a trainer minimises: encoder and loss in one forward, so DDP sees one call per step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,19 +8,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .replay import Replay
+from conjoin.training.replay import Replay
 
 
 class Objective(nn.Module):
-    """Embeds a batch in each of `views` and returns the terms of the loss.
+    """Embeds a batch in each of `views` and returns the loss terms.
+
+    A batch maps part names to model inputs. A part is the processor's output for some items; dimension 0 of every
+    tensor is the item. The entry `teacher` of a part holds the teacher's inputs or outputs. A batch of image-text
+    pairs has the part `pairs`. Tensors outside the parts, such as `ids`, are inputs of the loss.
 
     Args:
-        encoder: A model of this package: `encoder(**batch, views=views).pooler_output` is `(len(views) * N, D)`.
-        loss: Takes the raw embeddings by view name, `loss(image=..., text=..., ids=...)`, and returns named terms.
-        views: The views each item is embedded as: `"image"`, `"text"`, `"fused"`.
+        encoder: A model of this package: `encoder(**pairs, views=views).pooler_output` is `(len(views) * N, D)`.
+        loss: Called with the raw embeddings by view, `loss(image=..., text=..., ids=...)`; returns named terms.
+        views: The views to embed of each item: `"image"`, `"text"`, `"fused"`.
 
     Attributes:
-        progress: Share of training done; the trainer keeps it up to date.
+        progress: Completed share of training, in [0, 1], updated by the trainer.
     """
 
     accepts_loss_kwargs = False
@@ -35,12 +39,12 @@ class Objective(nn.Module):
         self._replay: Replay | None = None
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return the loss terms of a batch of model inputs; `ids` `(N,)` names what each row shows."""
+        """Return the loss terms of a batch; rows with equal `ids` `(N,)` show the same item."""
         return self.contrast(self.embed(**batch), ids, batch)
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the loss terms of embeddings by view; rows that lack a modality (by the batch's masks) are told."""
-        masks = {view: batch.get(f"{view}_mask") for view in ("image", "text")}
+        """Return the loss terms of embeddings by view; the loss also gets a mask of present modalities."""
+        masks = {view: batch["pairs"].get(f"{view}_mask") for view in ("image", "text")}
         if all(mask is None for mask in masks.values()):
             return self.loss(**embeddings, ids=ids)
         everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
@@ -48,27 +52,27 @@ class Objective(nn.Module):
         return self.loss(**embeddings, ids=ids, present=torch.stack([image, text, image & text], dim=1))
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return what `contrast` needs of the rows, here `{view: (N, D)}` raw embeddings.
+        """Return the inputs of `contrast` for the given parts, here `{view: (N, D)}` raw embeddings.
 
-        Every tensor has the N rows as dimension 0, so that a batch can be embedded in chunks.
+        Dimension 0 of every tensor is the row of a part, so a batch can be embedded in chunks.
         """
         return self.encode(**batch)
 
     def encode(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return `{view: (N, D)}` raw embeddings of the items as they are, which is what evaluation ranks."""
-        stacked = self.encoder(**batch, views=self.views).pooler_output
+        """Return the raw embeddings `{view: (N, D)}` of the unmodified items, for evaluation."""
+        stacked = self.encoder(**batch["pairs"], views=self.views).pooler_output
         return dict(zip(self.views, stacked.chunk(len(self.views)), strict=True))
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Compute something in `embed` that needs no gradient: under the gradient cache in the first pass alone.
+        """Compute a value without gradient in `embed`; the gradient cache computes it in the first pass only.
 
-        Its size counts: it is kept for all chunks of the batch at a time.
+        The gradient cache stores the values of all chunks of a batch until the second pass.
         """
         return compute() if self._replay is None else self._replay.once(name, compute)
 
     @contextmanager
     def replaying(self, replay: Replay) -> Iterator[None]:
-        """Make `once` keep what it computes in `replay`, or take it from there in the second pass."""
+        """Make `once` store its values in `replay` in the first pass and read them in the second."""
         self._replay = replay
         try:
             yield
@@ -76,16 +80,16 @@ class Objective(nn.Module):
             self._replay = None
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:  # noqa: ANN401
-        """Trade compute for memory in the encoder."""
+        """Enable activation checkpointing in the encoder: less memory, more compute."""
         self.encoder.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:  # noqa: ANN401
-        """The same, as earlier versions of transformers call it."""
+        """Enable activation checkpointing, by its name in earlier versions of transformers."""
         self.encoder.gradient_checkpointing_enable(**kwargs)
 
 
 def total_loss(terms: dict[str, Tensor]) -> Tensor:
-    """Sum the terms whose name ends in `_loss`; the others are metrics.
+    """Sum the terms whose names end in `_loss`; other terms are metrics.
 
     Raises:
         ValueError: There is no such term.

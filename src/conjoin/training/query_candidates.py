@@ -1,4 +1,4 @@
-"""What the methods over queries and candidates share: one forward over both, and negatives from all devices."""
+"""Shared code of methods on queries and candidates: one forward over both, negatives from all devices."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,29 +10,26 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
+from conjoin.data.query_rows import NamedCandidates, QueryRows, has_order, positives_of, sources_of
 from conjoin.evaluation import best_ranks
 from conjoin.ops import gather_with_gradient, is_distributed
-
-from .arguments import RetrievalConfig
-from .feature_cache import NewDraws
-from .objective import Objective
-from .query_rows import DrawnRows, NamedCandidates, has_order, positives_of, sources_of
-from .trainer import RetrievalTrainer
+from conjoin.training.config import RetrievalConfig
+from conjoin.training.objective import Objective
+from conjoin.training.trainer import RetrievalTrainer
 
 PARTS = ("queries", "positives", "negatives")
-"""The parts of a batch, each what the processor made of some items."""
+"""The parts of a batch; each part is the processor's output for some items."""
 
 
 @dataclass
 class QueryCandidateConfig(RetrievalConfig):
     """Arguments of `QueryCandidateTrainer`.
 
-    No two rows of a batch, over all devices, share a positive.
+    No two rows of a batch share a positive, counted over all devices.
 
     Args:
         temperature: Softmax temperature.
-        one_dataset_per_batch: Make every batch of rows of one dataset, so that no negative gives itself away by its
-            dataset.
+        one_dataset_per_batch: Build every batch from one dataset, so that the dataset does not identify a negative.
 
     Raises:
         ValueError: The temperature is not positive.
@@ -48,13 +45,13 @@ class QueryCandidateConfig(RetrievalConfig):
 
 
 class Candidates(NamedTuple):
-    """The candidates of all devices: each device's positives, then its negatives.
+    """The candidates of all devices, in device order: positives, then negatives.
 
     Args:
-        embeddings: `(M, D)`.
-        positions: `(N,)` where the positive of each local query stands among them.
-        ids: `(M,)` equal where candidates are; None if they have none.
-        modality: `(M,)` by `conjoin.data.MODALITY_IDS`; None if the rows do not say.
+        embeddings: `(M, D)` embeddings of the candidates.
+        positions: `(N,)` index of each local query's positive in `embeddings`.
+        ids: `(M,)` equal for equal candidates; None without ids.
+        modality: `(M,)` values of `conjoin.data.MODALITY_IDS`; None if the rows do not name modalities.
     """
 
     embeddings: Tensor
@@ -64,9 +61,9 @@ class Candidates(NamedTuple):
 
 
 class QueryCandidateObjective(Objective):
-    """Embeds the queries and candidates of a batch; a method adds `contrast`.
+    """Embeds the queries and candidates of a batch; a method implements `contrast`.
 
-    A batch has the `PARTS`, of N, N and M rows; `ids` and `candidate_modality` are `(N + M,)`.
+    A batch has the `PARTS` with N, N and M rows; `ids` and `candidate_modality` are `(N + M,)`.
 
     Args:
         encoder: Any model of this package.
@@ -76,28 +73,28 @@ class QueryCandidateObjective(Objective):
         super().__init__(encoder, nn.Identity(), ("query", "candidate"))
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return the raw embeddings of the parts that are there, by name."""
+        """Return the raw embeddings of the given parts, by name."""
         return {part: self.encoder(**batch[part]).pooler_output for part in PARTS if part in batch}
 
     def encode(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return raw embeddings `{"query": (N, D), "candidate": (N, D)}`, which evaluation ranks."""
+        """Return the raw embeddings `{"query": (N, D), "candidate": (N, D)}` for evaluation."""
         roles = zip(self.views, PARTS, strict=False)
         return {role: self.encoder(**batch[part]).pooler_output for role, part in roles}
 
 
 class QueryCandidateTrainer(RetrievalTrainer):
-    """Trains on rows `{"query", "positive", "instruction"?, "negatives"?, ...}` as `conjoin.data` makes them.
+    """Trains on rows `{"query", "positive", "instruction"?, "negatives"?, ...}` of `conjoin.data`.
 
-    What rows draw at random depends on the seed, the epoch and the row alone.
+    The random choices of a row depend only on the seed, the epoch and the row.
 
     Args:
-        objective: What to minimise.
+        objective: The objective to minimise.
         args: The configuration.
-        train_dataset: `MbeirTraining`, `load_nli`, or any rows that `RetrievalCollator` takes. A stream is taken in
-            its own order: positives may then meet in a batch.
-        eval_dataset: The same with a length; each query is ranked against the positives of all.
+        train_dataset: Any rows for `RetrievalCollator`. A stream keeps its own order, so rows of a batch may share a
+            positive.
+        eval_dataset: Like `train_dataset`, with a length; each query is ranked against the positives of all rows.
         processing_class: The model's processor.
-        data_collator: A `RetrievalCollator` over the processor by default.
+        data_collator: A `RetrievalCollator` with the processor by default.
         kwargs: As for `RetrievalTrainer`.
     """
 
@@ -114,7 +111,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
     ) -> None:
         if data_collator is None and processing_class is not None:
             data_collator = RetrievalCollator(processing_class)
-        rows = DrawnRows(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
+        rows = QueryRows(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
         super().__init__(
             objective,
             args,
@@ -123,13 +120,11 @@ class QueryCandidateTrainer(RetrievalTrainer):
             data_collator=data_collator and NamedCandidates(data_collator),
             **kwargs,
         )
-        if isinstance(rows, DrawnRows):
-            self.add_callback(NewDraws(rows))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Deal the rows into batches of different positives, if they have an order."""
+        """Build batches whose rows have different positives, if the rows have an order."""
         rows = self.train_dataset
-        if not isinstance(rows, DrawnRows):
+        if not isinstance(rows, QueryRows):
             return super().get_train_dataloader()
         sampler = RetrievalBatchSampler(
             positives_of(rows),
@@ -148,10 +143,10 @@ class QueryCandidateTrainer(RetrievalTrainer):
         return self.accelerator.prepare(loader)
 
     def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:  # noqa: ANN401
-        return super()._embed_dataset(DrawnRows(dataset, self.args.seed, negatives=False))
+        return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
 
     def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Rank every query among all candidates; those that occur several times count once."""
+        """Rank all candidates for every query; duplicate candidates count once."""
         order = labels.argsort(stable=True)
         first = torch.ones_like(order, dtype=torch.bool)
         first[order[1:]] = labels[order[1:]] != labels[order[:-1]]
@@ -160,7 +155,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
 
 
 def gather_candidates(embeddings: dict[str, Tensor], ids: Tensor | None, modality: Tensor | None) -> Candidates:
-    """The candidates of all devices, with gradient; devices may have different numbers of negatives."""
+    """Gather the candidates of all devices, with gradient; devices may have different numbers of negatives."""
     positives = embeddings["positives"]
     local = torch.cat([positives, embeddings.get("negatives", positives[:0])])
     rank, counts = 0, [len(local)]
@@ -173,7 +168,7 @@ def gather_candidates(embeddings: dict[str, Tensor], ids: Tensor | None, modalit
 
 
 def _gather(values: Tensor, counts: list[int]) -> Tensor:
-    """The rows `(counts[rank], ...)` of all ranks, in their order, with gradient."""
+    """Concatenate the rows `(counts[rank], ...)` of all ranks, in rank order, with gradient."""
     longest = max(counts)
     padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
     parts = gather_with_gradient(padded).split(longest)

@@ -1,4 +1,4 @@
-"""The same computation twice: its random draws, and what need not be computed again."""
+"""Repeat a computation with the same random numbers, and reuse values of its first pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class RandomState:
-    """The random state of the CPU and of a GPU at one moment, to replay dropout exactly."""
+    """A snapshot of the random state of the CPU and one GPU, to repeat dropout exactly."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -15,17 +15,17 @@ class RandomState:
         self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore(self) -> None:
-        """Set the generators back to the recorded state."""
+        """Reset the generators to the recorded state."""
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)
 
 
 class Replay:
-    """What the first pass over some rows keeps for the second; made just before the first.
+    """Values of the first pass over some rows, for the second pass. Create it just before the first pass.
 
     Args:
-        device: Where the passes run.
+        device: Device of both passes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class Replay:
         self._kept: dict[str, tuple[Any, RandomState]] = {}
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Return `compute()`, or what it gave in the first pass, with the random state that it left behind."""
+        """Return `compute()`; in the second pass return the stored value and restore the random state after it."""
         if name in self._kept:
             value, state = self._kept.pop(name)
             state.restore()

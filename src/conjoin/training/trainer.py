@@ -1,4 +1,4 @@
-"""The trainer that every method of this package builds on."""
+"""The base trainer of all methods."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,34 +9,65 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, ProcessorMixin, Trainer
+from transformers import (
+    PreTrainedModel,
+    ProcessorMixin,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from conjoin.data import EpochRows, PairCollator
 from conjoin.evaluation import best_ranks
+from conjoin.hub import export
+from conjoin.training.config import RetrievalConfig
+from conjoin.training.gradient_cache import average_gradients, cached_backward
+from conjoin.training.lora import merge_lora
+from conjoin.training.objective import Objective, total_loss
 
-from .arguments import RetrievalConfig
-from .collator import PairCollator
-from .feature_cache import CachedFeatures, NewDraws
-from .gradient_cache import average_gradients, cached_backward
-from .lora import merge_lora
-from .objective import Objective, total_loss
+
+class EpochCallback(TrainerCallback):
+    """Sets the current epoch of a dataset."""
+
+    def __init__(self, dataset: EpochRows) -> None:
+        self.dataset = dataset
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Set the epoch before its rows are read, also after a resume within an epoch.
+
+        Raises:
+            ValueError: Workers are persistent and would repeat the samples of the first epoch.
+        """
+        if args.dataloader_persistent_workers:
+            raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
+        self.dataset.epoch = int(state.epoch or 0)
 
 
 class RetrievalTrainer(Trainer):
     """Trains an encoder with a contrastive objective over rows of image-text pairs.
 
-    One forward embeds the batch in every view of `views`; the loss gathers across devices with gradient and returns
-    named terms, which are summed, scaled for gradient accumulation and logged by name. Checkpoints hold the whole
-    training state (encoder, loss parameters, optimiser, schedule, random state); `save_model` writes the encoder alone
-    in the layout that `AutoModel.from_pretrained` reads, with any LoRA adapters merged.
+    One forward embeds the batch in every view of `views`. The loss gathers embeddings from all devices with gradient
+    and returns named terms. The trainer sums them, scales the sum for gradient accumulation and logs each term.
+    Checkpoints contain the full training state (encoder, loss parameters, optimiser, schedule, random state).
+    `save_model` writes only the encoder, with LoRA adapters merged, for `AutoModel.from_pretrained`.
 
     Args:
-        model: The encoder; or an `Objective` around it, for a method that needs more than a loss over its views.
+        model: The encoder, or an `Objective` around it for a method that needs more than a loss over views.
         args: The method's configuration.
-        loss: Module from embeddings by view to named terms; not with an `Objective`.
-        train_dataset: Rows with `image`, `text` and optionally `id` and `group` columns, or `CachedFeatures`.
-        eval_dataset: The same, for R@k.
+        loss: Module that maps embeddings by view to named terms; None with an `Objective`.
+        train_dataset: Rows with the columns `image` and `text`, optionally `id` and `group`. `EpochRows` receive the
+            current epoch.
+        eval_dataset: Rows of the same form, for R@k.
         processing_class: The model's processor.
-        data_collator: From rows to model inputs; by default a `PairCollator` over the processor.
+        data_collator: Maps rows to model inputs; by default a `PairCollator` with the processor.
         kwargs: Passed to `transformers.Trainer` (callbacks, optimizers).
     """
 
@@ -76,8 +107,8 @@ class RetrievalTrainer(Trainer):
             data_collator=data_collator,
             **kwargs,
         )
-        if isinstance(train_dataset, CachedFeatures):
-            self.add_callback(NewDraws(train_dataset))
+        if isinstance(train_dataset, EpochRows):
+            self.add_callback(EpochCallback(train_dataset))
 
     @property
     def encoder(self) -> PreTrainedModel:
@@ -99,7 +130,7 @@ class RetrievalTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Run the plain step, or the gradient-cached one if `gradient_cache_chunk_size` is set."""
+        """Run a plain step, or a gradient-cached step if `gradient_cache_chunk_size` is set."""
         self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
         if not self.args.gradient_cache_chunk_size:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -120,7 +151,7 @@ class RetrievalTrainer(Trainer):
         return losses[0]
 
     def _objective_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Leave the ids out where rows that share one are to be negatives all the same."""
+        """Drop the ids unless `mask_false_negatives` is set."""
         return {name: value for name, value in inputs.items() if name != "ids" or self.args.mask_false_negatives}
 
     def evaluate(  # type: ignore[override]
@@ -129,10 +160,10 @@ class RetrievalTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure hit rates between every two views over the whole evaluation set, ties counted as misses.
+        """Measure hit rates between image and text over the whole evaluation set; ties count as misses.
 
         Returns:
-            `{prefix}_{query}_to_{candidate}_hit_rate@{k}` between image and text, and `{prefix}_mean_hit_rate@{k}`.
+            `{prefix}_{query}_to_{candidate}_hit_rate@{k}` in both directions, and `{prefix}_mean_hit_rate@{k}`.
         """
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
         if not isinstance(dataset, Dataset | datasets.Dataset):
@@ -149,7 +180,7 @@ class RetrievalTrainer(Trainer):
         return metrics
 
     def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """The rank `(N,)` of every row's best match, by direction."""
+        """Return the rank `(N,)` of every row's best match, by direction."""
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
         return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels) for a, b in pairs}
 
@@ -178,17 +209,20 @@ class RetrievalTrainer(Trainer):
         return embeddings, torch.cat(parts["ids"]) if "ids" in parts else every_row
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Decay matrices only: not biases, norms, the CLS token or a learned temperature."""
+        """Return the matrices only: no decay for biases, norms, the CLS token or a learned temperature."""
         matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
         return [name for name in super().get_decay_parameter_names(model) if name in matrices]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write encoder and processor, ready for `from_pretrained`; inside a checkpoint, the whole training state."""
+        """Export the encoder to a folder; inside a checkpoint, save the full training state."""
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
         elif self.args.should_save:
-            folder = str(output_dir or self.args.output_dir)
-            merge_lora(self.encoder).save_pretrained(folder)
+            folder, model = str(output_dir or self.args.output_dir), merge_lora(self.encoder)
+            if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
+                export(model, self.processing_class, folder)
+                return
+            model.save_pretrained(folder)  # a class without an auto class
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
 
@@ -198,7 +232,7 @@ class RetrievalTrainer(Trainer):
         self._term_count += 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the mean of every loss term since the last log, over all devices."""
+        """Add the mean of every loss term since the last log, over all devices, to the log entry."""
         if self._term_count and "loss" in logs:
             logs |= {name: self._mean(value / self._term_count) for name, value in self._term_sums.items()}
             self._term_sums, self._term_count = {}, 0

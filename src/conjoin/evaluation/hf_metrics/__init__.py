@@ -7,7 +7,7 @@ NAMES = ("hit_rate_at_k", "recall_at_k", "mrr_at_k")
 
 
 def load_metric(name: str) -> Any:  # noqa: ANN401 - the library is untyped
-    """`evaluate.load` on one of `NAMES`, without a network.
+    """Load one of `NAMES` by `evaluate.load`, without a network.
 
     Raises:
         ImportError: `evaluate` is not installed.

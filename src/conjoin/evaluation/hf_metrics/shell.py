@@ -1,4 +1,4 @@
-"""What the scripts of this folder have in common: a ranking metric as a class that `evaluate.load` finds."""
+"""A ranking metric as a class for `evaluate.load`, shared by the scripts of this folder."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Returns:
 
 
 def ranking_metric(metric: Callable[..., float], description: str) -> Any:  # noqa: ANN401 - the library is untyped
-    """A class around `metric(ranked_ids, relevant_ids, k)`."""
+    """Make a class of `metric(ranked_ids, relevant_ids, k)`."""
 
     class RankingMetric(evaluate.Metric):
         def _info(self) -> Any:  # noqa: ANN401
@@ -33,5 +33,5 @@ def ranking_metric(metric: Callable[..., float], description: str) -> Any:  # no
         def _compute(self, predictions: list[list[str]], references: list[list[str]], k: int = 10) -> dict[str, float]:
             return {metric.__name__: metric(predictions, references, k)}
 
-    RankingMetric.__name__ = metric.__name__  # by which the library names it and its files
+    RankingMetric.__name__ = metric.__name__  # the library derives its name and its files from it
     return RankingMetric

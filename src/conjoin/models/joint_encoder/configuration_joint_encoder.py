@@ -8,33 +8,31 @@ from transformers import AutoConfig, PreTrainedConfig
 class JointEncoderConfig(PreTrainedConfig):
     """Configuration of `JointEncoderModel`: two towers, two adapters and a vision-language encoder.
 
-    Widths and depth follow SOLAR (Sec. 4 and App. D); heads, feed-forward size, positions and type embeddings of the
-    vision-language encoder are not published and are fields here.
+    Widths and depth follow SOLAR (Sec. 4 and App. D). The paper does not give the heads and the feed-forward size of
+    the vision-language encoder; they are fields here.
 
     Args:
         vision_config: Configuration (or its dict) of any transformers vision tower.
         text_config: Configuration (or its dict) of any transformers text tower.
         hidden_size: Width `d` of the shared space and of the embedding (768 in the paper).
         num_vl_layers: Attention layers of the vision-language encoder (3 in the paper).
-        num_attention_heads: Heads of each of these layers.
-        intermediate_size: Their feed-forward width; `4 * hidden_size` when None.
-        vision_hidden_layer: Which `hidden_states` entry of the vision tower to read (as in LLaVA, e.g. -2); the blocks
-            above it are never built. None reads the tower's final, normalised output.
-        text_attends_padding: The text tower was trained on padded text without a mask (SigLIP).
-        include_global_tokens: Also let the towers' own global tokens enter the vision-language encoder. The paper
-            keeps them out.
-        use_type_embeddings: Add a learned vector per modality to the tokens.
-        use_position_embeddings: Add learned positions to the tokens, beside what the towers already encode.
-        max_position_embeddings: Size of that table, per modality.
-        vl_init: `"mean_pooling"` starts the vision-language encoder as the mean of its (normalised) tokens, which
-            little data can train; `"normal"` starts it at random.
-        token_dropout: Share of local tokens hidden from the vision-language encoder in training.
-        attention_dropout: Dropout on its attention weights.
+        num_attention_heads: Attention heads per layer.
+        intermediate_size: Feed-forward width of each layer; `4 * hidden_size` when None.
+        vision_hidden_layer: Index of the `hidden_states` entry to read in the vision tower (as in LLaVA, e.g. -2). The
+            blocks above it are not built. None reads the tower's final, normalised output.
+        text_attends_padding: Let the text tower attend to padding, for towers trained without a mask (SigLIP).
+        include_global_tokens: Also feed the towers' global tokens to the vision-language encoder. The paper does
+            not.
+        vl_init: `"mean_pooling"` initialises the vision-language encoder to the mean of its (normalised) tokens, which
+            suits small datasets; `"normal"` initialises it randomly.
+        token_dropout: Fraction of local tokens dropped before the vision-language encoder in training.
+        attention_dropout: Dropout rate of the attention weights in the vision-language encoder.
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of the layer norms.
 
     Raises:
-        ValueError: A size is not positive, heads do not divide the width, or `vl_init` is unknown.
+        ValueError: A size is not positive, heads do not divide the width, `vl_init` is unknown, or a checkpoint of an
+            earlier version has type or position embeddings.
     """
 
     model_type = "joint_encoder"
@@ -51,9 +49,6 @@ class JointEncoderConfig(PreTrainedConfig):
         vision_hidden_layer: int | None = None,
         text_attends_padding: bool = False,
         include_global_tokens: bool = False,
-        use_type_embeddings: bool = False,
-        use_position_embeddings: bool = False,
-        max_position_embeddings: int = 1024,
         vl_init: str = "mean_pooling",
         token_dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -70,9 +65,6 @@ class JointEncoderConfig(PreTrainedConfig):
         self.vision_hidden_layer = vision_hidden_layer
         self.text_attends_padding = text_attends_padding
         self.include_global_tokens = include_global_tokens
-        self.use_type_embeddings = use_type_embeddings
-        self.use_position_embeddings = use_position_embeddings
-        self.max_position_embeddings = max_position_embeddings
         self.vl_init = vl_init
         self.token_dropout = token_dropout
         self.attention_dropout = attention_dropout
@@ -86,11 +78,15 @@ class JointEncoderConfig(PreTrainedConfig):
             raise ValueError(f'vl_init={vl_init!r}; expected "mean_pooling" or "normal"')
         if not 0.0 <= token_dropout < 1.0:
             raise ValueError(f"token_dropout={token_dropout} must lie in [0, 1)")
+        for name in ("use_type_embeddings", "use_position_embeddings"):  # fields of earlier versions
+            if kwargs.pop(name, False):
+                raise ValueError(f"{name}: the vision-language encoder no longer has such embeddings")
+        kwargs.pop("max_position_embeddings", None)
         super().__init__(**kwargs)
 
     @property
     def num_vision_layers(self) -> int:
-        """Blocks of the vision tower that are built: those up to `vision_hidden_layer`."""
+        """Number of vision-tower blocks to build: those up to `vision_hidden_layer`."""
         depth = self.vision_config.num_hidden_layers
         if self.vision_hidden_layer is None:
             return depth

@@ -1,4 +1,4 @@
-"""The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder read at its own CLS."""
+"""The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder with its own CLS."""
 
 import copy
 import math
@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers import initialization as init
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
@@ -22,17 +21,17 @@ VIEWS = ("image", "text", "fused")
 
 @dataclass
 class JointEncoderOutput(ModelOutput):
-    """Output of `JointEncoderModel`; `N` items (times the views asked for), `P` patches, `T` text tokens.
+    """Output of `JointEncoderModel` for `N` items (times the requested views), `P` patches and `T` text tokens.
 
     Args:
-        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
-        pooler_output: `(N, d)` the state of CLS before normalisation: what losses take.
-        image_features: `(N, 1 + P, h_v)` the vision tower's tokens, its global token first; zero without an image.
-        text_features: `(N, 1 + T, h_t)` the text tower's tokens, its global token first.
-        image_tokens: `(N, 1 + P, d)` the same after the adapter: `[v_cls; V']`.
-        text_tokens: `(N, 1 + T, d)` the same after the adapter: `[l_cls; L']`.
-        image_token_mask: `(N, P)` bool, which of V' exist.
-        text_token_mask: `(N, T)` bool, which of L' exist; special tokens and padding are not local tokens.
+        embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison.
+        pooler_output: `(N, d)` CLS state before normalisation, the input of losses.
+        image_features: `(N, 1 + P, h_v)` tokens of the vision tower, global token first; zero without an image.
+        text_features: `(N, 1 + T, h_t)` tokens of the text tower, global token first.
+        image_tokens: `(N, 1 + P, d)` image tokens after the adapter, `[v_cls; V']`.
+        text_tokens: `(N, 1 + T, d)` text tokens after the adapter, `[l_cls; L']`.
+        image_token_mask: `(N, P)` bool, True for the tokens of V' that exist.
+        text_token_mask: `(N, T)` bool, True for the tokens of L' that exist; special tokens and padding are excluded.
     """
 
     embeddings: Tensor | None = None
@@ -46,7 +45,7 @@ class JointEncoderOutput(ModelOutput):
 
 
 class VLAttentionLayer(GradientCheckpointingLayer):
-    """Pre-norm attention block whose queries may be a part of its keys (the last layer computes CLS alone)."""
+    """Pre-norm attention block that can compute the leading positions only (the last layer computes CLS alone)."""
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__()
@@ -62,12 +61,12 @@ class VLAttentionLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(config.intermediate_size, width)
 
     def forward(self, hidden: Tensor, key_bias: Tensor, num_queries: int | None = None) -> Tensor:
-        """Attend from the first `num_queries` positions of `hidden` (all by default) to all of them.
+        """Attend from the first `num_queries` positions of `hidden` (all by default) to all positions.
 
         Args:
             hidden: `(N, S, d)`.
             key_bias: `(N, 1, 1, S)` added to the attention logits: the log of each key's weight.
-            num_queries: How many leading positions to compute.
+            num_queries: Number of leading positions to compute.
         """
         queries = hidden[:, :num_queries]
         normed = self.norm1(hidden)
@@ -93,10 +92,10 @@ class VLEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """Summarise `tokens` `(N, S, d)`, each key weighted by `weights` `(N, S)` in [0, 1], as `(N, d)`.
+        """Encode `tokens` `(N, S, d)`, weighted as keys by `weights` `(N, S)` in [0, 1], into `(N, d)`.
 
-        A weight w enters every layer as an additive bias log w on that key for all queries, so a token of weight 0
-        reaches nothing (Eq. 2's mask). CLS is never masked: an item without tokens is CLS attending to itself.
+        Every layer adds log w to the attention logits of a key of weight w, so a token of weight 0 has no effect (the
+        mask of Eq. 2). CLS is never masked: in an item without tokens, CLS attends to itself.
         """
         weights = F.pad(weights, (1, 0), value=1.0)
         hidden = torch.cat([self.cls_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
@@ -115,7 +114,7 @@ class Adapter(nn.Sequential):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map `(..., h)` to `(..., d)`; features come in the tower's own type, or a cache's."""
+        """Map `(..., h)` to `(..., d)`; `features` may have the dtype of the tower or of a cache."""
         return super().forward(features.to(next(self.parameters()).dtype))
 
 
@@ -123,7 +122,7 @@ class JointEncoderModel(PreTrainedModel):
     """Embeds text, image, or image + text items as comparable vectors (SOLAR / SUMMR).
 
     `f = E_VL([V', L', CLS])` with `V' = A_V(E_V(I))`, `L' = A_L(E_L(T))`; a missing modality is absent from the
-    sequence. Towers are any vision and text model that transformers loads by configuration.
+    sequence. The towers can be any vision and text models that transformers builds from a configuration.
     """
 
     config_class = JointEncoderConfig
@@ -143,10 +142,6 @@ class JointEncoderModel(PreTrainedModel):
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
         self.vl_encoder = VLEncoder(config)
-        if config.use_type_embeddings:
-            self.type_embeddings = nn.Embedding(2, config.hidden_size)
-        if config.use_position_embeddings:
-            self.position_embeddings = nn.Embedding(2 * config.max_position_embeddings, config.hidden_size)
         self.post_init()
 
     @classmethod
@@ -159,9 +154,9 @@ class JointEncoderModel(PreTrainedModel):
         """Build a joint encoder on two pretrained towers; adapters and vision-language encoder start untrained.
 
         Args:
-            vision: A model id, a folder, or a loaded vision model. Of a two-tower checkpoint (CLIP, SigLIP), its
-                vision tower is taken.
-            text: The same for text; may be the same checkpoint.
+            vision: A model id, a folder, or a loaded vision model. A two-tower checkpoint (CLIP, SigLIP) gives
+                its vision tower.
+            text: The same for text; it may be the same checkpoint.
             config_kwargs: Fields of `JointEncoderConfig`.
 
         Raises:
@@ -197,19 +192,19 @@ class JointEncoderModel(PreTrainedModel):
             input_ids: `(N, T)` token ids.
             attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
             special_tokens_mask: `(N, T)` 1 for BOS/CLS/EOS/SEP/padding, which are not local tokens; needed with text.
-            image_mask: `(N,)` bool, which items have an image; all when absent.
-            text_mask: `(N,)` bool, which items have a text; all when absent.
+            image_mask: `(N,)` bool, True for items with an image; all when absent.
+            text_mask: `(N,)` bool, True for items with a text; all when absent.
             image_features: `(N, 1 + P, h_v)` cached tower output in place of `pixel_values`.
             text_features: `(N, 1 + T, h_t)` cached tower output; the text masks are still needed.
             image_weights: `(N, P)` in [0, 1], the evolutionary mask M_V of SOLAR's Eq. 2; ones when absent.
             text_weights: `(N, T)` the same for text, M_L.
-            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as; the outputs are stacked view by view,
-                `(len(views) * N, d)`. By default each item is embedded once, with all it has; empty gives tokens only.
+            views: Views to embed, of `"image"`, `"text"`, `"fused"`; the outputs are stacked view by view,
+                `(len(views) * N, d)`. By default each item is embedded once, in full; an empty list gives tokens only.
             output_tokens: Also return tower features and adapter tokens.
             return_dict: Accepted for interface compatibility; the output is always a `JointEncoderOutput`.
 
         Raises:
-            ValueError: Neither images nor texts are given, or a mask or view is unusable.
+            ValueError: Neither images nor texts are given, or a mask or a view is invalid.
         """
         image_features, image_token_mask = self._image_features(pixel_values, image_features, image_mask)
         text_features, text_token_mask = self._text_features(
@@ -220,8 +215,8 @@ class JointEncoderModel(PreTrainedModel):
         image_tokens = None if image_features is None else self.vision_adapter(image_features)
         text_tokens = None if text_features is None else self.text_adapter(text_features)
         parts = {
-            "image": self._keys(image_tokens, image_token_mask, image_weights, 0),
-            "text": self._keys(text_tokens, text_token_mask, text_weights, 1),
+            "image": self._keys(image_tokens, image_token_mask, image_weights),
+            "text": self._keys(text_tokens, text_token_mask, text_weights),
         }
         embedded = [self._embed_view(parts, view) for view in (("fused",) if views is None else views)]
         pooled = torch.cat(embedded) if embedded else None
@@ -236,7 +231,7 @@ class JointEncoderModel(PreTrainedModel):
     def _image_features(
         self, pixel_values: Tensor | None, features: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Tower output `(N, 1 + P, h_v)`, global token first, and which patches exist `(N, P)`."""
+        """Return the tower output `(N, 1 + P, h_v)`, global token first, and the mask of patches `(N, P)`."""
         if features is None:
             if pixel_values is None:
                 return None, None
@@ -245,7 +240,7 @@ class JointEncoderModel(PreTrainedModel):
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
     def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
-        """The vision tower's tokens `(N, 1 + P, h_v)`, its global token first, for `pixel_values` `(N, 3, H, W)`."""
+        """Return the vision tower's tokens `(N, 1 + P, h_v)`, global token first, of `pixel_values` `(N, 3, H, W)`."""
         from_layer = self.config.vision_hidden_layer is not None
         pixel_values = pixel_values.to(self.vision_model.dtype)
         output = self.vision_model(pixel_values=pixel_values, output_hidden_states=from_layer)
@@ -264,7 +259,7 @@ class JointEncoderModel(PreTrainedModel):
         features: Tensor | None,
         mask: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Tower output `(N, 1 + T, h_t)`, global token first, and which local tokens exist `(N, T)`."""
+        """Return the tower output `(N, 1 + T, h_t)`, global token first, and the mask of local tokens `(N, T)`."""
         if input_ids is None and features is None:
             return None, None
         if special_tokens_mask is None:
@@ -277,7 +272,7 @@ class JointEncoderModel(PreTrainedModel):
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
     def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The text tower's tokens `(N, 1 + T, h_t)`, its global token first, for `input_ids` `(N, T)`."""
+        """Return the text tower's tokens `(N, 1 + T, h_t)`, global token first, of `input_ids` `(N, T)`."""
         output = self.text_model(
             input_ids=input_ids, attention_mask=None if self.config.text_attends_padding else attention_mask
         )
@@ -285,23 +280,16 @@ class JointEncoderModel(PreTrainedModel):
         return torch.cat([states[:, :1] if pooled is None else pooled[:, None], states], dim=1)
 
     def _keys(
-        self, tokens: Tensor | None, exists: Tensor | None, weights: Tensor | None, modality: int
+        self, tokens: Tensor | None, exists: Tensor | None, weights: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """The tokens that enter E_VL and their weights: `(N, S, d)` and `(N, S)`."""
+        """Return the tokens that enter E_VL `(N, S, d)` and their weights `(N, S)`."""
         if tokens is None or exists is None:
             return None
         keys = tokens[:, 1:]
-        if self.config.use_position_embeddings:
-            limit = self.config.max_position_embeddings
-            if keys.shape[1] > limit:
-                raise ValueError(f"{keys.shape[1]} tokens, but max_position_embeddings={limit}")
-            keys = keys + self.position_embeddings.weight[modality * limit :][: keys.shape[1]]
         key_weights = exists.float() if weights is None else exists * weights.float()
         if self.config.include_global_tokens:
             keys = torch.cat([tokens[:, :1], keys], dim=1)
             key_weights = torch.cat([exists.any(1, keepdim=True).float(), key_weights], dim=1)
-        if self.config.use_type_embeddings:
-            keys = keys + self.type_embeddings.weight[modality]
         return keys, key_weights
 
     def _embed_view(self, parts: dict[str, tuple[Tensor, Tensor] | None], view: str) -> Tensor:
@@ -317,7 +305,7 @@ class JointEncoderModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, VLEncoder):  # the library never comes here for modules without parameters of their own
+        if isinstance(module, VLEncoder):  # transformers skips modules without parameters of their own
             init.normal_(module.cls_token, std=self.config.initializer_range)
             layers: list[Any] = [*module.layers] if self.config.vl_init == "mean_pooling" else []
             for layer in layers:
@@ -327,15 +315,15 @@ class JointEncoderModel(PreTrainedModel):
 
 
 def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-    """Keep a random `1 - rate` of each item's tokens (at least one), packed: the rest costs nothing.
+    """Keep a random fraction `1 - rate` of each item's tokens (at least one) and pack them to save compute.
 
     Args:
         tokens: `(N, S, d)`.
         weights: `(N, S)`, zero where there is no token.
-        rate: Share to drop, in [0, 1).
+        rate: Fraction to drop, in [0, 1).
 
     Returns:
-        Tokens `(N, S', d)` and weights `(N, S')`, `S'` the largest number kept.
+        Tokens `(N, S', d)` and weights `(N, S')`, `S' = ceil((1 - rate) * S)`.
     """
     exists = weights > 0
     num_kept = ((1 - rate) * exists.sum(1)).ceil().long()
@@ -346,18 +334,18 @@ def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, T
 
 
 def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401
-    """Run `tower` on the rows where `mask` holds only; the other rows of the result are zero."""
+    """Run `tower` only on the rows where `mask` is True; the other rows of the result are zero."""
     if mask is None:
         return tower(*inputs)
     rows = mask.bool().nonzero().squeeze(1)
     features = tower(*(tensor[rows if len(rows) else slice(1)] for tensor in inputs))
-    if not len(rows):  # no tower runs on nothing, as in a chunk of a batch that lacks the modality
+    if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
         features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 
 
 def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
-    """Drop the pooling head of BERT-like towers, make mask tokens buffers: nothing here ever reads them."""
+    """Drop the pooling head of BERT-like towers and turn mask tokens into buffers; both are unused here."""
     if "pooler" in dict(tower.named_children()):
         tower.register_module("pooler", None)
     for path, parameter in list(tower.named_parameters()):
@@ -369,7 +357,7 @@ def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
 
 
 def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
-    """The configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
+    """Return the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
     config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
     if f"{kind}_config" in config.sub_configs:
         config = getattr(config, f"{kind}_config")
@@ -383,14 +371,14 @@ def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
 
 
 def _tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
-    """The model class of a tower's configuration (the auto classes do not list SigLIP's text tower)."""
+    """Return the model class for a tower's configuration (the auto classes do not list SigLIP's text tower)."""
     if type(config) in AutoModel._model_mapping:
         return AutoModel._model_mapping[type(config)]
     return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
 
 
 def _load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
-    """Copy pretrained weights into `tower`; blocks that were not built and pooling heads are left out."""
+    """Copy pretrained weights into `tower`, except pooling heads and blocks that were not built."""
     loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
     missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
     if missing:

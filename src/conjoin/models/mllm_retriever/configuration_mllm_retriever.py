@@ -12,22 +12,22 @@ POSITION_MODES = ("mrope", "1d")
 
 
 class MllmRetrieverConfig(PreTrainedConfig):
-    """Configuration of `MllmRetrieverModel`: a multimodal language model, how much of it is kept, where it is read.
+    """Configuration of `MllmRetrieverModel`: a multimodal language model, its kept layers and its readout.
 
     Args:
         backbone_config: Configuration (or its dict) of an image-text MLLM: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA or
-            InternVL. It is copied and then describes what is kept.
-        keep_layers: How many of the language model's first layers are kept (PUMA: 12 of Qwen2-VL's 28); all of them
-            when None.
-        readout: Whose state becomes the embedding: `"token"` that of [RET] (PUMA), `"before_token"` that of the token
-            before it (LamRA), `"last"` that of the last token, whatever it is (Coral).
-        ret_token_id: Id of [RET]. It may lie beyond the backbone's vocabulary, which never grows for it: its vector is
-            a parameter of its own.
-        position_mode: `"mrope"`, the backbone's own positions, three-dimensional within an image where it has them
-            (Qwen); or `"1d"`, consecutive positions throughout, as PUMA's authors trained with an earlier library.
-        embedding_dim: Matryoshka dimension: embeddings are the first so many components, renormalised. The whole
-            state when None.
-        train_ret_token: Train the vector of [RET], and of all token embeddings that one alone.
+            InternVL. The copy that is stored describes the kept layers only.
+        keep_layers: Number of first layers of the language model to keep (PUMA: 12 of Qwen2-VL's 28); all when
+            None.
+        readout: Token whose state becomes the embedding: `"token"` is [RET] (PUMA), `"before_token"` the token before
+            [RET] (LamRA), `"last"` the last token of the prompt.
+        ret_token_id: Id of [RET]. It may exceed the backbone's vocabulary, which is not resized: the vector of [RET]
+            is a separate parameter.
+        position_mode: `"mrope"` keeps the backbone's own positions, three-dimensional within an image (Qwen);
+            `"1d"` uses consecutive positions, as in PUMA's training with an older transformers.
+        embedding_dim: Matryoshka dimension: embeddings are the first `embedding_dim` components, renormalised. The
+            whole state when None.
+        train_ret_token: Train the vector of [RET] and freeze all other token embeddings.
 
     Raises:
         ValueError: The backbone is of another architecture, or a field is out of its range.
@@ -52,7 +52,7 @@ class MllmRetrieverConfig(PreTrainedConfig):
             backbone_config = AutoConfig.for_model(values.pop("model_type", "qwen2_vl"), **values)
         if backbone_config.model_type not in ARCHITECTURES:
             raise ValueError(
-                f"backbone_config: {backbone_config.model_type!r} is no MLLM that can be read here; "
+                f"backbone_config: {backbone_config.model_type!r} is not a supported MLLM; "
                 f"expected one of {ARCHITECTURES}"
             )
         if readout not in READOUTS:
@@ -84,10 +84,10 @@ class MllmRetrieverConfig(PreTrainedConfig):
 
 
 def check_fields(values: dict[str, Any]) -> None:
-    """Refuse names that are no fields of `MllmRetrieverConfig`, which would keep any.
+    """Reject names that are not fields of `MllmRetrieverConfig`, which itself accepts any name.
 
     Raises:
-        ValueError: Naming the first.
+        ValueError: A name is unknown; the message gives the first.
     """
     known = set(inspect.signature(MllmRetrieverConfig).parameters) - {"backbone_config", "kwargs"}
     unknown = [name for name in values if name not in known]
@@ -96,10 +96,10 @@ def check_fields(values: dict[str, Any]) -> None:
 
 
 def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreTrainedConfig:
-    """A copy of an MLLM's configuration with the first `keep_layers` layers of its language model.
+    """Return a copy of an MLLM's configuration with the first `keep_layers` layers of its language model.
 
     Raises:
-        ValueError: There are not so many, or image features enter at a deeper layer (Qwen3-VL).
+        ValueError: The model has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
     """
     config = copy.deepcopy(config)
     text_config = config.get_text_config()

@@ -1,4 +1,4 @@
-"""A multimodal language model read as a retriever: its first layers, its final norm, one position (PUMA)."""
+"""A multimodal language model as a retriever: first layers, final norm, one readout position (PUMA)."""
 
 import copy
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
-from transformers import initialization as init
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput
 
 from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields
@@ -20,17 +19,17 @@ from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_
 
 VIEWS = ("image", "text", "fused")
 PATCHES_AT_ONCE = 2048
-"""What the vision tower takes together on a CPU; an image with more goes through it alone."""
+"""Patches per pass of the vision tower on a CPU; an image with more is processed alone."""
 
 
 @dataclass
 class MllmRetrieverOutput(ModelOutput):
-    """Output of `MllmRetrieverModel`; `N` items (times the views asked for), `D` the width of the language model.
+    """Output of `MllmRetrieverModel` for `N` items (times the requested views); `D` is the language model's width.
 
     Args:
-        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared; `d = D` unless `embedding_dim` says
-            otherwise.
-        pooler_output: `(N, D)` the normed state at the readout position: what losses take.
+        embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison; `d` is `embedding_dim` or, if None,
+            `D`.
+        pooler_output: `(N, D)` normed state at the readout position, the input of losses.
     """
 
     embeddings: Tensor | None = None
@@ -39,7 +38,7 @@ class MllmRetrieverOutput(ModelOutput):
 
 @dataclass
 class ImageFeatures:
-    """What the vision tower made of the `M` image tokens of a batch, in reading order.
+    """The vision tower's features of the `M` image tokens of a batch, in reading order.
 
     Args:
         tokens: `(M, D)`.
@@ -54,12 +53,12 @@ class MllmRetrieverModel(PreTrainedModel):
     """Embeds text, image, image + text or interleaved items with the first layers of an MLLM (PUMA).
 
     The embedding is the state of one token of the prompt, [RET] by default, after `keep_layers` layers and the
-    backbone's own final norm. There is no head, no cache of keys and values, and the norm sees that one state only.
-    In evaluation mode without gradients, what the embedding does not need is left out as well: the last layer runs for
-    that one token (all others give it keys and values only), and what all prompts of a batch begin with runs once.
+    backbone's own final norm. There is no head and no KV cache, and only that state is normed. In evaluation mode
+    without gradients, the model also skips computation that the embedding does not need: the last layer computes one
+    query per row, and the common prefix of all prompts of a batch runs once.
 
-    Every input has the N items as dimension 0, so that a batch can be cut along its rows. To this end the vision
-    tower's rows of pixels (patches in Qwen-VL, pictures or tiles elsewhere) are padded per item to `(N, P, ...)`, and
+    Dimension 0 of every input is the N items, so a batch can be split along its rows. For this, the vision tower's
+    rows of pixels (patches in Qwen-VL, pictures or tiles elsewhere) arrive padded per item as `(N, P, ...)` and are
     flattened here.
     """
 
@@ -73,8 +72,8 @@ class MllmRetrieverModel(PreTrainedModel):
     backbone: Any
     norm: nn.Module
     shortcuts: bool = True
-    """Leave out what the embedding does not need, in evaluation without gradients. Set to False where hooks on the
-    language model want the states of all tokens."""
+    """Skip computation that the embedding does not need, in evaluation without gradients. Set to False if hooks on the
+    language model need the states of all tokens."""
 
     def __init__(self, config: MllmRetrieverConfig) -> None:
         super().__init__(config)
@@ -87,7 +86,7 @@ class MllmRetrieverModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Load a saved retriever; the library makes every parameter trainable, so what is not is frozen again."""
+        """Load a saved retriever; freeze again what its configuration freezes (transformers unfreezes all)."""
         loaded = super().from_pretrained(*args, **kwargs)
         (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_tokens()
         return loaded
@@ -103,23 +102,23 @@ class MllmRetrieverModel(PreTrainedModel):
         revision: str | None = None,
         **config_kwargs: Any,  # noqa: ANN401
     ) -> "MllmRetrieverModel":
-        """Build a retriever on a pretrained MLLM, reading only what is kept.
+        """Build a retriever on a pretrained MLLM; only the kept weights are read.
 
-        Neither deeper layers nor the head are ever allocated; shards that hold nothing else are not opened, nor
-        downloaded from the Hub. If the tokenizer does not know [RET] yet, its vector starts as the mean of all
-        tokens', and its id is the next one.
+        Deeper layers and the head are never allocated. Shards that hold only such weights are neither downloaded nor
+        opened. If the tokenizer does not have [RET], the vector of [RET] is initialised to the mean of all token
+        embeddings, and its id is the next free one.
 
         Args:
             checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-            keep_layers: How many layers of the language model to keep; all when None.
-            ret_token: How the readout token is spelled.
-            dtype: What the weights are held in; what the checkpoint says when None.
+            keep_layers: Number of layers of the language model to keep; all when None.
+            ret_token: Text of the readout token.
+            dtype: Dtype of the weights; the checkpoint's when None.
             revision: Branch, tag or commit on the Hub.
             config_kwargs: Other fields of `MllmRetrieverConfig`.
 
         Raises:
-            FileNotFoundError: A file that is needed is missing.
-            ValueError: The checkpoint is of another architecture, a field is unknown or out of range.
+            FileNotFoundError: A required file is missing.
+            ValueError: The checkpoint has another architecture, or a field is unknown or out of range.
         """
         check_fields(config_kwargs)
         checkpoint = str(checkpoint)
@@ -142,7 +141,7 @@ class MllmRetrieverModel(PreTrainedModel):
         return model.eval()
 
     def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
-        """Take the backbone, and its final norm out of it, so that it norms the readout position only."""
+        """Attach the backbone and detach its final norm, so that only the readout position is normed."""
         self.backbone = backbone
         self.norm = backbone.language_model.norm
         backbone.language_model.norm = nn.Identity()
@@ -152,7 +151,7 @@ class MllmRetrieverModel(PreTrainedModel):
         self._freeze_tokens()
 
     def _freeze_tokens(self) -> None:
-        """Let the vector of [RET] be trained, and then no other token's, only if the configuration says so."""
+        """Train [RET] as the only token embedding if the configuration says so; else freeze [RET]."""
         self.ret_embedding.requires_grad_(self.config.train_ret_token)
         if self.config.train_ret_token:
             self.get_input_embeddings().requires_grad_(False)
@@ -168,7 +167,7 @@ class MllmRetrieverModel(PreTrainedModel):
         return self.backbone.language_model
 
     def get_input_embeddings(self) -> nn.Module:
-        """The language model's table of token embeddings; the vector of [RET] is `ret_embedding`."""
+        """Return the language model's token embeddings; the vector of [RET] is `ret_embedding`."""
         return self.backbone.get_input_embeddings()
 
     def forward(
@@ -185,36 +184,36 @@ class MllmRetrieverModel(PreTrainedModel):
         views: Sequence[str] | None = None,
         return_dict: bool = True,
     ) -> MllmRetrieverOutput:
-        """Embed N items, each the prompt that the processor made of it; padding may be on either side.
+        """Embed N items, given as the prompts of the processor; padding may be on either side.
 
         Args:
-            input_ids: `(N, T)` token ids; after an item's prompt may follow what its other views end in.
+            input_ids: `(N, T)` token ids; the endings of other views may follow an item's prompt.
             attention_mask: `(N, T)` 1 for the prompt of the whole item; all ones when absent.
             pixel_values: `(N, P, ...)` rows of pixels: patches in Qwen-VL, pictures or tiles elsewhere. Absent when no
                 item has an image.
-            pixel_mask: `(N, P)` bool, which of these rows exist; all when absent.
+            pixel_mask: `(N, P)` bool, True for rows that exist; all when absent.
             image_grid_thw: `(N, I, 3)` the patch grid of each image (Qwen-VL); zero where an item has fewer images.
-            image_view_mask: `(N, T)` 1 for the prompt of the item's images alone, of the whole item if it has none.
+            image_view_mask: `(N, T)` 1 for the prompt of the item's images alone, or of the whole item if it has none.
             text_view_mask: `(N, T)` the same for its texts alone.
-            image_mask: `(N,)` which items have an image; accepted because the processor gives it, losses read it.
+            image_mask: `(N,)` True for items with an image; unused here, read by losses.
             text_mask: `(N,)` the same for text.
-            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the vision tower;
-                the outputs are stacked view by view, `(len(views) * N, D)`. By default each item is embedded once,
-                with all it has.
+            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower. The outputs are
+                stacked view by view, `(len(views) * N, D)`. By default each item is embedded once, from all its
+                parts.
             return_dict: Accepted for interface compatibility; the output is always an `MllmRetrieverOutput`.
 
         Raises:
-            ValueError: There is no prompt, a view is unknown or not in the batch, [RET] is not in a prompt, or the
-                image tokens are not as many as the vision tower gives.
+            ValueError: There is no prompt, a view is unknown or not in the batch, a prompt lacks [RET], or the number
+                of image tokens differs from the number that the vision tower gives.
         """
         if input_ids is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         masks = {"image": image_view_mask, "text": text_view_mask, "fused": attention_mask}
-        if image_view_mask is None and text_view_mask is None:  # all items have one and the same modality
+        if image_view_mask is None and text_view_mask is None:  # all items have the same modality
             masks["text" if pixel_values is None else "image"] = attention_mask
         is_image = input_ids == self.backbone.config.image_token_id
-        image_rows = is_image.flatten().cumsum(0).view_as(input_ids).masked_fill(~is_image, 0)  # 1 is the first
+        image_rows = is_image.flatten().cumsum(0).view_as(input_ids).masked_fill(~is_image, 0)  # numbered from 1
         features = self._image_features(pixel_values, pixel_mask, image_grid_thw, int(is_image.sum()))
         pooled = torch.cat(
             [
@@ -226,13 +225,13 @@ class MllmRetrieverModel(PreTrainedModel):
         return MllmRetrieverOutput(embeddings=embeddings, pooler_output=pooled)
 
     def run_vision_tower(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None) -> ImageFeatures:
-        """The image tokens that enter the language model.
+        """Return the image tokens that enter the language model.
 
-        On a CPU few images go through the tower at once: what they are between two layers should fit its caches.
+        On a CPU, few images run at once, so that the activations between two layers fit into its caches.
 
         Args:
             pixel_values: `(R, ...)` rows of pixels of all images, in order.
-            image_grid_thw: `(I, 3)` the patch grids of these images, for Qwen-VL.
+            image_grid_thw: `(I, 3)` patch grids of these images, for Qwen-VL.
         """
         if image_grid_thw is None or pixel_values.device.type != "cpu":
             return self._image_tokens(pixel_values, image_grid_thw)
@@ -251,18 +250,18 @@ class MllmRetrieverModel(PreTrainedModel):
     def _image_features(
         self, pixel_values: Tensor | None, pixel_mask: Tensor | None, grid: Tensor | None, num_tokens: int
     ) -> ImageFeatures | None:
-        """The image tokens of a batch; None if there are none (as in a chunk of a batch that holds texts only)."""
+        """Return the image tokens of a batch; None if it has none (such as a text-only chunk of a batch)."""
         if pixel_values is not None:
             rows = pixel_values.flatten(0, 1) if pixel_mask is None else pixel_values[pixel_mask.bool()]
             if len(rows):
                 if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
-                    raise ValueError("pixel_values need image_grid_thw: the processor is not this model's")
+                    raise ValueError("pixel_values need image_grid_thw: the processor is for another model")
                 features = self.run_vision_tower(rows, None if grid is None else _existing(grid))
                 if len(features.tokens) == num_tokens:
                     return features
                 raise ValueError(
                     f"the prompts hold {num_tokens} image tokens, but the vision tower gives {len(features.tokens)}: "
-                    "the processor is not this model's"
+                    "the processor is for another model"
                 )
         if num_tokens:
             raise ValueError(f"the prompts hold {num_tokens} image tokens, but there are no pixel_values")
@@ -271,10 +270,10 @@ class MllmRetrieverModel(PreTrainedModel):
     def _embed_view(
         self, input_ids: Tensor, image_rows: Tensor, mask: Tensor, features: ImageFeatures | None, grid: Tensor | None
     ) -> Tensor:
-        """The state `(N, D)` at the readout position of the tokens where `mask` holds.
+        """Return the state `(N, D)` at the readout position of the tokens where `mask` is True.
 
-        The tokens are moved to the front. Since no token attends to later ones, what follows the last one cannot reach
-        it, and the language model needs no mask of padding.
+        These tokens are moved to the front. No token attends to later ones, so the language model needs no padding
+        mask.
         """
         (input_ids, image_rows), lengths = _move_to_front(mask.bool(), input_ids, image_rows)
         is_image = image_rows > 0
@@ -304,14 +303,14 @@ class MllmRetrieverModel(PreTrainedModel):
     def _after_prefix(
         self, shared: int, tokens: Tensor, at: Tensor, inputs: dict[str, Any]
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Run the first tokens, which all rows share, for one of them; what is left to run, with their keys."""
+        """Run the shared prefix for one row; return the remaining tokens, readout positions and inputs."""
         prefix = SharedPrefix()
         self.backbone.language_model(inputs_embeds=tokens[:1, :shared], past_key_values=prefix, use_cache=False)
         inputs = {name: value[..., shared:] if isinstance(value, Tensor) else value for name, value in inputs.items()}
         return tokens[:, shared:], at - shared, inputs | {"past_key_values": prefix}
 
     def _token_embeddings(self, input_ids: Tensor) -> Tensor:
-        """`(N, T, D)`; the id of [RET] need not be in the table."""
+        """Return `(N, T, D)` token embeddings; the id of [RET] may be outside the table."""
         if self.config.ret_token_id is None:
             return self.get_input_embeddings()(input_ids)
         is_ret = input_ids == self.config.ret_token_id
@@ -319,7 +318,7 @@ class MllmRetrieverModel(PreTrainedModel):
         return torch.where(is_ret[..., None], self.ret_embedding.to(tokens.dtype), tokens)
 
     def _mrope_positions(self, input_ids: Tensor, is_image: Tensor, grid: Tensor) -> Tensor:
-        """The backbone's own three-dimensional positions `(3, N, T)`, worked out on the CPU: it loops over rows."""
+        """Return the backbone's 3-D positions `(3, N, T)`, computed on the CPU since it loops over rows."""
         grid = _existing(grid[is_image.any(1)])
         positions, _ = self.backbone.get_rope_index(
             input_ids.cpu(), mm_token_type_ids=is_image.int().cpu(), image_grid_thw=grid.cpu()
@@ -327,7 +326,7 @@ class MllmRetrieverModel(PreTrainedModel):
         return positions.to(input_ids.device)
 
     def _readout_positions(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """`(N,)` where to read, given ids `(N, T)` whose first `lengths` are the prompt."""
+        """Return readout positions `(N,)` in ids `(N, T)`, of which the first `lengths` are the prompt."""
         if self.config.readout == "last":
             return lengths - 1
         places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
@@ -337,7 +336,7 @@ class MllmRetrieverModel(PreTrainedModel):
         if without:
             raise ValueError(
                 f"no [RET] (token id {self.config.ret_token_id}) in the prompts of rows {without[:5]}: "
-                "was the tokenizer changed, or the processor made for another model?"
+                "was the tokenizer changed, or is the processor for another model?"
             )
         return (last - 1).clamp(min=0) if self.config.readout == "before_token" else last
 
@@ -358,10 +357,10 @@ def _view_mask(masks: dict[str, Tensor | None], view: str) -> Tensor:
 
 
 def _move_to_front(mask: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Of each row of `(N, T)` tensors, put what `mask` keeps first, in order, and zeros behind it.
+    """Move the entries where `mask` is True to the front of each row of `(N, T)` tensors, and pad with zeros.
 
     Returns:
-        The tensors `(N, T')`, `T'` the most that a row keeps, and how many each keeps `(N,)`.
+        The tensors `(N, T')`, where `T'` is the longest row, and the number of entries of each row `(N,)`.
     """
     lengths = mask.sum(1)
     order = (~mask).int().argsort(dim=1, stable=True)[:, : int(lengths.max())]
@@ -370,7 +369,7 @@ def _move_to_front(mask: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Tensor
 
 
 def _images_at_once(num_patches: list[int]) -> list[int]:
-    """How many images to take together, one group after the other, given how many patches each has."""
+    """Return the sizes of consecutive groups of images to run together, given each image's patch count."""
     groups, taken = [0], 0
     for patches in num_patches:
         if groups[-1] and taken + patches > PATCHES_AT_ONCE:
@@ -382,7 +381,7 @@ def _images_at_once(num_patches: list[int]) -> list[int]:
 
 
 def _existing(grid: Tensor) -> Tensor:
-    """The grids `(I, 3)` of the images that exist among `(N, I', 3)`."""
+    """Return the grids `(I, 3)` of existing images in the padded `(N, I', 3)`."""
     grid = grid.flatten(0, 1)
     return grid[grid.prod(1) > 0]
 

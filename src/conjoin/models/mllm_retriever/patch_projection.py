@@ -1,4 +1,4 @@
-"""The first layer of a vision tower that is given patches, not pictures: a product, not a convolution."""
+"""The patch projection of a vision tower as a matrix product instead of a convolution."""
 
 from functools import partial
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 def project_by_product(module: nn.Module) -> None:
-    """Let every `Conv3d` of a vision tower whose windows do not overlap take single patches by one matrix product.
+    """Make every non-overlapping `Conv3d` of a vision tower project single patches by one matrix product.
 
-    PyTorch's convolution takes several times as long for them on a CPU, and up to thousands of times on some GPUs.
-    Parameters and their names stay what they are.
+    PyTorch's convolution of patches is several times slower on a CPU, and up to thousands of times on some GPUs.
+    Parameters and their names do not change.
     """
     for child in module.modules():
         if not isinstance(child, nn.Conv3d) or child.stride != child.kernel_size:
@@ -20,7 +20,7 @@ def project_by_product(module: nn.Module) -> None:
 
 
 def _project(convolution: nn.Conv3d, pixels: Tensor) -> Tensor:
-    """`(R, out, 1, 1, 1)` of patches `(R, in, *kernel_size)`; anything else goes through the convolution."""
+    """Project patches `(R, in, *kernel_size)` to `(R, out, 1, 1, 1)`; convolve inputs of any other shape."""
     if tuple(pixels.shape[2:]) != convolution.kernel_size:
         return type(convolution).forward(convolution, pixels)
     return F.linear(pixels.flatten(1), convolution.weight.flatten(1), convolution.bias)[..., None, None, None]

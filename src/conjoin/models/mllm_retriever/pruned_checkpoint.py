@@ -1,4 +1,4 @@
-"""Reading of an MLLM checkpoint only what is kept: the other tensors, and files of nothing else, are never touched."""
+"""Partial loading of an MLLM checkpoint: only the kept tensors and the files that hold them are read."""
 
 import json
 import re
@@ -14,23 +14,23 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
 
-_LANGUAGE = r"^(?:model\.|language_model\.)*"  # however the checkpoint nests it; vision towers have other names
+_LANGUAGE = r"^(?:model\.|language_model\.)*"  # any nesting; vision towers have other names
 _LAYER = re.compile(_LANGUAGE + r"layers\.(\d+)\.")
 _HEAD = re.compile(_LANGUAGE + r"lm_head\.")
 
 
 def fetch_small_files(checkpoint: str, revision: str | None = None) -> Path:
-    """The folder of a checkpoint, a local one as it is; of one on the Hub everything but the weights is downloaded.
+    """Return the folder of a checkpoint; for one on the Hub, download everything except the weights.
 
     Raises:
-        FileNotFoundError: There is no such folder, and the Hub does not give it.
+        FileNotFoundError: There is no such folder, and the Hub download fails.
     """
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     try:
         return Path(snapshot_download(checkpoint, revision=revision, allow_patterns=SMALL_FILES))
-    except (OSError, ValueError) as error:  # not there, not to be reached, or no name that the Hub could have
-        raise FileNotFoundError(f"there is no folder {checkpoint!r}, and the Hub does not give it: {error}") from error
+    except (OSError, ValueError) as error:  # absent, unreachable or an invalid Hub name
+        raise FileNotFoundError(f"there is no folder {checkpoint!r}, and the Hub download failed: {error}") from error
 
 
 def load_pruned_backbone(
@@ -40,14 +40,14 @@ def load_pruned_backbone(
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
-        config: The backbone's configuration, its language model already cut.
-        dtype: What the weights are held in.
+        config: The backbone's configuration, with the language model already pruned.
+        dtype: Dtype of the weights.
         revision: Branch, tag or commit on the Hub.
 
     Raises:
-        FileNotFoundError: There are no safetensors weights, or a shard that is needed is missing.
-        ValueError: The checkpoint lacks weights of the backbone or has them in other sizes, so it is another model's;
-            or a shard is damaged.
+        FileNotFoundError: There are no safetensors weights, or a required shard is missing.
+        ValueError: The checkpoint lacks weights of the backbone or has other sizes, so it belongs to another model; or
+            a shard is damaged.
     """
     folder, shards = _find_shards(checkpoint, config.get_text_config().num_hidden_layers, revision)
     model_class: Any = AutoModel._model_mapping[type(config)]
@@ -58,10 +58,10 @@ def load_pruned_backbone(
                 file = files.enter_context(safe_open(str(folder / shard), framework="pt"))
                 for name in names if names is not None else file.keys():
                     if _is_kept(name, config.get_text_config().num_hidden_layers):
-                        tensors[name] = file.get_slice(name)  # read when it is copied into the model
+                        tensors[name] = file.get_slice(name)  # read when copied into the model
             except SafetensorError as error:
                 raise ValueError(f"{checkpoint!r}: {shard} is truncated or damaged: {error}") from error
-        settings = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below
+        settings = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
         model, report = model_class.from_pretrained(None, config=config, state_dict=tensors, **settings)
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
@@ -73,7 +73,7 @@ def load_pruned_backbone(
 
 
 def _find_shards(checkpoint: str, depth: int, revision: str | None) -> tuple[Path, dict[str, list[str] | None]]:
-    """The folder and the needed files in it, each with the names of its tensors (None: not known before opening)."""
+    """Return the folder and its required files, each with its tensor names (None: unknown before opening)."""
     folder = fetch_small_files(checkpoint, revision)
     shards: dict[str, list[str] | None] = {SINGLE: None}
     if (folder / INDEX).is_file():
@@ -85,12 +85,12 @@ def _find_shards(checkpoint: str, depth: int, revision: str | None) -> tuple[Pat
         folder = Path(snapshot_download(checkpoint, revision=revision, allow_patterns=list(shards)))
     absent = [shard for shard in shards if not (folder / shard).is_file()]
     if absent:
-        raise FileNotFoundError(f"{checkpoint!r} lacks {', '.join(absent)}, which holds weights that are kept")
+        raise FileNotFoundError(f"{checkpoint!r} lacks {', '.join(absent)}, which holds required weights")
     return folder, shards
 
 
 def _is_kept(name: str, depth: int) -> bool:
-    """Whether a tensor, as checkpoints name it, belongs to the first `depth` layers or to no layer, head excluded."""
+    """Whether a checkpoint's tensor belongs to the first `depth` layers, or to no layer and not to the head."""
     layer = _LAYER.match(name)
     return int(layer[1]) < depth if layer else not _HEAD.match(name)
 

@@ -1,4 +1,4 @@
-"""What an embedding needs of a language model: of the last layer one token, of a shared beginning one row."""
+"""Shortcuts for embeddings: the last layer runs for one token per row, a shared prefix for one row."""
 
 from functools import partial
 from typing import Any
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig
 
 READABLE = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
-"""Language models whose layers are built alike: norm, attention with rotated heads, norm, feed-forward."""
+"""Language models with the same layer structure: norm, attention with rotary heads, norm, feed-forward."""
 
 LEAST_SAVED_TOKENS = 256
-"""A second pass of the language model has a price of its own; on a GPU, that of reading all weights once more."""
+"""Minimum number of saved tokens for a second pass, which on a GPU reads all weights again."""
 
 
 class SharedPrefix(DynamicCache):
-    """Keys and values of the tokens that all rows begin with, computed for one row and lent to all.
+    """Keys and values of the prefix that all rows share, computed for one row and used for all.
 
-    The first pass of the language model fills it; later ones read it and leave nothing in it, so that it never holds
-    more than the prefix.
+    The first pass of the language model fills it. Later passes only read it, so it never holds more than the
+    prefix.
     """
 
     def update(
@@ -30,7 +30,7 @@ class SharedPrefix(DynamicCache):
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values `(N, heads, P + T, d)` of a layer, given those `(N, heads, T, d)` of the tokens at hand."""
+        """Return a layer's keys and values `(N, heads, P + T, d)`: the prefix, then the `(N, heads, T, d)` given."""
         if layer_idx >= len(self.layers):
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer: Any = self.layers[layer_idx]
@@ -40,9 +40,9 @@ class SharedPrefix(DynamicCache):
 
 
 def shared_prefix_length(input_ids: Tensor, is_image: Tensor, at: Tensor) -> int:
-    """How many tokens all rows of ids `(N, T)` begin with, before any image and any readout position `(N,)`.
+    """Return the length of the prefix of ids `(N, T)` that all rows share, before any image or readout position.
 
-    Zero where the gain would not pay for a second pass: less than an eighth of the tokens, or few rows.
+    Zero if a second pass would cost more than it saves: less than an eighth of the tokens, or few rows.
     """
     rows, length = input_ids.shape
     same = (input_ids == input_ids[:1]).all(0) & ~is_image.any(0)
@@ -51,14 +51,14 @@ def shared_prefix_length(input_ids: Tensor, is_image: Tensor, at: Tensor) -> int
 
 
 def is_readable(config: PreTrainedConfig) -> bool:
-    """Whether `read_last_layer` knows the layers of a language model with this configuration."""
+    """Whether `read_last_layer` supports the layers of a language model with this configuration."""
     return config.model_type in READABLE and config.to_dict().get("sliding_window") is None
 
 
 def make_readable(layer: nn.Module) -> None:
-    """Let a decoder layer be called with `readout`, positions `(N,)`: it then gives `(N, 1, D)`, the states there.
+    """Let a decoder layer accept `readout`, positions `(N,)`, and return the states there, `(N, 1, D)`.
 
-    Without `readout` it does what it always does. Its parameters and their names stay what they are.
+    Without `readout` the layer works as before. Its parameters and their names do not change.
     """
     layer.forward = partial(read_last_layer, layer)
 
@@ -69,12 +69,12 @@ def read_last_layer(
     readout: Tensor | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> Tensor:
-    """The output of a decoder layer, at one position per row if asked: all tokens' keys and values, one query.
+    """Run a decoder layer, at one position per row if `readout` is given: all keys and values, one query.
 
     Args:
-        layer: Of one of `READABLE`.
+        layer: Decoder layer of a model in `READABLE`.
         hidden_states: `(N, T, D)`.
-        readout: `(N,)` which of these T tokens; None for all.
+        readout: `(N,)` the position to compute in each row; None for all.
         kwargs: What the language model passes to its layers.
 
     Returns:
@@ -83,13 +83,13 @@ def read_last_layer(
     if readout is None:
         return type(layer).forward(layer, hidden_states, **kwargs)
     attention, cache = layer.self_attn, kwargs.get("past_key_values")
-    norms = dict(attention.named_children())  # Qwen3 norms its heads
+    norms = dict(attention.named_children())  # Qwen3 normalises its heads
     rows = torch.arange(len(readout), device=readout.device)
     angles = [table.expand(len(rows), -1, -1) for table in kwargs["position_embeddings"]]
     normed = layer.input_layernorm(hidden_states)
 
     def heads(name: str, states: Tensor) -> Tensor:
-        """`(N, heads, tokens, d)`."""
+        """Project `states` to heads `(N, heads, tokens, d)`."""
         split = norms[f"{name}_proj"](states).unflatten(-1, (-1, attention.head_dim))
         return norms.get(f"{name}_norm", nn.Identity())(split).transpose(1, 2)
 
@@ -100,7 +100,7 @@ def read_last_layer(
         key, value = cache.update(key, value, attention.layer_idx)
     before = key.shape[2] - hidden_states.shape[1]
     seen = torch.arange(key.shape[2], device=readout.device) <= (readout + before)[:, None]
-    grouped = query.reshape(len(rows), key.shape[1], -1, attention.head_dim)  # the heads that share keys, side by side
+    grouped = query.reshape(len(rows), key.shape[1], -1, attention.head_dim)  # group the heads that share keys
     attended = F.scaled_dot_product_attention(
         grouped, key, value, attn_mask=seen[:, None, None], scale=attention.scaling
     )
@@ -109,7 +109,7 @@ def read_last_layer(
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: `(N, heads, T, d)` by angles `(N, T, d)`."""
+    """Apply rotary positions to `(N, heads, T, d)`, by angles `(N, T, d)`."""
     first, second = states.chunk(2, dim=-1)
     return states * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 

@@ -6,19 +6,19 @@ from transformers import AutoConfig, PreTrainedConfig
 
 
 class ScoreFusionConfig(PreTrainedConfig):
-    """Configuration of `ScoreFusionModel`: a two-tower model and how its two vectors are added.
+    """Configuration of `ScoreFusionModel`: a two-tower model and the weights of its two vectors.
 
     Args:
         backbone_config: Configuration (or its dict) of a two-tower model: CLIP, SigLIP, TinyCLIP, ...
         image_weight: Weight `w_i` of the image vector; UniIR adds both with weight 1.
         text_weight: Weight `w_t` of the text vector.
-        learnable_weights: Train both weights (their logarithms, so they stay positive), starting from these.
-        normalize_inputs: Bring both vectors to unit length before they are added. UniIR adds them as they are, so that
-            the longer one counts for more.
-        text_attends_padding: The text tower was trained on padded text without a mask; by default, SigLIP is known to.
+        learnable_weights: Train both weights, from these initial values; they train as logarithms and stay positive.
+        normalize_inputs: L2-normalise both vectors before the sum. UniIR does not, so the longer vector has more
+            influence.
+        text_attends_padding: Let the text tower attend to padding; by default True for SigLIP, trained without a mask.
 
     Raises:
-        ValueError: The backbone has not two towers, or a weight is not positive.
+        ValueError: The backbone does not have two towers, or a weight is not positive.
     """
 
     model_type = "score_fusion"
@@ -39,7 +39,7 @@ class ScoreFusionConfig(PreTrainedConfig):
             backbone_config = AutoConfig.for_model(values.pop("model_type", "clip"), **values)
         if not {"vision_config", "text_config"} <= set(backbone_config.sub_configs):
             raise ValueError(
-                f"backbone_config: {backbone_config.model_type!r} has not both a vision and a text tower; "
+                f"backbone_config: {backbone_config.model_type!r} does not have a vision and a text tower; "
                 "expected a two-tower model such as CLIP or SigLIP"
             )
         if not (image_weight > 0 and text_weight > 0):
@@ -56,7 +56,7 @@ class ScoreFusionConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the embedding: CLIP's projection, or the towers' common width where there is none (SigLIP)."""
+        """Width of the embedding: CLIP's projection, or the towers' common width without a projection (SigLIP)."""
         fields = self.backbone_config.to_dict()
         return fields.get("projection_dim") or self.backbone_config.vision_config.hidden_size
 

@@ -1,4 +1,4 @@
-"""Score fusion: the vectors of a two-tower model, added (CLIP-SF of UniIR)."""
+"""Score fusion: the weighted sum of the two vectors of a two-tower model (CLIP-SF of UniIR)."""
 
 import copy
 import math
@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
-from transformers import initialization as init
+from transformers import AutoModel, PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput
 
 from .configuration_score_fusion import ScoreFusionConfig
@@ -20,11 +19,11 @@ VIEWS = ("image", "text", "fused")
 
 @dataclass
 class ScoreFusionOutput(ModelOutput):
-    """Output of `ScoreFusionModel`; `N` items (times the views asked for).
+    """Output of `ScoreFusionModel` for `N` items (times the requested views).
 
     Args:
-        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
-        pooler_output: `(N, d)` the weighted sum before normalisation: what losses take.
+        embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison.
+        pooler_output: `(N, d)` weighted sum before normalisation, the input of losses.
     """
 
     embeddings: Tensor | None = None
@@ -35,7 +34,7 @@ class ScoreFusionModel(PreTrainedModel):
     """Embeds text, image, or image + text items as `w_i * e_i + w_t * e_t`, then L2-normalised (UniIR, CLIP-SF).
 
     `e_i` and `e_t` are the projected vectors of a two-tower model, raw by default; a missing modality adds exactly
-    zero. BGE-VL-base and -large are CLIP checkpoints that fuse in just this way: load them with `from_clip`.
+    zero. BGE-VL-base and -large are CLIP checkpoints with this fusion: load them with `from_clip`.
     """
 
     config_class = ScoreFusionConfig
@@ -49,7 +48,7 @@ class ScoreFusionModel(PreTrainedModel):
         super().__init__(config)
         self.backbone = AutoModel.from_config(copy.deepcopy(config.backbone_config), dtype=torch.get_default_dtype())
         for name, parameter in list(self.backbone.named_parameters(recurse=False)):
-            delattr(self.backbone, name)  # scale and bias of the logits are kept, but training is the loss's affair
+            delattr(self.backbone, name)  # logit scale and bias are kept but not trained: losses have their own
             self.backbone.register_buffer(name, parameter.data)
         if config.learnable_weights:
             self.log_weights = nn.Parameter(torch.zeros(2))
@@ -57,14 +56,14 @@ class ScoreFusionModel(PreTrainedModel):
 
     @classmethod
     def from_clip(cls, checkpoint: str | PreTrainedModel, **config_kwargs: Any) -> "ScoreFusionModel":  # noqa: ANN401
-        """Build score fusion on a pretrained two-tower model; with fixed weights nothing in it is untrained.
+        """Build score fusion on a pretrained two-tower model; fixed weights need no training.
 
         Args:
-            checkpoint: A model id, a folder, or a loaded model: CLIP, SigLIP, or others of their layout.
+            checkpoint: A model id, a folder, or a loaded model: CLIP, SigLIP, or a model with the same layout.
             config_kwargs: Fields of `ScoreFusionConfig`.
 
         Raises:
-            ValueError: The checkpoint has not two towers.
+            ValueError: The checkpoint does not have two towers.
         """
         loaded = AutoModel.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         model = cls(ScoreFusionConfig(loaded.config, **config_kwargs))
@@ -100,14 +99,13 @@ class ScoreFusionModel(PreTrainedModel):
             pixel_values: `(N, 3, H, W)`; rows without an image are ignored. Absent when no item has an image.
             input_ids: `(N, T)` token ids.
             attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
-            special_tokens_mask: Accepted because the processor gives it; unused.
-            image_mask: `(N,)` bool, which items have an image; all when absent.
-            text_mask: `(N,)` bool, which items have a text; all when absent.
-            image_features: `(N, d)` cached vectors of `run_vision_tower` in place of `pixel_values`.
-            text_features: `(N, d)` the same of `run_text_tower`, in place of `input_ids`.
-            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the towers; the
-                outputs are stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, with
-                all it has.
+            special_tokens_mask: Unused; accepted because the processor returns it.
+            image_mask: `(N,)` bool, True for items with an image; all when absent.
+            text_mask: `(N,)` bool, True for items with a text; all when absent.
+            image_features: `(N, d)` cached outputs of `run_vision_tower` in place of `pixel_values`.
+            text_features: `(N, d)` cached outputs of `run_text_tower` in place of `input_ids`.
+            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the towers. The outputs are
+                stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, from all its parts.
             return_dict: Accepted for interface compatibility; the output is always a `ScoreFusionOutput`.
 
         Raises:
@@ -130,16 +128,16 @@ class ScoreFusionModel(PreTrainedModel):
         return ScoreFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
 
     def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
-        """The projected image vectors `(N, d)` of `pixel_values` `(N, 3, H, W)`."""
+        """Return the projected image vectors `(N, d)` of `pixel_values` `(N, 3, H, W)`."""
         return self.backbone.get_image_features(pixel_values.to(self.backbone.dtype)).pooler_output
 
     def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The projected text vectors `(N, d)` of `input_ids` `(N, T)`."""
+        """Return the projected text vectors `(N, d)` of `input_ids` `(N, T)`."""
         mask = None if self.config.text_attends_padding else attention_mask
         return self.backbone.get_text_features(input_ids, attention_mask=mask).pooler_output
 
     def _weighted(self, features: Tensor, mask: Tensor | None, index: int) -> Tensor:
-        """`w * e`, zero where `mask` does not hold; `index` is 0 for the image, 1 for the text."""
+        """Return `w * e`, zero where `mask` is False; `index` is 0 for the image, 1 for the text."""
         features = features.to(self.dtype)
         if self.config.normalize_inputs:
             features = F.normalize(features, dim=-1)
@@ -168,12 +166,12 @@ def _add_parts(parts: dict[str, Tensor], view: str) -> Tensor:
 
 
 def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
-    """Run `tower` on the rows where `mask` holds only; the other rows of the result are zero."""
+    """Run `tower` only on the rows where `mask` is True; the other rows of the result are zero."""
     if mask is None:
         return tower(*inputs)
     rows = mask.bool().nonzero().squeeze(1)
     features = tower(*(tensor[rows if len(rows) else slice(1)] for tensor in inputs))
-    if not len(rows):  # no tower runs on nothing, as in a chunk of a batch that lacks the modality
+    if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
         features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 

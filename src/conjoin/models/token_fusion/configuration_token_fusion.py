@@ -14,10 +14,10 @@ class TokenFusionConfig(PreTrainedConfig):
         vision_config: Configuration (or its dict) of any transformers vision tower.
         text_config: Configuration (or its dict) of a BERT-family text encoder.
         pooling: `"cls"` reads the embedding at CLS (VISTA, BGE); `"mean"` averages over all tokens (MiniLM, E5).
-        vision_hidden_layer: Which `hidden_states` entry of the vision tower to read (as in LLaVA, e.g. -2); the blocks
-            above it are never built. None reads the tower's final, normalised output.
-        cls_token_id: The text encoder's CLS, which starts every item.
-        sep_token_id: Its SEP, which ends every item.
+        vision_hidden_layer: Index of the `hidden_states` entry to read in the vision tower (as in LLaVA, e.g. -2). The
+            blocks above it are not built. None reads the tower's final, normalised output.
+        cls_token_id: Id of the text encoder's CLS token, the first of every item.
+        sep_token_id: Id of its SEP token, the last of every item.
 
     Raises:
         ValueError: `pooling` is unknown.
@@ -48,12 +48,12 @@ class TokenFusionConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the embedding: the text encoder's."""
+        """Width of the embedding, which is the text encoder's width."""
         return self.text_config.hidden_size
 
     @property
     def num_vision_layers(self) -> int:
-        """Blocks of the vision tower that are built: those up to `vision_hidden_layer`."""
+        """Number of vision-tower blocks to build: those up to `vision_hidden_layer`."""
         depth, layer = self.vision_config.num_hidden_layers, self.vision_hidden_layer
         kept = depth if layer is None else layer if layer >= 0 else depth + 1 + layer
         if not 1 <= kept <= depth:

@@ -18,11 +18,11 @@ VIEWS = ("image", "text", "fused")
 
 @dataclass
 class TokenFusionOutput(ModelOutput):
-    """Output of `TokenFusionModel`; `N` items (times the views asked for).
+    """Output of `TokenFusionModel` for `N` items (times the requested views).
 
     Args:
-        embeddings: `(N, d)` float32, L2-normalised: what is indexed and compared.
-        pooler_output: `(N, d)` the pooled state before normalisation: what losses take.
+        embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison.
+        pooler_output: `(N, d)` pooled state before normalisation, the input of losses.
     """
 
     embeddings: Tensor | None = None
@@ -32,12 +32,12 @@ class TokenFusionOutput(ModelOutput):
 class TokenFusionModel(PreTrainedModel):
     """Embeds text, image, or image + text items with a text encoder that also reads image patches (VISTA).
 
-    The encoder sees `[CLS, projected patches, text, SEP]`, without what the item has not, at consecutive positions of
-    its own position table and through its own embedding norm. An item of text alone is therefore exactly what the
-    text encoder makes of it.
+    The encoder reads `[CLS, projected patches, text, SEP]`, without the parts that an item lacks, at consecutive
+    positions of its own position table and through its own embedding norm. A text-only item therefore has exactly the
+    text encoder's own embedding.
 
-    Published VISTA weights (bge-visualized) are a pickled `.pth` file, which is never unpickled here, around a vision
-    tower (EVA02-CLIP) that transformers does not have; they cannot be loaded. BGE-VL-base and -large are CLIP
+    The published VISTA weights (bge-visualized) cannot be loaded: they are a pickled `.pth` file, which this package
+    never unpickles, and transformers does not have their vision tower (EVA02-CLIP). BGE-VL-base and -large are CLIP
     checkpoints with score fusion: load them with `ScoreFusionModel.from_clip`.
     """
 
@@ -69,18 +69,18 @@ class TokenFusionModel(PreTrainedModel):
         text: str | PreTrainedModel,
         **config_kwargs: Any,  # noqa: ANN401
     ) -> "TokenFusionModel":
-        """Build token fusion on two pretrained towers; only the projection between them starts untrained.
+        """Build token fusion on two pretrained towers; only the projection between them is untrained.
 
         Args:
-            vision: A model id, a folder, or a loaded vision model. Of a two-tower checkpoint (CLIP, SigLIP), its
-                vision tower is taken.
-            text: The same of a BERT-family text encoder.
+            vision: A model id, a folder, or a loaded vision model. A two-tower checkpoint (CLIP, SigLIP) gives
+                its vision tower.
+            text: The same for a BERT-family text encoder.
             config_kwargs: Fields of `TokenFusionConfig`; the ids of CLS and SEP come from the text encoder's
                 tokenizer unless given.
 
         Raises:
             ValueError: There is no vision tower, the text encoder is not of the BERT family, or it is a loaded model
-                that does not tell where its tokenizer lies.
+                without the path of its tokenizer.
         """
         config = TokenFusionConfig(
             _vision_config(vision),
@@ -110,13 +110,13 @@ class TokenFusionModel(PreTrainedModel):
             pixel_values: `(N, 3, H, W)`; rows without an image are ignored. Absent when no item has an image.
             input_ids: `(N, T)` token ids, CLS first, SEP and padding last.
             attention_mask: `(N, T)` 1 for real tokens; all ones when absent.
-            special_tokens_mask: Accepted because the processor gives it; unused.
-            image_mask: `(N,)` bool, which items have an image; all when absent.
-            text_mask: `(N,)` bool, which items have a text; all when absent.
-            image_features: `(N, P, h_v)` cached patches of `run_vision_tower` in place of `pixel_values`.
-            views: Which of `"image"`, `"text"`, `"fused"` to embed each item as, from one pass of the vision tower;
-                the outputs are stacked view by view, `(len(views) * N, d)`. By default each item is embedded once,
-                with all it has.
+            special_tokens_mask: Unused; accepted because the processor returns it.
+            image_mask: `(N,)` bool, True for items with an image; all when absent.
+            text_mask: `(N,)` bool, True for items with a text; all when absent.
+            image_features: `(N, P, h_v)` cached outputs of `run_vision_tower` in place of `pixel_values`.
+            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower. The outputs are
+                stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, from all its
+                parts.
             return_dict: Accepted for interface compatibility; the output is always a `TokenFusionOutput`.
 
         Raises:
@@ -133,7 +133,7 @@ class TokenFusionModel(PreTrainedModel):
         return TokenFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
 
     def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
-        """The vision tower's patch tokens `(N, P, h_v)` of `pixel_values` `(N, 3, H, W)`; its CLS is not used."""
+        """Return the vision tower's patch tokens `(N, P, h_v)`, without CLS, of `pixel_values` `(N, 3, H, W)`."""
         from_layer = self.config.vision_hidden_layer is not None
         output = self.vision_model(pixel_values.to(self.vision_model.dtype), output_hidden_states=from_layer)
         states = output.hidden_states[-1] if from_layer else output.last_hidden_state
@@ -142,13 +142,13 @@ class TokenFusionModel(PreTrainedModel):
         return states[:, -num_patches:]
 
     def _image_tokens(self, features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Patches as tokens of the text encoder `(N, P, d)`, and which exist `(N, P)`."""
+        """Return the patches as text-encoder tokens `(N, P, d)` and the mask of those that exist `(N, P)`."""
         patches = self.visual_projection(features.to(self.visual_projection.weight.dtype))
         exists = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
         return patches, exists if mask is None else exists & mask.bool()[:, None]
 
     def _text_tokens(self, ids: Tensor, attention: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Word embeddings `(N, T, d)` and which tokens exist `(N, T)`; a missing text is CLS and SEP alone."""
+        """Return word embeddings `(N, T, d)` and the token mask `(N, T)`; a missing text is CLS and SEP alone."""
         exists = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
         if mask is not None:
             empty = self._empty_text(ids)
@@ -157,7 +157,7 @@ class TokenFusionModel(PreTrainedModel):
         return self.text_model.get_input_embeddings()(ids), exists
 
     def _empty_text(self, like: Tensor) -> Tensor:
-        """The ids of CLS and SEP, `(1, 2)`, on the device of `like`."""
+        """Return the ids of CLS and SEP, `(1, 2)`, on the device of `like`."""
         return torch.tensor([[self.config.cls_token_id, self.config.sep_token_id]], device=like.device)
 
     def _embed_view(
@@ -183,7 +183,7 @@ class TokenFusionModel(PreTrainedModel):
         return (states * weights).sum(1) / weights.sum(1)
 
     def _positions(self, exists: Tensor) -> Tensor:
-        """Consecutive position ids `(N, S)` of the tokens that exist, starting where the text encoder starts."""
+        """Return consecutive position ids `(N, S)` of existing tokens, from the text encoder's first position."""
         table: Any = self.text_model.get_submodule("embeddings.position_embeddings")
         start = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa's positions follow the padding's
         limit = table.num_embeddings - start
@@ -196,18 +196,18 @@ class TokenFusionModel(PreTrainedModel):
 
 
 def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
-    """Run `tower` on the rows where `mask` holds only; the other rows of the result are zero."""
+    """Run `tower` only on the rows where `mask` is True; the other rows of the result are zero."""
     if mask is None:
         return tower(*inputs)
     rows = mask.bool().nonzero().squeeze(1)
     features = tower(*(tensor[rows if len(rows) else slice(1)] for tensor in inputs))
-    if not len(rows):  # no tower runs on nothing, as in a chunk of a batch that lacks the modality
+    if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
         features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 
 
 def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
-    """An untrained tower without its pooling head, its mask token a buffer: nothing here ever reads them."""
+    """Build an untrained tower without pooling head and with its mask token as a buffer; both are unused."""
     tower = AutoModel.from_config(copy.deepcopy(config), dtype=torch.get_default_dtype())
     if "pooler" in dict(tower.named_children()):
         tower.register_module("pooler", None)
@@ -220,28 +220,28 @@ def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _vision_config(source: str | PreTrainedModel) -> PreTrainedConfig:
-    """The configuration of the vision tower of a checkpoint or loaded model."""
+    """Return the configuration of the vision tower of a checkpoint or loaded model."""
     config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
     if "vision_config" in config.sub_configs:
         config = config.vision_config
     if "patch_size" not in config.to_dict():
-        raise ValueError(f"{config.model_type!r} is no vision tower: its {type(config).__name__} has no 'patch_size'")
+        raise ValueError(f"{config.model_type!r} is not a vision tower: {type(config).__name__} has no 'patch_size'")
     return config
 
 
 def _special_token_ids(text: str | PreTrainedModel, config_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`config_kwargs` with the ids of CLS and SEP filled in from the tokenizer that lies beside `text`."""
+    """Return `config_kwargs` with the ids of CLS and SEP filled in from the tokenizer of `text`."""
     if {"cls_token_id", "sep_token_id"} <= set(config_kwargs):
         return config_kwargs
     folder = text.name_or_path if isinstance(text, PreTrainedModel) else text
     if not folder:
-        raise ValueError("text is a loaded model of unknown origin: also pass cls_token_id and sep_token_id")
+        raise ValueError("text is a loaded model without a path: also pass cls_token_id and sep_token_id")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id} | config_kwargs
 
 
 def _load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
-    """Copy pretrained weights into `tower`; blocks that were not built and pooling heads are left out."""
+    """Copy pretrained weights into `tower`, except pooling heads and blocks that were not built."""
     loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
     missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
     if missing:

@@ -1,4 +1,4 @@
-"""`hit_rate_at_k` for `evaluate.load`: a shell around `conjoin.evaluation.hit_rate_at_k`."""
+"""`hit_rate_at_k` for `evaluate.load`: a class around `conjoin.evaluation.hit_rate_at_k`."""
 
 from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.metrics import hit_rate_at_k

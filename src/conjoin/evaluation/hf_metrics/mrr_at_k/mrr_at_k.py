@@ -1,4 +1,4 @@
-"""`mrr_at_k` for `evaluate.load`: a shell around `conjoin.evaluation.mrr_at_k`."""
+"""`mrr_at_k` for `evaluate.load`: a class around `conjoin.evaluation.mrr_at_k`."""
 
 from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.metrics import mrr_at_k

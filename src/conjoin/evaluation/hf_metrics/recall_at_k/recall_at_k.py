@@ -1,4 +1,4 @@
-"""`recall_at_k` for `evaluate.load`: a shell around `conjoin.evaluation.recall_at_k`."""
+"""`recall_at_k` for `evaluate.load`: a class around `conjoin.evaluation.recall_at_k`."""
 
 from conjoin.evaluation.hf_metrics.shell import ranking_metric
 from conjoin.evaluation.metrics import recall_at_k

@@ -1,0 +1,76 @@
+from conjoin.data import (
+    MbeirCandidates as MbeirCandidates,
+    MbeirTraining as MbeirTraining,
+    RetrievalCollator as RetrievalCollator,
+    load_emoji as load_emoji,
+    load_nli as load_nli,
+    load_pairs as load_pairs,
+    load_triplets as load_triplets,
+    make_mini_mbeir as make_mini_mbeir,
+    mbeir_queries as mbeir_queries,
+    symmetric_triplets as symmetric_triplets,
+)
+from conjoin.evaluation import (
+    evaluate_combinations as evaluate_combinations,
+    evaluate_symmetric as evaluate_symmetric,
+    render_report as render_report,
+)
+from conjoin.evaluation.benchmarks.mbeir import evaluate_mbeir as evaluate_mbeir
+from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets as evaluate_triplets
+from conjoin.hub import export as export, load_model as load_model
+from conjoin.losses import (
+    gcl as gcl,
+    info_nce as info_nce,
+    mac as mac,
+    multi_positive as multi_positive,
+    symmetric_info_nce as symmetric_info_nce,
+)
+from conjoin.methods.contrastive import (
+    ContrastiveConfig as ContrastiveConfig,
+    ContrastiveTrainer as ContrastiveTrainer,
+)
+from conjoin.methods.gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
+from conjoin.methods.puma import (
+    PumaStage1Config as PumaStage1Config,
+    PumaStage1Trainer as PumaStage1Trainer,
+    PumaStage2Config as PumaStage2Config,
+    PumaStage2Trainer as PumaStage2Trainer,
+    TeacherStates as TeacherStates,
+    analyse_mllm as analyse_mllm,
+    cache_teacher_states as cache_teacher_states,
+)
+from conjoin.methods.solar import (
+    SolarStage1Config as SolarStage1Config,
+    SolarStage1Trainer as SolarStage1Trainer,
+    SolarStage2Config as SolarStage2Config,
+    SolarStage2Trainer as SolarStage2Trainer,
+    cache_teachers as cache_teachers,
+    explain_pair as explain_pair,
+)
+from conjoin.models.joint_encoder import (
+    JointEncoderConfig as JointEncoderConfig,
+    JointEncoderModel as JointEncoderModel,
+)
+from conjoin.models.mllm_retriever import (
+    MllmRetrieverConfig as MllmRetrieverConfig,
+    MllmRetrieverModel as MllmRetrieverModel,
+)
+from conjoin.models.score_fusion import ScoreFusionConfig as ScoreFusionConfig, ScoreFusionModel as ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionConfig as TokenFusionConfig, TokenFusionModel as TokenFusionModel
+from conjoin.processing import (
+    ImageTextProcessor as ImageTextProcessor,
+    MllmRetrieverProcessor as MllmRetrieverProcessor,
+)
+from conjoin.retrieval import (
+    ItemEncoder as ItemEncoder,
+    build_index as build_index,
+    encode_corpus as encode_corpus,
+    load_encoder as load_encoder,
+    load_index as load_index,
+    load_mined as load_mined,
+    mine_hard_negatives as mine_hard_negatives,
+    search_items as search_items,
+)
+from conjoin.training import load_recipe as load_recipe, train as train
+
+__version__: str

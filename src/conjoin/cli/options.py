@@ -1,0 +1,195 @@
+"""The options that several commands share, and what they stand for: rows and encoders."""
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+
+    from conjoin.data.pair_sources import AnyDataset
+    from conjoin.retrieval import ItemEncoder
+
+_DATA: dict[str, dict[str, Any]] = {
+    "--image-column": {"metavar": "NAME", "help": "column of the images, when it cannot be guessed"},
+    "--text-column": {"metavar": "NAME", "help": "column of the texts, when it cannot be guessed"},
+    "--id-column": {"metavar": "NAME", "help": "column of the ids, when it cannot be guessed"},
+    "--split": {
+        "default": "train",
+        "metavar": "NAME",
+        "help": "split of a dataset that has several (default: %(default)s)",
+    },
+    "--only": {
+        "choices": ("image", "text"),
+        "help": "read this part of every row; the data need not have the other (default: image and text as one item)",
+    },
+    "--streaming": {"action": "store_true", "help": "read while encoding, without loading the data first"},
+}
+_COMPUTE: dict[str, dict[str, Any]] = {
+    "--batch-size": {
+        "type": int,
+        "default": 32,
+        "metavar": "N",
+        "help": "items per forward pass (default: %(default)s)",
+    },
+    "--device": {"help": "cpu, cuda, cuda:1, ... (default: a GPU when there is one)"},
+    "--bf16": {"action": "store_true", "help": "compute in bfloat16: faster, slightly less exact"},
+    "--workers": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "processes that decode images ahead (default: %(default)s)",
+    },
+    "--quiet": {"action": "store_true", "help": "no progress bars"},
+    "--trust-remote-code": {
+        "action": "store_true",
+        "help": "run Python code from the model's folder, if it needs any; models of this package need none",
+    },
+}
+_STORING: dict[str, dict[str, Any]] = {
+    "--shard-size": {"type": int, "default": 4096, "metavar": "ROWS", "help": "rows per file (default: %(default)s)"},
+    "--dtype": {
+        "choices": ("float32", "float16"),
+        "default": "float32",
+        "help": "type of the stored numbers; 16 bits halve the space and round (default: %(default)s)",
+    },
+}
+_OPTIONS = _DATA | _COMPUTE | _STORING
+
+DATA_OPTIONS, COMPUTE_OPTIONS, STORING_OPTIONS = tuple(_DATA), tuple(_COMPUTE), tuple(_STORING)
+COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
+"""The data options of commands that read all parts of every row, more than once."""
+
+INDEX_KINDS = ("exact", "flat", "hnsw", "ivfpq")
+"""What `conjoin.retrieval.INDEX_KINDS` holds, known without importing it."""
+
+DATA_HELP = (
+    "a folder of images with captions, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset on the "
+    'Hub, or "emoji", the embedded sample'
+)
+MODEL_HELP = (
+    "folder or Hub name of a model: of this package, of sentence-transformers, or a text encoder, vision transformer "
+    "or two-tower model of transformers"
+)
+
+
+def add_options(
+    parser: argparse.ArgumentParser, title: str, names: tuple[str, ...], **changes: dict[str, Any]
+) -> argparse._ArgumentGroup:
+    """Add shared options to a command.
+
+    Args:
+        parser: The command's parser.
+        title: Heading of the options in the help.
+        names: Which, e.g. `("--split", "--device")`.
+        changes: By an option's name in Python what this command has otherwise, e.g. `batch_size={"default": 8}`.
+
+    Returns:
+        The group, for options of the command's own.
+    """
+    group = parser.add_argument_group(title)
+    for name in names:
+        group.add_argument(name, **_OPTIONS[name] | changes.get(name.strip("-").replace("-", "_"), {}))
+    return group
+
+
+def add_data_options(
+    parser: argparse.ArgumentParser, names: tuple[str, ...] = DATA_OPTIONS
+) -> argparse._ArgumentGroup:
+    """Add the options of `load_rows`, all or those named."""
+    return add_options(parser, "what to read", names)
+
+
+def add_storing_options(parser: argparse.ArgumentParser, **changes: dict[str, Any]) -> argparse._ArgumentGroup:
+    """Add the options of what is written."""
+    return add_options(parser, "what to write", STORING_OPTIONS, **changes)
+
+
+def add_compute_options(
+    parser: argparse.ArgumentParser, names: tuple[str, ...] = COMPUTE_OPTIONS, **changes: dict[str, Any]
+) -> argparse._ArgumentGroup:
+    """Add the options of `make_encoder`, all or those named."""
+    return add_options(parser, "how to compute", names, **changes)
+
+
+def load_rows(args: argparse.Namespace, source: str, **changes: Any) -> "AnyDataset":  # noqa: ANN401
+    """Load the rows of a source by the data options that the command has.
+
+    Args:
+        args: What was parsed.
+        source: As for `load_pairs`.
+        changes: Arguments of `load_pairs` that override the options.
+    """
+    from conjoin.data import load_pairs
+
+    given = vars(args)
+    options = {name.strip("-").replace("-", "_") for name in DATA_OPTIONS}
+    return load_pairs(source, **{name: given[name] for name in options if name in given} | changes)
+
+
+def encoder_loader(
+    args: argparse.Namespace, device: "str | torch.device | None" = None
+) -> "Callable[[str], ItemEncoder]":
+    """A function that loads the encoder of a model by the compute options that the command has.
+
+    Args:
+        args: What was parsed.
+        device: In place of `--device`.
+    """
+    import torch
+
+    from conjoin.retrieval import load_encoder
+
+    names = {"batch_size": "batch_size", "device": "device", "workers": "num_workers"}
+    names |= {"trust_remote_code": "trust_remote_code"}
+    given = vars(args)
+    options: dict[str, Any] = {target: given[name] for name, target in names.items() if name in given}
+    if given.get("bf16"):
+        options["dtype"] = torch.bfloat16
+    if device is not None:
+        options["device"] = device
+
+    def load(model: str) -> "ItemEncoder":
+        return load_encoder(model, **options)
+
+    return load
+
+
+def make_encoder(args: argparse.Namespace, model: str) -> "ItemEncoder":
+    """Load the encoder of a model by the compute options that the command has."""
+    return encoder_loader(args)(model)
+
+
+def check_counts(args: argparse.Namespace, **least: int) -> None:
+    """Refuse numbers that are too small.
+
+    Args:
+        args: What was parsed.
+        least: By an option's name in Python the least number it may be.
+
+    Raises:
+        ValueError: One is below that.
+    """
+    for name, number in least.items():
+        if vars(args)[name] < number:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} must be at least {number}, got {vars(args)[name]}")
+
+
+class RenamedOption(argparse.Action):
+    """An option that has another name now; using it is an error that says so.
+
+    Args:
+        option_strings: The old name.
+        dest: Unused.
+        new: The new name.
+        kwargs: Unused.
+    """
+
+    def __init__(self, option_strings: list[str], dest: str, new: str = "", **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(option_strings, argparse.SUPPRESS, nargs="*", help=argparse.SUPPRESS)
+        self.new = new
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> NoReturn:  # noqa: ANN401
+        """Stop with the new name."""
+        parser.error(f"{self.option_strings[0]} is now {self.new}")

@@ -1,0 +1,112 @@
+"""The three generative steps of `construct_symmetric`, as wrappers of transformers and diffusers pipelines.
+
+Each wrapper returns a function that loads the model on its first call.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from PIL import Image
+
+DESCRIBE_PROMPT = (
+    "Describe this picture in two or three plain sentences: every object, how many, their colours and where they "
+    "are. Answer with the description only."
+)
+EDIT_PROMPT = (
+    "Rewrite this description of a picture so that one or two objects are added or removed and everything else stays. "
+    "Answer with the new description only.\n\n"
+)
+
+
+def describe_with(
+    model: str,
+    *,
+    prompt: str = DESCRIBE_PROMPT,
+    max_new_tokens: int = 160,
+    **options: Any,  # noqa: ANN401
+) -> Callable[[Image.Image], str]:
+    """Return a function that describes images with an `"image-text-to-text"` model of transformers.
+
+    Args:
+        model: Folder or Hub name.
+        prompt: Request to the model.
+        max_new_tokens: Maximum length of the answer in tokens.
+        options: Further arguments of `transformers.pipeline`, e.g. `device="cuda"`.
+    """
+    load = _pipeline_loader("image-text-to-text", model, options)
+
+    def describe(image: Image.Image) -> str:
+        content = [{"type": "image", "image": image}, {"type": "text", "text": prompt}]
+        return _answer(load(), "text", [{"role": "user", "content": content}], max_new_tokens)
+
+    return describe
+
+
+def edit_with(
+    model: str,
+    *,
+    prompt: str = EDIT_PROMPT,
+    max_new_tokens: int = 160,
+    **options: Any,  # noqa: ANN401
+) -> Callable[[str], str]:
+    """Return a function that edits descriptions with a `"text-generation"` chat model; see `describe_with`."""
+    load = _pipeline_loader("text-generation", model, options)
+
+    def edit(text: str) -> str:
+        return _answer(load(), "text_inputs", [{"role": "user", "content": prompt + text}], max_new_tokens)
+
+    return edit
+
+
+def synthesise_with(
+    model: str,
+    *,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Callable[[str], Image.Image]:
+    """Return a function that draws pictures with a text-to-image model of diffusers, deterministic per text.
+
+    Args:
+        model: Folder or Hub name, such as that of Stable Diffusion 3.5, the paper's choice.
+        seed: Seed of the noise.
+        device: Device; by default a GPU if there is one.
+        dtype: Dtype of the weights.
+        options: Further arguments of the pipeline's call, e.g. `num_inference_steps=28`.
+
+    Raises:
+        ImportError: On the first call, if diffusers is not installed.
+    """
+
+    @cache
+    def load() -> Callable[..., Any]:
+        try:
+            from diffusers import AutoPipelineForText2Image
+        except ImportError as error:
+            raise ImportError("synthesise_with needs diffusers: pip install diffusers") from error
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return AutoPipelineForText2Image.from_pretrained(model, torch_dtype=dtype).to(place)
+
+    def synthesise(text: str) -> Image.Image:
+        return load()(prompt=text, generator=torch.Generator().manual_seed(seed), **options).images[0]
+
+    return synthesise
+
+
+def _pipeline_loader(task: Any, model: str, options: dict[str, Any]) -> Callable[[], Callable[..., Any]]:  # noqa: ANN401
+    @cache
+    def load() -> Callable[..., Any]:
+        from transformers import pipeline
+
+        return pipeline(task, model=model, **options)
+
+    return load
+
+
+def _answer(pipe: Callable[..., Any], argument: str, chat: list[dict[str, Any]], max_new_tokens: int) -> str:
+    """Return the model's answer to a chat; greedy decoding makes it deterministic."""
+    made = pipe(**{argument: chat}, max_new_tokens=max_new_tokens, do_sample=False, return_full_text=False)
+    return str(made[0]["generated_text"])

@@ -1,0 +1,167 @@
+"""From pictures to candidates of a symmetric benchmark (SOLAR Fig. 2): describe, edit, synthesise, assemble, review.
+
+Each step is a function that you pass in; `construction_models` wraps pipelines of transformers and diffusers as such.
+A step is run over all items before the next one begins, so that one large model at a time need be in memory.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from conjoin.data.construction.review_sheet import write_review_sheet
+from conjoin.processing.item_inputs import load_image
+from conjoin.progress import progress
+from conjoin.storage import atomic_path, write_text
+
+logger = logging.getLogger(__name__)
+
+CANDIDATES_FILE = "candidates.jsonl"
+REVIEW_FILE = "review.html"
+
+Record = dict[str, Any]
+"""What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, `edited_image` (paths relative to
+the folder); `left_out` says why there is no more."""
+
+
+def construct_symmetric(
+    rows: Iterable[Mapping[str, Any]],
+    folder: str | Path,
+    *,
+    describe: Callable[[Image.Image], str],
+    edit: Callable[[str], str],
+    synthesise: Callable[[str], Image.Image],
+    assemble: Callable[[Record], list[dict[str, Any]]] | None = None,
+    show_progress: bool = False,
+) -> Path:
+    """Make candidate triplets and a sheet on which a human accepts or rejects them.
+
+    The result of each step is saved as soon as it is made: after an interruption the same call resumes, and a finished
+    item costs nothing. An item whose description is empty, or whose edited text is empty or unchanged, is left out,
+    with a warning and with the reason in its record; remove the file in `folder/items` to try it again.
+
+    Args:
+        rows: Mappings with a unique `id` and an `image`, for example what `load_pairs` gives.
+        folder: For `items/`, `images/`, `candidates.jsonl` (as `load_triplets` reads it) and `review.html`.
+        describe: T_orig from I_orig.
+        edit: T_mod from T_orig: objects added or removed.
+        synthesise: I_mod from T_mod.
+        assemble: The triplets of a finished item; `None` is `assemble_triplets`.
+        show_progress: Show progress bars.
+
+    Returns:
+        The path of `candidates.jsonl`.
+
+    Raises:
+        ValueError: A row without id or image, an id met twice, an unreadable image, a damaged record, a step that
+            returns something of another type, or not one candidate in the end.
+    """
+    folder = Path(folder)
+    for name in ("items", "images"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    records = _begin(rows, folder)
+    steps: dict[str, Callable[[Any], Any]] = {
+        "original_text": describe,
+        "edited_text": edit,
+        "edited_image": synthesise,
+    }
+    for (field, step), source in zip(steps.items(), ("original_image", "original_text", "edited_text"), strict=True):
+        for record in progress(records, desc=field.replace("_", " "), unit="item", show=show_progress):
+            if field not in record and "left_out" not in record:
+                _run_step(record, field, step, source, folder)
+    finished = [record for record in records if "left_out" not in record]
+    candidates = [triplet for record in finished for triplet in (assemble or assemble_triplets)(record)]
+    if not candidates:
+        raise ValueError(
+            f"none of {len(records)} items gave a candidate; the reasons are in {str(folder / 'items')!r}"
+        )
+    path = folder / CANDIDATES_FILE
+    write_text(path, "".join(json.dumps(triplet, ensure_ascii=False) + "\n" for triplet in candidates))
+    write_review_sheet(path, folder / REVIEW_FILE)
+    return path
+
+
+def assemble_triplets(record: Record) -> list[dict[str, Any]]:
+    """The positive pair (I_orig, T_mod) ~ (I_mod, T_orig) with either of the other combinations as the negative."""
+    query = {"query_image": record["original_image"], "query_text": record["edited_text"]}
+    positive = {"positive_image": record["edited_image"], "positive_text": record["original_text"]}
+    return [
+        {"id": f"{record['id']}/{kind}", **query, **positive}
+        | {"negative_image": record[f"{kind}_image"], "negative_text": record[f"{kind}_text"]}
+        for kind in ("original", "edited")
+    ]
+
+
+def _begin(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
+    """The record of every row; new ones get their picture saved."""
+    records: dict[str, Record] = {}
+    for number, row in enumerate(rows):
+        id_ = row.get("id")
+        if id_ is None or id_ == "" or row.get("image") is None:
+            raise ValueError(f'row {number}: expected an "id" and an "image", got the keys {list(row)}')
+        if str(id_) in records:
+            raise ValueError(f"row {number}: the id {str(id_)!r} occurs twice; ids must be unique")
+        path = _record_path(folder, str(id_))
+        if path.exists():
+            records[str(id_)] = _read_record(path)
+            continue
+        record: Record = {"id": str(id_)}
+        picture = load_image(row["image"], f"item {str(id_)!r}")
+        record["original_image"] = _save_picture(folder, record, "original_image", picture)
+        _save(folder, record)
+        records[str(id_)] = record
+    return list(records.values())
+
+
+def _read_record(path: Path) -> Record:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or not {"id", "original_image"} <= set(record):
+            raise ValueError("it is not the record of an item")
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is damaged ({error}); remove it to make the item again") from error
+    return record
+
+
+def _run_step(record: Record, field: str, step: Callable[[Any], Any], source: str, folder: Path) -> None:
+    """Add one field to a record and save it."""
+    name = f"item {record['id']!r}, {field.replace('_', ' ')}"
+    value = record[source]
+    made = step(load_image(folder / value, name) if source == "original_image" else value)
+    expected = Image.Image if field == "edited_image" else str
+    if not isinstance(made, expected):
+        raise ValueError(f"{name}: the step must return a {expected.__name__}, got {type(made).__name__}")
+    if not isinstance(made, str):
+        record[field] = _save_picture(folder, record, field, made)
+    elif not made.strip() or made.strip() == value:
+        record["left_out"] = f"the {field.replace('_', ' ')} is {'unchanged' if made.strip() else 'empty'}"
+        logger.warning("item %r is left out: %s", record["id"], record["left_out"])
+    else:
+        record[field] = made.strip()
+    _save(folder, record)
+
+
+def _record_path(folder: Path, id_: str) -> Path:
+    """A readable file name that is unique for each id."""
+    return folder / "items" / f"{_file_stem(id_)}.json"
+
+
+def _file_stem(id_: str) -> str:
+    return re.sub(r"\W+", "-", id_)[:40] + "-" + hashlib.blake2b(id_.encode(), digest_size=6).hexdigest()
+
+
+def _save_picture(folder: Path, record: Record, field: str, picture: Image.Image) -> str:
+    name = f"images/{_file_stem(record['id'])}-{field.removesuffix('_image')}.png"
+    rgb = load_image(picture, f"item {record['id']!r}, {field}")
+    with atomic_path(folder / name) as temporary:
+        rgb.save(temporary, "PNG")
+    return name
+
+
+def _save(folder: Path, record: Record) -> None:
+    write_text(_record_path(folder, record["id"]), json.dumps(record, ensure_ascii=False, indent=1) + "\n")

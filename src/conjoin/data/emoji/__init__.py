@@ -1,0 +1,1 @@
+"""The embedded sample: emoji drawn by two artists, with their names."""

@@ -1,0 +1,96 @@
+"""Symmetric triplets of the emoji sample: two drawings of one concept, and a concept that only looks similar."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from conjoin.data.emoji.names import GENDER_WORDS, EmojiConcept, emoji_concepts, name_words
+from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.triplets import TRIPLET_FEATURES
+
+
+def symmetric_triplets(
+    split: str = "test",
+    *,
+    query_style: str = "twemoji",
+    positive_style: str = "openmoji",
+    same_name: bool = False,
+    skin_tones: bool = False,
+    cache_dir: str | Path | None = None,
+) -> datasets.Dataset:
+    """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (the variant is null).
+
+    The query is a concept in one style with its name. The positive is the same concept in the other style with its
+    other name. The negative, also in the positive's style and with its other name, is the most confusable concept of
+    the split: it differs only in gender, else only in skin tone, else it has the same kind and the most words in
+    common. In a pool of triplets, only the positive shows the concept of the query.
+
+    Args:
+        split: `"train"`, `"validation"` or `"test"`.
+        query_style: Style of the query's image.
+        positive_style: Style of the positive's and the negative's image.
+        same_name: Include concepts with only one name; query and positive then share it.
+        skin_tones: Include skin-tone variants as negatives.
+        cache_dir: Cache folder; by default that of `datasets`.
+
+    Raises:
+        ImportError: The `sample` extra is not installed.
+        ValueError: Unknown split or style, or the two styles are equal.
+    """
+    if query_style == positive_style:
+        raise ValueError(f"query_style and positive_style are both {query_style!r}; the two must differ")
+    rows = load_emoji(split, styles=(query_style, positive_style), skin_tones=skin_tones, cache_dir=cache_dir)
+    images = images_by_style(rows)
+    drawn = images[query_style].keys() & images[positive_style].keys()
+    concepts = [concept for concept in emoji_concepts(skin_tones=skin_tones) if concept.concept in drawn]
+    triplets = []
+    for concept in concepts:
+        if concept.skin_tone or not (concept.alternative_text or same_name):
+            continue
+        negative = max(concepts, key=lambda other: _confusability(concept, other))
+        triplets.append(
+            {
+                "id": f"{concept.concept}/{query_style}-{positive_style}",
+                "query_image": images[query_style][concept.concept],
+                "query_text": concept.text,
+                "positive_image": images[positive_style][concept.concept],
+                "positive_text": concept.alternative_text or concept.text,
+                "negative_image": images[positive_style][negative.concept],
+                "negative_text": negative.alternative_text or negative.text,
+                "variant_image": None,
+                "variant_text": None,
+            }
+        )
+    return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)
+
+
+def images_by_style(rows: datasets.Dataset) -> dict[str, dict[str, Any]]:
+    """Return the undecoded images of the emoji sample by style and concept."""
+    images: dict[str, dict[str, Any]] = {style: {} for style in rows.unique("style")}
+    for row in rows.cast_column("image", datasets.Image(decode=False)):
+        images[row["style"]][row["concept"]] = row["image"]
+    return images
+
+
+def without_gender(words: Iterable[str]) -> tuple[str, ...]:
+    """Return `words` without gender words and their neutral forms."""
+    return tuple(word for word in words if word not in GENDER_WORDS)
+
+
+def _confusability(concept: EmojiConcept, other: EmojiConcept) -> tuple[float, ...]:
+    """Return the rank key of `other` as a hard negative, greater is better; a fixed hash breaks ties."""
+    words, other_words = name_words(concept.text), name_words(other.text)
+    is_other_gender = other.gender != concept.gender and without_gender(words) == without_gender(other_words)
+    shared = len({*words} & {*other_words}) / len({*words} | {*other_words})
+    tie = int(hashlib.sha256(f"{concept.concept} {other.concept}".encode()).hexdigest()[:8], 16)
+    return (
+        other.concept != concept.concept,
+        is_other_gender and other.skin_tone is None,
+        other.base == concept.base,
+        other.kind == concept.kind,
+        shared,
+        tie,
+    )

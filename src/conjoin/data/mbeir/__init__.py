@@ -1,0 +1,1 @@
+"""M-BEIR: layout, rows and a miniature."""

@@ -1,0 +1,289 @@
+"""M-BEIR as rows: training queries with their candidates, and the pools and queries of evaluation.
+
+Queries and candidates stay in their JSON-lines files, and images in the unpacked `mbeir_images` tree, until a row is
+read; rows contain image paths. (The published archive is one gzip stream in four parts without random access: unpack
+it once with `cat mbeir_images.tar.gz.part-* | tar -xz`; no joined file is needed.)
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from conjoin.data.json_lines import JsonLines
+from conjoin.data.mbeir.layout import (
+    MBEIR_DATASETS,
+    MbeirCell,
+    check_modality,
+    dataset_of,
+    find_prompts,
+    fixed_choice,
+    format_text,
+    load_instructions,
+    pool_file,
+    query_file,
+)
+
+_CANDIDATES_PER_DATASET = 10_000_000
+"""Upper bound of candidate numbers, so that an id fits into one integer (as in the published evaluation)."""
+
+
+class MbeirCandidates:
+    """A candidate pool. Iteration yields rows for `encode_corpus`: `id`, `image` (a path or None), `text`, `modality`.
+
+    Args:
+        folder: The root of M-BEIR: image paths are relative to it.
+        path: The pool's JSON-lines file, see `pool_file`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The pool is empty, or an id is missing, malformed or repeated.
+    """
+
+    def __init__(self, folder: str | Path, path: str | Path) -> None:
+        self.folder = Path(folder)
+        self.lines = JsonLines(path)
+        numbers = np.fromiter((self._number(row, index) for index, row in enumerate(self.lines)), dtype=np.int64)
+        self._order = np.argsort(numbers, kind="stable")
+        self._sorted = numbers[self._order]
+        repeated = self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]
+        if len(repeated):
+            raise ValueError(f"{str(self.lines.path)!r}: the candidate {_did(repeated[0])!r} occurs twice")
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._row, self.lines)
+
+    def __contains__(self, did: str) -> bool:
+        return self._place(did) is not None
+
+    def __getitem__(self, did: str) -> dict[str, Any]:
+        place = self._place(did)
+        if place is None:
+            raise ValueError(f"candidate {did!r} is not in the pool {str(self.lines.path)!r}")
+        return self._row(self.lines[place])
+
+    @property
+    def ids(self) -> list[str]:
+        """All candidate ids, in the order of the file."""
+        return [row["did"] for row in self.lines]
+
+    def find_absent(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the positions in `numbers` (candidate ids as integers) that are not in the pool, in order."""
+        return np.flatnonzero(~np.isin(numbers, self._sorted))
+
+    def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        name = f"candidate {row['did']!r}"
+        modality = check_modality(_field(row, "modality", name), name)
+        text = format_text(_field(row, "txt", name) or "")
+        image = _image(self.folder, modality, _field(row, "img_path", name), name)
+        if modality == "text" and not text:
+            raise ValueError(f"{name}: its modality is text, but txt is empty")
+        return {"id": row["did"], "image": image, "text": text or None, "modality": modality}
+
+    def _place(self, did: str) -> int | None:
+        number = _candidate_number(did)
+        place = int(np.searchsorted(self._sorted, number))
+        is_there = place < len(self._sorted) and self._sorted[place] == number
+        return int(self._order[place]) if is_there else None
+
+    def _number(self, row: Mapping[str, Any], index: int) -> int:
+        return _candidate_number(_field(row, "did", f"{str(self.lines.path)!r}, line {index + 1}"))
+
+
+class MbeirTraining(Dataset[dict[str, Any]]):
+    """Training queries as rows for `RetrievalCollator`.
+
+    A row has `id`, `query` and `positive` (items `{"image"?, "text"?}`, images as paths), `instruction`, `negatives`
+    (a list of items), `positive_id`, `negative_ids`, `target_modality`, `negative_modalities` and `dataset` (a name).
+    Each access samples among several prompts, positives and negatives with torch's generator.
+
+    Args:
+        folder: The root of M-BEIR.
+        queries: JSON-lines file of the queries, relative to the root; all training data by default.
+        candidates: The pool of their candidates, with the same default.
+        datasets: Names of the datasets to use; all when None.
+        hard_negatives: Negatives per row. A query with fewer negatives repeats them; a query without negatives gets
+            none.
+        instructions: Whether rows have an instruction.
+
+    Attributes:
+        sources: Dataset name of each row, for `RetrievalBatchSampler`.
+        positives: Ids of all positives of each row, for the same sampler.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: An unknown dataset, no rows, or a row with a missing field, a malformed id, no positives or a
+            candidate that is not in the pool.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        queries: str | None = None,
+        candidates: str | None = None,
+        *,
+        datasets: Sequence[str] | None = None,
+        hard_negatives: int = 0,
+        instructions: bool = True,
+    ) -> None:
+        if hard_negatives < 0:
+            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
+        unknown = [name for name in datasets or () if name not in MBEIR_DATASETS]
+        if unknown:
+            raise ValueError(f"unknown M-BEIR dataset {unknown[0]!r}; expected one of {', '.join(MBEIR_DATASETS)}")
+        self.folder = Path(folder)
+        self.hard_negatives = hard_negatives
+        self.instructions = load_instructions(folder) if instructions else None
+        self.lines = JsonLines(self.folder / queries if queries else query_file(self.folder, None, "train"))
+        self.sources: list[str] = []
+        self.positives: list[tuple[int, ...]] = []
+        self._places: list[int] = []
+        wanted, owners = array("q"), array("q")  # all candidates of the rows, and the line of each
+        for place, row in enumerate(self.lines):
+            name = f"{str(self.lines.path)!r}, line {place + 1}"
+            source = MBEIR_DATASETS[dataset_of(_field(row, "qid", name))]
+            if datasets is None or source in datasets:
+                self.sources.append(source)
+                self.positives.append(_numbers(row, "pos_cand_list"))
+                self._places.append(place)
+                drawn = self.positives[-1] + (_numbers(row, "neg_cand_list") if hard_negatives else ())
+                wanted.extend(drawn)
+                owners.extend([place] * len(drawn))
+        if not self._places:
+            raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets or ())}")
+        pool = self.folder / candidates if candidates else pool_file(self.folder, None, "train")
+        self.candidates = MbeirCandidates(self.folder, pool)
+        for absent in self.candidates.find_absent(wanted)[:1]:
+            qid, did = self.lines[owners[absent]]["qid"], _did(wanted[absent])
+            raise ValueError(f"query {qid!r}: candidate {did!r} is not in the pool {str(pool)!r}")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.lines[self._places[index]]
+        qid, name = row["qid"], f"query {row['qid']!r}"
+        positive_id = _draw(_dids(row, "pos_cand_list"), 1)[0]
+        positive = self._candidate(positive_id, name)
+        known = _dids(row, "neg_cand_list")
+        negative_ids = _draw(known, self.hard_negatives) if known else []
+        negatives = [self._candidate(did, name) for did in negative_ids]
+        modality = check_modality(_field(row, "query_modality", name), name)
+        instruction = None
+        if self.instructions is not None:
+            prompts = find_prompts(self.instructions, dataset_of(qid), modality, positive["modality"], name)
+            instruction = _draw(prompts, 1)[0]
+        return {
+            "id": qid,
+            "query": _query_item(self.folder, row, instruction is not None),
+            "instruction": instruction,
+            "positive": _item(positive),
+            "positive_id": positive_id,
+            "negatives": [_item(negative) for negative in negatives],
+            "negative_ids": negative_ids,
+            "target_modality": positive["modality"],
+            "negative_modalities": [negative["modality"] for negative in negatives],
+            "dataset": self.sources[index],
+        }
+
+    def _candidate(self, did: str, name: str) -> dict[str, Any]:
+        try:
+            return self.candidates[did]
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+def mbeir_queries(
+    folder: str | Path, cell: MbeirCell, split: str = "test", instructions: bool = True
+) -> list[dict[str, Any]]:
+    """Return the queries of a cell, in order: rows `id`, `query` (an item, its image as a path) and `instruction`.
+
+    The id of a query determines its prompt, so every call gives the same one.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A field is missing, an id is malformed or occurs twice, or there is no instruction for the cell.
+    """
+    folder = Path(folder)
+    prompts = load_instructions(folder) if instructions else None
+    rows: dict[str, dict[str, Any]] = {}
+    for place, row in enumerate(JsonLines(query_file(folder, cell, split))):
+        qid = _field(row, "qid", f"{cell.name} {split}, line {place + 1}")
+        name = f"query {qid!r}"
+        if qid in rows:
+            raise ValueError(f"{name} of {cell.name} occurs twice")
+        modality = check_modality(_field(row, "query_modality", name), name)
+        instruction = None
+        if prompts is not None:
+            found = find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, name)
+            instruction = fixed_choice(found, qid)
+        rows[qid] = {"id": qid, "query": _query_item(folder, row, instructions), "instruction": instruction}
+    return list(rows.values())
+
+
+def _query_item(folder: Path, row: Mapping[str, Any], instructed: bool) -> dict[str, Any]:
+    """Return the parts of a query; after an instruction its text is not capitalised, as in the published code."""
+    name = f"query {row['qid']!r}"
+    modality = check_modality(_field(row, "query_modality", name), name)
+    text = format_text(_field(row, "query_txt", name) or "", capitalise=not instructed)
+    image = _image(folder, modality, _field(row, "query_img_path", name), name)
+    if modality == "text" and not text:
+        raise ValueError(f"{name}: its modality is text, but query_txt is empty")
+    return _item({"image": image, "text": text or None})
+
+
+def _item(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {part: row[part] for part in ("image", "text") if row[part] is not None}
+
+
+def _image(folder: Path, modality: str, path: str | None, name: str) -> str | None:
+    """Return the path of a row's image; the file is checked only when it is opened."""
+    if "image" not in modality:
+        return None
+    if not path:
+        raise ValueError(f"{name}: its modality is {modality}, but its image path is empty")
+    return str(folder / path)
+
+
+def _field(row: Mapping[str, Any], key: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
+    if key not in row:
+        raise ValueError(f"{name}: the field {key!r} is missing; there are {', '.join(row)}")
+    return row[key]
+
+
+def _dids(row: Mapping[str, Any], key: str) -> list[str]:
+    """Return a list of candidate ids, given as strings or as objects with a `did`; positives are required."""
+    name = f"query {row['qid']!r}"
+    entries = _field(row, key, name) or []
+    dids = [_field(entry, "did", f"{name}, {key}") if isinstance(entry, Mapping) else entry for entry in entries]
+    if not dids and key == "pos_cand_list":
+        raise ValueError(f"{name}: it has no positive candidate")
+    return dids
+
+
+def _numbers(row: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    return tuple(_candidate_number(did) for did in _dids(row, key))
+
+
+def _draw(options: Sequence[str], count: int) -> list[str]:
+    """Return `count` options in random order; each appears once before any repeats."""
+    order = torch.randperm(len(options)).tolist()
+    return [options[order[place % len(order)]] for place in range(count)]
+
+
+def _candidate_number(did: object) -> int:
+    if not isinstance(did, str):
+        raise ValueError(f"id {did!r} is not a string dataset:number")
+    return dataset_of(did) * _CANDIDATES_PER_DATASET + int(did.partition(":")[2])
+
+
+def _did(number: int) -> str:
+    """Return the id of a candidate number, the inverse of `_candidate_number`."""
+    return ":".join(map(str, divmod(int(number), _CANDIDATES_PER_DATASET)))

@@ -1,0 +1,105 @@
+"""Rows of queries and candidates for trainers: seeded choices, candidate ids and columns for batching."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import datasets
+from torch.utils.data import IterableDataset
+
+from conjoin.data.epoch_rows import EpochRows
+from conjoin.data.taught_rows import TaughtRows
+
+NEGATIVES = ("negatives", "negative_ids", "negative_modalities")
+
+
+@runtime_checkable
+class KnownPositives(Protocol):
+    """Rows that give the ids of all positives and the dataset of each row without reading the rows."""
+
+    positives: Sequence[Any]
+    sources: Sequence[Hashable]
+
+
+class QueryRows(EpochRows):
+    """Rows of queries and candidates whose random choices (prompt, positive, negatives) are seeded.
+
+    Args:
+        rows: Rows for `conjoin.data.RetrievalCollator`, with a length and an order.
+        seed: Seed of the choices.
+        negatives: Whether rows keep their negatives.
+    """
+
+    def __init__(self, rows: Any, seed: int = 0, negatives: bool = True) -> None:  # noqa: ANN401
+        super().__init__(rows, seed)
+        self.negatives = negatives
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = super().__getitem__(index)
+        return row if self.negatives else {name: value for name, value in row.items() if name not in NEGATIVES}
+
+
+class NamedCandidates:
+    """Adds to a batch the `ids` `(N + M,)` of its N positives and M negatives, equal for equal candidates.
+
+    The ids are the rows' `positive_id` and `negative_ids`. For rows without ids whose candidates are all plain texts,
+    the texts are the names.
+
+    Args:
+        collator: A `conjoin.data.RetrievalCollator`.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows."""
+        batch = self.collator([_named_by_text(row) for row in rows])
+        if "candidate_ids" in batch:
+            batch["ids"] = batch.pop("candidate_ids")
+        return batch
+
+
+def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a length
+    """Return the id or ids of each row's positives; positives without an id count as distinct."""
+    rows = _innermost(rows)
+    if isinstance(rows, KnownPositives):
+        return rows.positives
+    names = _column(rows, "positive_id") or _column(rows, "positive") or [None] * len(rows)
+    return [name if isinstance(name, str) else place for place, name in enumerate(names)]
+
+
+def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with a length
+    """Return the dataset of each row.
+
+    Raises:
+        ValueError: The rows have no dataset.
+    """
+    rows = _innermost(rows)
+    found = rows.sources if isinstance(rows, KnownPositives) else _column(rows, "dataset")
+    if found is None:
+        raise ValueError("one_dataset_per_batch needs rows with a 'dataset' column")
+    return found
+
+
+def has_order(rows: Any) -> bool:  # noqa: ANN401 - any rows
+    """Whether rows have a length and an order, so that a sampler can batch them."""
+    return rows is not None and not isinstance(rows, IterableDataset | datasets.IterableDataset)
+
+
+def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    negatives = row.get("negatives") or []
+    if row.get("positive_id") is not None or not all(isinstance(c, str) for c in [row.get("positive"), *negatives]):
+        return row
+    return {**row, "positive_id": row["positive"], "negative_ids": negatives}
+
+
+def _innermost(rows: Any) -> Any:  # noqa: ANN401
+    return _innermost(rows.rows) if isinstance(rows, EpochRows | TaughtRows) else rows
+
+
+def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401
+    """Return a column of the rows; None if they lack it."""
+    if isinstance(rows, datasets.Dataset):
+        return rows[name][:] if name in rows.column_names else None
+    values = [rows[index].get(name) for index in range(len(rows))]
+    return None if all(value is None for value in values) else values

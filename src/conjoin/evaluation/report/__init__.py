@@ -1,0 +1,1 @@
+"""Reports of results: one HTML page, and plain text for the terminal."""

@@ -1,0 +1,122 @@
+"""Loading saved models of this package: always with the installed classes, whatever code lies beside the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
+
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+
+MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
+    "joint_encoder": (JointEncoderModel, ImageTextProcessor),
+    "mllm_retriever": (MllmRetrieverModel, MllmRetrieverProcessor),
+    "score_fusion": (ScoreFusionModel, ImageTextProcessor),
+    "token_fusion": (TokenFusionModel, ImageTextProcessor),
+}
+"""The classes of each `model_type` of this package."""
+
+
+def load_model(path: str | Path, trust_remote_code: bool = False) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Load a saved model and its processor.
+
+    A model of this package is built from the installed classes; Python files in its folder are never run.
+
+    Args:
+        path: A local folder or the name of a repository on the Hub.
+        trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
+
+    Returns:
+        The model, in evaluation mode, and its processor.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ValueError: The weights are damaged, or the model is not one of this package.
+    """
+    kind = model_type(path)
+    if kind not in MODELS and trust_remote_code:
+        with loading(path):
+            model = AutoModel.from_pretrained(path, trust_remote_code=True)
+            return model, AutoProcessor.from_pretrained(path, trust_remote_code=True)
+    model_class, _ = _classes(path, kind)
+    with loading(path):
+        model = model_class.from_pretrained(path)
+    return model, load_processor(path)
+
+
+def load_config(path: str | Path) -> PreTrainedConfig:
+    """Load the configuration of a saved model of this package; raises as `load_model`."""
+    config_class: Any = _classes(path, model_type(path))[0].config_class
+    with loading(path):
+        return config_class.from_pretrained(path)
+
+
+def load_processor(path: str | Path) -> ProcessorMixin:
+    """Load the processor of a saved model of this package; raises as `load_model`."""
+    _, processor_class = _classes(path, model_type(path))
+    with loading(path):
+        return processor_class.from_pretrained(path, trust_remote_code=False)
+
+
+def is_own_model(path: str | Path) -> bool:
+    """Whether the configuration at `path` is that of a model of this package.
+
+    Raises:
+        FileNotFoundError: There is no configuration.
+    """
+    return model_type(path) in MODELS
+
+
+def model_type(path: str | Path) -> str:
+    """The `model_type` of a saved model's configuration, empty when it names none.
+
+    Args:
+        path: A local folder or the name of a repository on the Hub.
+
+    Raises:
+        FileNotFoundError: There is no configuration.
+    """
+    with loading(path):
+        config, _ = PreTrainedConfig.get_config_dict(path)
+    return str(config.get("model_type", ""))
+
+
+@contextmanager
+def loading(path: str | Path) -> Iterator[None]:
+    """Name the model in whatever goes wrong while it is loaded.
+
+    Raises:
+        FileNotFoundError: There is no such model, or a part of it is missing.
+        ValueError: Its weights are damaged, it is of another kind than expected, or it needs code of its own.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = "" if Path(path).exists() else "there is no such folder, and on the hub: "
+        raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
+    except SafetensorError as error:
+        raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
+    except ValueError as error:
+        if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
+            raise ValueError(
+                f"the model {str(path)!r} needs Python code from its own folder; to run it, pass "
+                "trust_remote_code=True (on the command line --trust-remote-code)"
+            ) from error
+        raise ValueError(f"cannot load the model {str(path)!r}: {error}") from error
+
+
+def _classes(path: str | Path, kind: str) -> tuple[type[PreTrainedModel], type[ProcessorMixin]]:
+    """The model class and the processor class of a kind.
+
+    Raises:
+        ValueError: It is not a kind of this package.
+    """
+    if kind not in MODELS:
+        raise ValueError(f"{str(path)!r} is a {kind}; expected a model of this package, one of {[*MODELS]}")
+    return MODELS[kind]

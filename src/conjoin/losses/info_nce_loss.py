@@ -1,0 +1,144 @@
+"""InfoNCE: from queries to candidates, in both directions, and as a module with its temperature."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conjoin.ops import cross_logsumexp, gather_with_gradient, is_distributed, local_positions, pair_logsumexp
+
+from .checks import check_matrix, inverse, unit
+from .ids import check_positions, exclude_own, masked_negatives, own_columns
+from .temperature import Temperature
+
+
+def info_nce(
+    queries: Tensor,
+    candidates: Tensor,
+    temperature: Tensor | float,
+    *,
+    positive_indices: Tensor | None = None,
+    candidate_ids: Tensor | None = None,
+) -> Tensor:
+    """InfoNCE from queries to candidates: `-mean_i log softmax_j(cos(q_i, c_j) / t)` at the positive.
+
+    A batch of one query and one candidate has no negatives: the loss is 0 and so are its gradients.
+
+    Args:
+        queries: `(N, D)`, raw.
+        candidates: `(M, D)`; by default the positive of query i is candidate i, and M >= N.
+        temperature: Positive float, or 0-d tensor to learn.
+        positive_indices: `(N,)` index of each query's positive among the candidates, which may be those of all
+            devices.
+        candidate_ids: `(M,)` integers naming what each candidate shows; candidates with the id of a query's positive
+            are not its negatives.
+
+    Raises:
+        ValueError: Shapes do not fit, a vector is zero or not finite, or the temperature is not positive.
+    """
+    check_matrix(queries, "queries")
+    check_matrix(candidates, "candidates", queries)
+    scale = inverse(temperature)
+    q, c = unit(queries, "queries"), unit(candidates, "candidates")
+    check_positions(len(q), c, positive_indices, "queries")
+    exclusion = exclude_own(c, len(q), positive_indices, candidate_ids, "candidate_ids")
+    negatives = cross_logsumexp(q, c, scale, exclusion)
+    positive = (q * own_columns(c, len(q), positive_indices)).sum(-1) * scale
+    return mean_cross_entropy(negatives, positive)
+
+
+def mean_cross_entropy(negatives: Tensor, positive: Tensor) -> Tensor:
+    """The mean of `log(e^positive + sum e^negatives) - positive`.
+
+    Args:
+        negatives: `(N,)` log-sum-exp of each row's negatives, minus infinity without any.
+        positive: `(N,)` scaled similarity of each row to its positive.
+    """
+    return (torch.logaddexp(negatives, positive) - positive).mean()
+
+
+def symmetric_info_nce(
+    a: Tensor,
+    b: Tensor,
+    temperature: Tensor | float,
+    *,
+    gathered_a: Tensor | None = None,
+    gathered_b: Tensor | None = None,
+    positive_indices: Tensor | None = None,
+    gathered_ids: Tensor | None = None,
+) -> Tensor:
+    """The mean of `info_nce` in both directions (CLIP; SOLAR Eq. 3).
+
+    If nothing is gathered, both directions share one matrix of similarities.
+
+    Args:
+        a: `(N, D)`, raw.
+        b: `(N, D)`; row i belongs to row i of `a`.
+        temperature: Positive float, or 0-d tensor to learn.
+        gathered_a: `(M, D)` the rows of `a` of all devices, the candidates of `b`; `a` itself by default.
+        gathered_b: `(M, D)` likewise.
+        positive_indices: `(N,)` index of each local row among the gathered ones.
+        gathered_ids: `(M,)` integers naming what each pair shows; pairs of one id are not each other's negatives.
+
+    Raises:
+        ValueError: As `info_nce`, or `a` and `b` differ in shape.
+    """
+    check_matrix(a, "a")
+    check_matrix(b, "b", a, same_rows=True)
+    if gathered_a is not None or gathered_b is not None or positive_indices is not None:
+        rest: dict[str, Any] = {"positive_indices": positive_indices, "candidate_ids": gathered_ids}
+        forth = info_nce(a, b if gathered_b is None else gathered_b, temperature, **rest)
+        back = info_nce(b, a if gathered_a is None else gathered_a, temperature, **rest)
+        return (forth + back) / 2
+    scale = inverse(temperature)
+    x, y = unit(a, "a"), unit(b, "b")
+    forth, back = pair_logsumexp(x, y, scale, exclude_own(y, len(x), None, gathered_ids, "gathered_ids"))
+    positive = (x * y).sum(-1) * scale
+    return (mean_cross_entropy(forth, positive) + mean_cross_entropy(back, positive)) / 2
+
+
+class ContrastiveLoss(nn.Module):
+    """Symmetric InfoNCE between image and text embeddings, negatives from all devices.
+
+    Args:
+        temperature: Softmax temperature, or its start.
+        learn_temperature: Train it.
+    """
+
+    def __init__(self, temperature: float = 0.07, learn_temperature: bool = True) -> None:
+        super().__init__()
+        self.temperature = Temperature(temperature, learn_temperature)
+
+    def forward(
+        self, image: Tensor, text: Tensor, ids: Tensor | None = None, present: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return `contrastive_loss` and the metrics `temperature` and, with `ids`, `masked_negatives`.
+
+        The latter is how many candidates a row does not count as negatives for their id, on average.
+
+        Args:
+            image: `(N, D)`, raw.
+            text: `(N, D)`.
+            ids: `(N,)` integers naming what each pair shows; pairs of one id are not each other's negatives.
+            present: `(N, 3)` bool, whether each row has image, text and both.
+
+        Raises:
+            ValueError: A row lacks an image or a text.
+        """
+        if present is not None and not present.all():
+            lacking = (~present.all(dim=1)).nonzero().flatten().tolist()
+            raise ValueError(f"symmetric InfoNCE needs image and text in every row; rows {lacking[:5]} lack one")
+        temperature = self.temperature()
+        across: dict[str, Any] = {"gathered_ids": ids}
+        if is_distributed():
+            across = {
+                "gathered_a": gather_with_gradient(image),
+                "gathered_b": gather_with_gradient(text),
+                "gathered_ids": None if ids is None else gather_with_gradient(ids),
+                "positive_indices": local_positions(len(image), image.device),
+            }
+        loss = symmetric_info_nce(image, text, temperature, **across)
+        metrics = {"temperature": temperature.detach()}
+        if ids is not None:
+            metrics["masked_negatives"] = masked_negatives(ids)
+        return {"contrastive_loss": loss} | metrics

@@ -1,0 +1,82 @@
+"""The contrastive loss of anchors with several positives and negatives of their own."""
+
+import torch
+from torch import Tensor
+
+from conjoin.ops import cross_logsumexp, self_logsumexp
+
+from .checks import check_length, check_matrix, check_norms, inverse, unit, widen
+from .ids import check_positions, exclude_own
+
+
+def multi_positive(
+    anchors: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    temperature: Tensor | float,
+    positive_mask: Tensor | None = None,
+    negative_mask: Tensor | None = None,
+    *,
+    gathered_anchors: Tensor | None = None,
+    gathered_valid: Tensor | None = None,
+    gathered_ids: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """`-mean_i log(sum_{P_i} e^{cos/t} / sum_{P_i + N_i} e^{cos/t})` (SOLAR Eq. 5, with its minus sign).
+
+    N_i is the anchor's own negatives and the other anchors of the batch. Anchors without a valid positive are left
+    out and the mean divides by the others; with none at all the loss is 0 and so are its gradients.
+
+    Args:
+        anchors: `(N, D)`, raw.
+        positives: `(N, P, D)` each anchor's own, raw.
+        negatives: `(N, K, D)` each anchor's own, raw; K may be 0.
+        temperature: Positive float, or 0-d tensor to learn.
+        positive_mask: `(N, P)` bool, which positives exist; masked ones may hold anything.
+        negative_mask: `(N, K)` bool.
+        gathered_anchors: `(M, D)` the anchors of all devices; the local ones by default.
+        gathered_valid: `(M,)` bool, which of them have a valid positive, so that the mean over devices is the mean
+            over all valid anchors; by default the mean is over the local ones.
+        gathered_ids: `(M,)` integers naming what each anchor shows; those of one id are not each other's negatives.
+        positions: `(N,)` index of each local anchor among the gathered ones.
+
+    Raises:
+        ValueError: Shapes do not fit, a valid vector is zero or not finite, or the temperature is not positive.
+    """
+    check_matrix(anchors, "anchors")
+    scale = inverse(temperature)
+    rows = unit(anchors, "anchors")
+    columns = rows
+    if gathered_anchors is not None:
+        check_matrix(gathered_anchors, "gathered_anchors", anchors)
+        columns = unit(gathered_anchors, "gathered_anchors")
+    check_positions(len(rows), columns, positions, "anchors")
+    exclusion = exclude_own(columns, len(rows), positions, gathered_ids, "gathered_ids")
+    if columns is rows and positions is None:
+        others = self_logsumexp(rows, scale, exclusion)
+    else:
+        others = cross_logsumexp(rows, columns, scale, exclusion)
+    pulled = _own_scores(rows, positives, positive_mask, scale, "positive")
+    pushed = _own_scores(rows, negatives, negative_mask, scale, "negative")
+    valid = pulled.isfinite().any(1)
+    together = torch.cat([pulled, pushed, others[:, None]], dim=1)[valid]
+    terms = together.logsumexp(1) - pulled[valid].logsumexp(1)
+    if gathered_valid is None:
+        return terms.sum() / max(len(terms), 1)
+    check_length(gathered_valid, "gathered_valid", len(columns))
+    return terms.sum() / (gathered_valid.sum().clamp(min=1) * len(rows) / len(columns))
+
+
+def _own_scores(anchors: Tensor, own: Tensor, mask: Tensor | None, scale: Tensor | float, name: str) -> Tensor:
+    """Scaled similarities of each anchor to its own vectors `(N, K, D)`, minus infinity where masked: `(N, K)`."""
+    if own.ndim != 3 or own.shape[0] != len(anchors) or own.shape[2] != anchors.shape[1]:
+        expected = f"({len(anchors)}, *, {anchors.shape[1]})"
+        raise ValueError(f"{name}s has shape {tuple(own.shape)}, expected {expected}")
+    if mask is not None:
+        if mask.shape != own.shape[:2]:
+            raise ValueError(f"{name}_mask has shape {tuple(mask.shape)}, expected {tuple(own.shape[:2])}")
+        # Masked vectors may be zero: a constant replaces them, so that no NaN enters the gradient.
+        own = torch.where(mask.bool()[..., None], own, torch.ones_like(own))
+    own = widen(own)
+    scores = (anchors[:, None] * own).sum(-1) / check_norms(own.norm(dim=-1), f"{name}s") * scale
+    return scores if mask is None else scores.masked_fill(~mask.bool(), float("-inf"))

@@ -1,0 +1,32 @@
+"""PUMA: trains a layer-pruned MLLM retriever, first by self-distillation, then with the MAC loss."""
+
+from conjoin.training import METHODS, Method
+
+from .analysis import analyse_mllm as analyse_mllm
+from .data import QueryArguments as QueryArguments
+from .prepare import PumaTeacherArguments as PumaTeacherArguments, prepare_stage1
+from .stage1 import (
+    PumaStage1Config as PumaStage1Config,
+    PumaStage1Objective as PumaStage1Objective,
+    PumaStage1Trainer as PumaStage1Trainer,
+)
+from .stage2 import (
+    PumaStage2Config as PumaStage2Config,
+    PumaStage2Objective as PumaStage2Objective,
+    PumaStage2Trainer as PumaStage2Trainer,
+)
+from .teacher_states import TeacherStates as TeacherStates, cache_teacher_states as cache_teacher_states
+
+METHODS.register(
+    Method(
+        "puma_stage1",
+        PumaStage1Config,
+        PumaStage1Trainer,
+        {"data": QueryArguments, "teacher": PumaTeacherArguments},
+        prepare_stage1,
+        former_names=("self_distillation",),
+    )
+)
+METHODS.register(
+    Method("puma_stage2", PumaStage2Config, PumaStage2Trainer, {"data": QueryArguments}, former_names=("mac",))
+)

@@ -1,0 +1,62 @@
+"""The recipe section `data` for queries and candidates."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from conjoin.data import MbeirTraining, load_nli
+from conjoin.training import PairArguments
+
+FORMATS = ("nli", "mbeir")
+
+
+@dataclass
+class QueryArguments(PairArguments):
+    """The queries and candidates for training and evaluation.
+
+    Args:
+        format: `nli`, a sentence table for `conjoin.data.load_nli`, or `mbeir`, a folder for
+            `conjoin.data.MbeirTraining`.
+        source: The table, or the root folder of M-BEIR.
+        columns: For `nli`: the columns of `query`, `positive` and `negative`.
+        datasets: For `mbeir`: names of the datasets to use; empty for all.
+        hard_negatives: For `mbeir`: number of negatives per row, from the negatives in the data.
+        instructions: For `mbeir`: whether queries include their instruction.
+
+    Raises:
+        ValueError: The format is unknown.
+    """
+
+    format: str = "nli"
+    columns: dict[str, str] = field(default_factory=dict)
+    datasets: tuple[str, ...] = ()
+    hard_negatives: int = 0
+    instructions: bool = True
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"data: unknown format {self.format!r}; expected one of {FORMATS}")
+
+    def load(self) -> tuple[Any, Any]:
+        """Load the training rows and the evaluation rows (or None).
+
+        Raises:
+            ValueError: The recipe names evaluation rows of M-BEIR, which is a separate benchmark.
+        """
+        if self.format == "nli":
+            return super().load()
+        if self.evaluates:
+            raise ValueError(
+                "data: M-BEIR is evaluated after training, by `conjoin evaluate --benchmark mbeir`; remove "
+                "eval_source and eval_split"
+            )
+        rows = MbeirTraining(
+            self.source,
+            datasets=self.datasets or None,
+            hard_negatives=self.hard_negatives,
+            instructions=self.instructions,
+        )
+        return rows, None
+
+    def load_rows(self, source: str, split: str, streaming: bool = False) -> Any:  # noqa: ANN401 - a dataset
+        """Load one sentence table."""
+        return load_nli(source, self.columns, split)

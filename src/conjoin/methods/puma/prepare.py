@@ -1,0 +1,71 @@
+"""Prepare a run of stage 1: load the un-pruned teacher or its cached states."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.training import Run
+
+from .data import QueryArguments
+from .stage1 import PumaStage1Config
+from .teacher_states import TeacherStates, cache_teacher_states
+
+
+@dataclass
+class PumaTeacherArguments:
+    """The recipe section `teacher`: the un-pruned model; without it, `model.mllm` runs live.
+
+    Args:
+        mllm: The un-pruned model; None for `model.mllm`.
+        cache: Folder of its states for the training rows. Missing states are computed once; if they exist, the teacher
+            is not loaded.
+    """
+
+    mllm: str | None = None
+    cache: str | None = None
+
+
+def prepare_stage1(run: Run) -> dict[str, Any]:
+    """Return the teacher for the trainer, or nothing without distillation.
+
+    Raises:
+        ValueError: The teacher is not named, or a cache is set but the teacher or the rows change in training.
+    """
+    training = cast(PumaStage1Config, run.recipe.training)
+    if not training.distill_weight:
+        return {}
+    section: PumaTeacherArguments = run.recipe.sections.get("teacher", PumaTeacherArguments())
+    if section.cache is None:
+        return {"teacher": _load_teacher(run, section)}
+    if cast(QueryArguments, run.recipe.data).format == "mbeir":
+        raise ValueError(
+            "teacher: each row of M-BEIR resamples its prompt and positive, so the teacher's states cannot be "
+            "cached: remove teacher.cache"
+        )
+    if training.teacher == "shared":
+        raise ValueError(
+            'teacher: the layers that are "shared" change with the student, so their states cannot be cached; set '
+            "training.teacher to full, or remove teacher.cache"
+        )
+    with training.main_process_first(desc="caching the teacher's states"):
+        if TeacherStates.is_complete(section.cache):
+            return {"teacher": TeacherStates(section.cache)}
+        teacher = _load_teacher(run, section)
+        nn.Module.to(teacher, training.device)
+        batch_size = training.per_device_eval_batch_size
+        states = cache_teacher_states(teacher, run.processor, run.rows, section.cache, batch_size=batch_size)
+        return {"teacher": states}
+
+
+def _load_teacher(run: Run, section: PumaTeacherArguments) -> MllmRetrieverModel:
+    """Load the un-pruned model with the student's readout, positions and dtype."""
+    source = section.mllm or run.recipe.model.mllm
+    if source is None:
+        raise ValueError("teacher: name the un-pruned model (model.mllm or teacher.mllm)")
+    model: PreTrainedModel = run.model
+    settings = {"readout": model.config.readout, "position_mode": model.config.position_mode}
+    ret_token = run.processor.ret_token or "[RET]"  # type: ignore[attr-defined]
+    return MllmRetrieverModel.from_mllm(source, ret_token=ret_token, dtype=model.dtype, **settings)

@@ -1,0 +1,150 @@
+"""The states of an un-pruned model for queries and positives, computed once and read from disk while training."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import ProcessorMixin
+
+from conjoin.data import RetrievalCollator
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.storage import (
+    NAMES,
+    FolderKind,
+    RowShards,
+    content_digest,
+    processor_digest,
+    stable_id,
+    text_digest,
+    weights_digest,
+)
+
+TAUGHT = ("queries", "positives")
+"""The parts of a batch that a teacher sees."""
+
+
+class TeacherStates(RowShards):
+    """A complete cache; `states[index]` is `{"queries": (D,), "positives": (D,)}` of a row.
+
+    Args:
+        folder: Where `cache_teacher_states` wrote it.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: It is unfinished, damaged, or of another kind or version.
+    """
+
+    stored = FolderKind(
+        "cache of a teacher's states", 2, "call `cache_teacher_states`", prefix="states", is_cache=True
+    )
+    named_by = "query, instruction or positive"
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        file, place = self.find(index)
+        return {part: file.get_slice(part)[place] for part in TAUGHT}
+
+    @staticmethod
+    def row_name(row: Mapping[str, Any], index: int = 0) -> int:
+        """A digest of a row's query, instruction and positive, wherever it stands."""
+        return stable_id(repr([_content(row.get(part)) for part in ("query", "instruction", "positive")]))
+
+    def check_student(self, student: MllmRetrieverModel) -> None:
+        """Raise a ValueError if the teacher was read elsewhere than the student, or is not deeper."""
+        config, (readout, position_mode, depth) = student.config, self.key["readout"]
+        if (readout, position_mode) != (config.readout, config.position_mode) or depth <= config.keep_layers:
+            raise ValueError(
+                f"the states in {str(self.folder)!r} are of {depth} layers with readout {readout!r} and positions "
+                f"{position_mode!r}; the student has {config.keep_layers}, {config.readout!r} and "
+                f"{config.position_mode!r}"
+            )
+
+
+class TeacherStatesCollator:
+    """Adds the teacher's states `(N, D)` to a batch, as the part `teacher` of `queries` and of `positives`."""
+
+    def __init__(self, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows; those without states, as in evaluation, are left as they are."""
+        batch = self.collator(list(rows))
+        for part in TAUGHT if "teacher" in rows[0] else ():
+            states = torch.stack([row["teacher"][part] for row in rows])
+            batch[part] = {**batch[part], "teacher": {"states": states}}
+        return batch
+
+
+def cache_teacher_states(
+    teacher: MllmRetrieverModel,
+    processor: ProcessorMixin,
+    rows: Any,  # noqa: ANN401 - any sequence of rows
+    folder: str | Path,
+    *,
+    batch_size: int = 32,
+    shard_size: int = 4096,
+    dtype: torch.dtype | None = None,
+    show_progress: bool = True,
+) -> TeacherStates:
+    """Compute the states of all rows, or the missing and damaged shards; a complete cache is only opened.
+
+    Args:
+        teacher: The un-pruned model, where it is to run.
+        processor: Its processor.
+        rows: Queries and positives with a length and an order, such as `load_nli` makes.
+        folder: Where to write.
+        batch_size: Rows per forward.
+        shard_size: Rows per file.
+        dtype: What is stored; the teacher's own when None.
+        show_progress: Show a progress bar.
+
+    Raises:
+        ValueError: The folder holds states of another teacher, processor or data, or another process writes into it.
+    """
+    teacher = teacher.eval()
+    names = [TeacherStates.row_name(rows[index]) for index in range(len(rows))]
+    key = {
+        "teacher": weights_digest(teacher),
+        "readout": [teacher.config.readout, teacher.config.position_mode, teacher.config.keep_layers],
+        "processor": processor_digest(processor),
+        "dtype": None if dtype is None else str(dtype),
+        "data": text_digest(str(names)),
+    }
+    collator = RetrievalCollator(processor)
+
+    def tensors(chosen: range) -> dict[str, Tensor]:
+        states = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
+        return states | {NAMES: torch.tensor(names[chosen.start : chosen.stop])}
+
+    return TeacherStates.make(
+        folder, len(rows), shard_size, key, tensors, description="Teacher", show_progress=show_progress
+    )
+
+
+@torch.no_grad()
+def _states(
+    teacher: MllmRetrieverModel,
+    collator: RetrievalCollator,
+    rows: list[Mapping[str, Any]],
+    batch_size: int,
+    dtype: torch.dtype | None,
+) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {part: [] for part in TAUGHT}
+    for start in range(0, len(rows), batch_size):
+        wanted = [{"query": row["query"], "positive": row["positive"], "instruction": row.get("instruction")}
+                  for row in rows[start : start + batch_size]]  # fmt: skip
+        batch = collator(wanted)
+        for part in TAUGHT:
+            states = teacher(**batch[part].to(teacher.device)).pooler_output
+            parts[part].append(states.to("cpu", dtype))
+    return {part: torch.cat(states) for part, states in parts.items()}
+
+
+def _content(value: Any) -> Any:  # noqa: ANN401 - an item or a part of one
+    if isinstance(value, Image.Image):
+        return content_digest(value)
+    if isinstance(value, Mapping):
+        return sorted((part, _content(content)) for part, content in value.items() if content is not None)
+    return value if value is None else str(value)

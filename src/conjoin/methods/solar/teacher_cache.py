@@ -1,0 +1,194 @@
+"""The states of frozen teachers for every row, computed once and read from disk while training.
+
+The text teacher's tokens are stored as they are, and aligned to the student's while training, so that one cache serves
+students with different tokenizers.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from conjoin.methods.solar.teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherCollator, Teachers
+from conjoin.storage import (
+    NAMES,
+    FolderKind,
+    RowShards,
+    differences,
+    rows_digest,
+    settings_digest,
+    stable_id,
+    tokenizer_digest,
+    weights_digest,
+)
+
+TOKENS, POOLED = TEXT_TARGETS
+BOUNDS = "text_bounds"
+
+
+class TeacherCache(RowShards):
+    """A complete cache; `cache[index]` holds the teachers' states of a row, for `TeacherCollator`.
+
+    Args:
+        folder: Where `cache_teachers` wrote it.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: It is unfinished, damaged, or of another kind or version.
+    """
+
+    stored = FolderKind("teacher cache", 2, "run `conjoin teacher-cache`", prefix="teachers", is_cache=True)
+    named_by = "id or text"
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        file, place = self.find(index)
+        first, last = file.get_slice(BOUNDS)[place : place + 2].tolist()
+        row = {name: file.get_slice(name)[place] for name in (*IMAGE_TARGETS, POOLED)}
+        return row | {TOKENS: file.get_slice(TOKENS)[first:last]}
+
+    @staticmethod
+    def row_name(row: Mapping[str, Any], index: int) -> int:
+        """A digest of a row's id (its place, if it has none) and text."""
+        return stable_id(f"{row.get('id', index)}\n{row.get('text')}")
+
+    def check(self, teachers: Teachers, collator: TeacherCollator) -> None:
+        """Refuse other teachers, or another grid of the student, than the cache was made for.
+
+        Raises:
+            ValueError: The message names what differs.
+        """
+        wanted = _teachers_key(teachers, collator)
+        differing = differences({name: self.key.get(name) for name in wanted}, wanted)
+        if differing:
+            raise ValueError(
+                f"the teacher cache in {str(self.folder)!r} is not of the teachers of the recipe: it was made with "
+                f"{differing}"
+            )
+
+
+def cache_teachers(
+    teachers: Teachers,
+    collator: TeacherCollator,
+    rows: Any,  # noqa: ANN401 - any sequence of rows
+    folder: str | Path,
+    *,
+    batch_size: int = 32,
+    shard_size: int = 1024,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    num_workers: int = 0,
+    show_progress: bool = True,
+) -> TeacherCache:
+    """Compute a cache, or its missing and damaged shards; a complete one is only opened.
+
+    With the teachers' own `dtype`, the cached states equal those of the same batch bit by bit. (Between batches of
+    other rows, rounding may differ in the last bits.)
+
+    Args:
+        teachers: The teachers.
+        collator: Prepares their inputs; for a student of the same grid.
+        rows: Pairs with a length and an order.
+        folder: Where to write.
+        batch_size: Rows per forward.
+        shard_size: Rows per file.
+        dtype: What is stored; the teachers' own when None.
+        device: Where to compute; where the vision teacher is when None.
+        num_workers: Processes that decode images ahead.
+        show_progress: Show a progress bar.
+
+    Raises:
+        ValueError: The folder holds a cache of other teachers, data or grid, another process writes into it, or the
+            rows cannot be cached.
+    """
+    device = torch.device(device) if device is not None else teachers.vision.model.device
+
+    def tensors(chosen: range) -> dict[str, Tensor]:
+        collate = _NamingCollator(collator)
+        loader = DataLoader(_NamedRows(rows, chosen), batch_size, collate_fn=collate, num_workers=num_workers)
+        return _shard_tensors(teachers, loader, device, dtype)
+
+    key = _key(teachers, collator, rows, dtype)
+    return TeacherCache.make(
+        folder, len(rows), shard_size, key, tensors, description="Teachers", show_progress=show_progress
+    )
+
+
+class _NamedRows(Dataset[dict[str, Any]]):
+    """Some of the rows, each with the digest of its name."""
+
+    def __init__(self, rows: Any, chosen: range) -> None:  # noqa: ANN401
+        self.rows, self.chosen = rows, chosen
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        index = self.chosen[place]
+        row = self.rows[index]
+        return {**row, NAMES: TeacherCache.row_name(row, index)}
+
+
+class _NamingCollator:
+    """The collator, and the names of its rows beside."""
+
+    def __init__(self, collator: TeacherCollator) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return self.collator(rows) | {NAMES: torch.tensor([row[NAMES] for row in rows])}
+
+
+@torch.no_grad()
+def _shard_tensors(
+    teachers: Teachers, loader: DataLoader[Any], device: torch.device, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*IMAGE_TARGETS, *TEXT_TARGETS, NAMES)}
+    lengths: list[int] = []
+    for batch in loader:
+        taught = batch["pairs"]["teacher"]
+        states = teachers.states({name: value.to(device) for name, value in taught.items()})
+        counts = taught["attention_mask"].sum(1).tolist()
+        tokens = states.pop(TOKENS)
+        parts[TOKENS] += [row[:count].to("cpu", dtype) for row, count in zip(tokens, counts, strict=True)]
+        for name, value in states.items():
+            parts[name].append(value.to("cpu", dtype))
+        parts[NAMES].append(batch[NAMES])
+        lengths += counts
+    tensors = {name: torch.cat(part) for name, part in parts.items()}
+    return tensors | {BOUNDS: torch.tensor([0, *lengths]).cumsum(0)}
+
+
+def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.dtype | None) -> dict[str, Any]:  # noqa: ANN401
+    """What a cache is made from, each part under a name that an error message can use."""
+    return _teachers_key(teachers, collator) | {
+        "dtype": None if dtype is None else str(dtype),
+        "data": rows_digest(rows),
+    }
+
+
+def _teachers_key(teachers: Teachers, collator: TeacherCollator) -> dict[str, Any]:
+    vision, text = teachers.vision, teachers.text
+    return {
+        "vision teacher": [weights_digest(vision.model), vision.hidden_layer],
+        "text teacher": [weights_digest(text.model), text.max_length, tokenizer_digest(text.tokenizer)],
+        "global text teacher": None if text.global_model is None else weights_digest(text.global_model),
+        "grid": [
+            settings_digest(collator.image_processor.to_dict()),
+            collator.patch_size,
+            collator.teacher_patch_size,
+        ],
+    }
+
+
+def bytes_per_row(
+    teachers: Teachers, collator: TeacherCollator, rows: Sequence[Mapping[str, Any]], dtype: torch.dtype
+) -> float:
+    """How much a row takes on disk, on average over `rows`."""
+    taught = collator(rows)["pairs"]["teacher"]
+    states = teachers.states(taught)
+    numbers = sum(states[name].numel() for name in (*IMAGE_TARGETS, POOLED))
+    numbers += int(taught["attention_mask"].sum()) * states[TOKENS].shape[-1]
+    return numbers * dtype.itemsize / len(rows)

@@ -1,0 +1,306 @@
+"""Frozen teachers of SOLAR's stage 1: a vision model on the student's patch grid, a text model on its tokens.
+
+A teacher is not a submodule of the student, so training neither updates nor saves it. `TeacherCollator` prepares its
+inputs in the data-loader workers; its forward runs on the device of the batch.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    BatchEncoding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from conjoin.data import PairCollator
+from conjoin.hub import loading
+from conjoin.methods.solar.targets import TeacherTargets
+from conjoin.methods.solar.token_alignment import align_tokens, tokenize_with_spans
+from conjoin.models.joint_encoder import JointEncoderOutput
+from conjoin.processing import ImageTextProcessor, load_image
+
+IMAGE_TARGETS = ("image_tokens", "image_global")
+TEXT_TARGETS = ("text_tokens", "text_global")
+
+
+class VisionTeacher:
+    """A frozen vision model on the student's patches (DINOv2 in the paper).
+
+    Args:
+        model: Any transformers vision model with patches.
+        image_processor: Its image processor, used for colour statistics and resampling; crop and resolution follow
+            the student.
+        hidden_layer: Index into `hidden_states`; None for the final, normalised output.
+
+    Raises:
+        ValueError: The model has no patches, or the layer does not exist.
+    """
+
+    def __init__(self, model: PreTrainedModel, image_processor: Any, hidden_layer: int | None = None) -> None:  # noqa: ANN401
+        if "patch_size" not in model.config.to_dict():
+            raise ValueError(f"{type(model).__name__} has no patches (no patch_size), so it cannot teach patches")
+        if hidden_layer is not None and not 0 <= hidden_layer <= model.config.num_hidden_layers:
+            last = model.config.num_hidden_layers
+            raise ValueError(f"hidden_layer={hidden_layer}; expected 0 to {last}, {type(model).__name__} has no other")
+        self.model = _frozen(model)
+        self.image_processor = image_processor
+        self.hidden_layer = hidden_layer
+
+    @classmethod
+    def from_pretrained(cls, name: str, hidden_layer: int | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Load from a model id or folder; from a two-tower checkpoint (CLIP, SigLIP) load its vision tower."""
+        with loading(name):
+            model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32)
+            image_processor = AutoImageProcessor.from_pretrained(name)
+        tower = model.vision_model if "vision_config" in model.config.sub_configs else model
+        return cls(tower, image_processor, hidden_layer)
+
+    @property
+    def patch_size(self) -> int:
+        """Side of a patch in pixels."""
+        return self.model.config.patch_size
+
+    @torch.no_grad()
+    def __call__(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the local `(N, P, D)`, row-major, and global (CLS) `(N, D)` states of `pixel_values` `(N, 3, H, W)`.
+
+        Raises:
+            ValueError: The model has neither a CLS token nor a pooled state.
+        """
+        nn.Module.to(self.model, pixel_values.device)
+        extra = {"interpolate_pos_encoding": True} if _takes(self.model, "interpolate_pos_encoding") else {}
+        with torch.autocast(pixel_values.device.type, enabled=False):
+            output = self.model(
+                pixel_values=pixel_values.to(self.model.dtype),
+                output_hidden_states=self.hidden_layer is not None,
+                **extra,
+            )
+        layer = self.hidden_layer
+        states = output.last_hidden_state if layer is None else output.hidden_states[layer]
+        height, width = (side // self.patch_size for side in pixel_values.shape[-2:])
+        num_prefix = states.shape[1] - height * width  # CLS and register tokens
+        pooled = states[:, 0] if num_prefix else output.pooler_output
+        if pooled is None:
+            raise ValueError(f"{type(self.model).__name__} has neither a CLS token nor a pooled state")
+        return states[:, num_prefix:], pooled
+
+
+class TextTeacher:
+    """A frozen text model with its own tokenizer (BGE-m3 in the paper).
+
+    Args:
+        model: Any transformers text model whose first token is CLS.
+        tokenizer: Its fast tokenizer.
+        max_length: Maximum text length in tokens; None for the tokenizer's limit.
+        global_model: Computes the global state instead of `model`, from the same tokens (the paper takes token states
+            from BGE-m3-retromae and global states from BGE-m3).
+
+    Raises:
+        ValueError: A model has a vision part, the tokenizer is slow, or the vocabulary sizes of both models differ.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None = None,
+        global_model: PreTrainedModel | None = None,
+    ) -> None:
+        for each in (model, global_model or model):
+            if "vision_config" in each.config.sub_configs or "patch_size" in each.config.to_dict():
+                raise ValueError(f"{type(each).__name__} is no text encoder, so it cannot teach words")
+        sizes = [each.config.get_text_config().vocab_size for each in (model, global_model or model)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"model and global_model read the same tokens, but their vocabularies have sizes {sizes}")
+        self.model = _frozen(model)
+        self.global_model = None if global_model is None else _frozen(global_model)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        tokenize_with_spans(tokenizer, ["a"])
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        max_length: int | None = None,
+        global_model: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Load from model ids or folders."""
+        dtype = dtype or torch.float32
+        with loading(name):
+            model, tokenizer = AutoModel.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
+        with loading(global_model or name):
+            pooling = None if global_model is None else AutoModel.from_pretrained(global_model, dtype=dtype)
+        return cls(model, tokenizer, max_length, pooling)
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states of all tokens `(N, U, D)`, 0 at the padding, and the global (CLS) state `(N, D')`."""
+        found = []
+        for model in (self.model,) if self.global_model is None else (self.model, self.global_model):
+            nn.Module.to(model, input_ids.device)
+            with torch.autocast(input_ids.device.type, enabled=False):
+                found.append(model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
+        return found[0].masked_fill(attention_mask[..., None] == 0, 0.0), found[-1][:, 0]
+
+
+class Teachers:
+    """Both teachers, for `SolarStage1Trainer`; the trainer also needs the matching `TeacherCollator`.
+
+    Args:
+        vision: Teacher of patches and images.
+        text: Teacher of tokens and texts.
+    """
+
+    def __init__(self, vision: VisionTeacher, text: TextTeacher) -> None:
+        self.vision, self.text = vision, text
+
+    def __call__(self, taught: Mapping[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+        """Return the targets for a batch of `TeacherCollator`, aligned to the student's tokens.
+
+        Raises:
+            ValueError: The batch has no teacher inputs, or their patch grid or tokens do not match the student's.
+        """
+        found = {name: states.float() for name, states in self.states(taught).items()}
+        mask = cast(Tensor, output.text_token_mask)
+        tokens, known = align_tokens(found["text_tokens"], taught["text_spans"], taught["student_spans"])
+        image = found["image_tokens"]
+        for name, ours, students in (("patches", image, output.image_token_mask), ("text tokens", tokens, mask)):
+            if students is None or ours.shape[:2] != students.shape:
+                raise ValueError(
+                    f"the student has {None if students is None else tuple(students.shape)} {name} (N, T), "
+                    f"the teacher {tuple(ours.shape[:2])}"
+                )
+        return TeacherTargets(image, found["image_global"], tokens, found["text_global"], known & mask.bool())
+
+    def states(self, taught: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the teachers' states for a batch, named as in `IMAGE_TARGETS` and `TEXT_TARGETS`.
+
+        States that the batch already contains, from a cache, are returned unchanged.
+        """
+        needed = {"pixel_values", *IMAGE_TARGETS}, {"input_ids", *TEXT_TARGETS}
+        if not all(names & taught.keys() for names in needed):
+            raise ValueError(f"the batch has no teacher inputs, only {sorted(taught)}; collate it by TeacherCollator")
+        found = {name: taught[name] for name in (*IMAGE_TARGETS, *TEXT_TARGETS) if name in taught}
+        if "pixel_values" in taught:
+            found |= dict(zip(IMAGE_TARGETS, self.vision(taught["pixel_values"]), strict=True))
+        if "input_ids" in taught:
+            states = self.text(taught["input_ids"], taught["attention_mask"])
+            found |= dict(zip(TEXT_TARGETS, states, strict=True))
+        return found
+
+
+class TeacherCollator:
+    """Collates rows of pairs into the student's batch, with the teachers' inputs as `teacher` in the part `pairs`.
+
+    Dimension 0 of every tensor is the row. The collator holds no model, so data-loader workers can use it. Rows with
+    the states of a `TeacherCache` in `teacher` need no teacher inputs.
+
+    Args:
+        processor: The student's processor.
+        patch_size: The student's patch size in pixels.
+        teachers: The teachers to prepare inputs for.
+
+    Raises:
+        ValueError: The student's tokenizer is slow; on a call, a row lacks its image or text.
+    """
+
+    def __init__(self, processor: ImageTextProcessor, patch_size: int, teachers: Teachers) -> None:
+        self.collator = PairCollator(processor)
+        self.processor = processor
+        self.patch_size = patch_size
+        self.teacher_patch_size = teachers.vision.patch_size
+        self.image_processor = matching_image_processor(
+            processor.image_processor, teachers.vision.image_processor, self.teacher_patch_size, patch_size
+        )
+        self.tokenizer, self.max_length = teachers.text.tokenizer, teachers.text.max_length
+        tokenize_with_spans(processor.tokenizer, ["a"])
+        size = processor(images=[Image.new("RGB", (32, 32))])["pixel_values"].shape[-2:]
+        self.grid = [side // patch_size for side in size]
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows."""
+        names = [f"item {index} (id {str(row.get('id', index))!r})" for index, row in enumerate(rows)]
+        lacking = [
+            name for row, name in zip(rows, names, strict=True) if row.get("image") is None or not row.get("text")
+        ]
+        if lacking:
+            raise ValueError(f"teachers need an image and a text in every row: {', '.join(lacking[:3])}")
+        images = [load_image(row["image"], name) for row, name in zip(rows, names, strict=True)]
+        batch = self.collator([{**row, "image": image} for row, image in zip(rows, images, strict=True)])
+        texts = [row["text"].strip() for row in rows]
+        taught: dict[str, Tensor] = {}
+        encoded, taught["student_spans"] = self.tokenize_student(texts)
+        if not torch.equal(encoded["input_ids"], batch["pairs"]["input_ids"]):
+            raise ValueError("the processor and its tokenizer give different tokens, so they cannot be aligned")
+        encoded, taught["text_spans"] = self.tokenize(texts)
+        known = [row.get("teacher", {}) for row in rows]
+        if known[0]:
+            taught |= {name: _stack([states[name] for states in known]) for name in (*IMAGE_TARGETS, *TEXT_TARGETS)}
+        else:
+            taught |= {name: encoded[name] for name in ("input_ids", "attention_mask")}
+            taught["pixel_values"] = self.pixels(images)
+        batch["pairs"]["teacher"] = taught
+        return batch
+
+    def tokenize_student(self, texts: Sequence[str]) -> tuple[BatchEncoding, Tensor]:
+        """Return the student's tokens, identical to its processor's output, and their spans."""
+        processor = self.processor
+        return tokenize_with_spans(processor.tokenizer, texts, processor.max_text_length, processor.text_padding)
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[BatchEncoding, Tensor]:
+        """Return the text teacher's tokens, padded on the right, and their spans."""
+        return tokenize_with_spans(self.tokenizer, texts, self.max_length, padding_side="right")
+
+    def pixels(self, images: Sequence[Image.Image]) -> Tensor:
+        """Return the vision teacher's input `(N, 3, H, W)`, cropped to the student's patches."""
+        pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        height, width = (side * self.teacher_patch_size for side in self.grid)
+        if pixels.shape[-2] < height or pixels.shape[-1] < width:
+            raise ValueError(
+                f"the teacher's image processor gives {tuple(pixels.shape[-2:])} pixels, but the student's grid needs "
+                f"{(height, width)}"
+            )
+        return pixels[..., :height, :width].contiguous()
+
+
+def matching_image_processor(student: Any, teacher: Any, teacher_patch_size: int, patch_size: int) -> Any:  # noqa: ANN401
+    """Return the student's image processor with the teacher's scale and colours, so both see the same patches.
+
+    Args:
+        student: The student's image processor.
+        teacher: The teacher's image processor; its mean, deviation, rescaling and resampling are used.
+        teacher_patch_size: Side of the teacher's patches in pixels.
+        patch_size: Side of the student's patches in pixels.
+    """
+    settings = student.to_dict()
+    for name in ("size", "crop_size"):
+        if settings.get(name):
+            settings[name] = {
+                side: -(-pixels * teacher_patch_size // patch_size) for side, pixels in settings[name].items()
+            }
+    colours = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+    theirs = teacher.to_dict()
+    return type(student).from_dict(settings | {name: theirs[name] for name in colours if name in theirs})
+
+
+def _stack(states: Sequence[Tensor]) -> Tensor:
+    """Stack states; states of texts `(U, D)` are padded with zeros on the right."""
+    return nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+
+
+def _frozen(model: PreTrainedModel) -> PreTrainedModel:
+    return model.requires_grad_(False).eval()
+
+
+def _takes(model: PreTrainedModel, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters

@@ -1,0 +1,1 @@
+"""Indexes: one protocol, one file per backend."""

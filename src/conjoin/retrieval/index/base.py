@@ -1,0 +1,173 @@
+"""What an index is, and what every backend needs: checks of its arguments, saving and loading."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+
+from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.storage import FolderKind, StoredFolder, read_folder, read_manifest, replace_folder
+
+INDEX = FolderKind("index", 2, "run `conjoin index`")
+IDS, VECTORS = 0, 1
+"""The numbers of the two files of a saved index."""
+_NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
+
+Loaded = TypeVar("Loaded")
+
+
+class SearchResult(NamedTuple):
+    """The best matches of every query, best first.
+
+    Attributes:
+        ids: One list per query, at most k long.
+        scores: `(Q, min(k, corpus))` float32 inner products; `-inf` where an approximate index found fewer.
+    """
+
+    ids: list[list[str]]
+    scores: np.ndarray
+
+
+class Index(Protocol):
+    """Ranks a corpus of L2-normalised vectors by inner product.
+
+    Attributes:
+        kind: Name of the backend, as `build_index` takes it.
+        ids: Of the corpus, in the order added.
+        dimension: Length of a vector; `None` while empty.
+        model: Which model made the vectors, if known.
+    """
+
+    kind: str
+    ids: list[str]
+    dimension: int | None
+    model: ModelIdentity | None
+
+    def add(self, ids: Sequence[str], embeddings: np.ndarray) -> None:
+        """Append vectors `(N, D)` under unique ids."""
+        ...
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """The k nearest of the corpus to each query `(Q, D)`."""
+        ...
+
+    def save(self, directory: str | Path) -> None:
+        """Write the index; whatever happens, `directory` holds either the old index or the new one."""
+        ...
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """Read a saved index."""
+        ...
+
+
+class SavedIndex(NamedTuple):
+    """What a folder says of the index in it; `folder` opens its file `VECTORS`."""
+
+    kind: str
+    model: ModelIdentity | None
+    ids: list[str]
+    options: dict[str, Any]
+    folder: StoredFolder
+
+
+def save_index(
+    index: Index,
+    directory: str | Path,
+    file: str,
+    write: Callable[[Path], object],
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Save `index` with its vectors in `file`, which `write` makes; replaces an older index in one step.
+
+    Raises:
+        ValueError: The index is empty, `directory` holds something else, or another process writes into it.
+    """
+    if index.dimension is None:
+        raise ValueError("the index is empty; add embeddings before saving it")
+    key = {
+        "kind": index.kind,
+        "model": None if index.model is None else index.model._asdict(),
+        "dimension": index.dimension,
+        "count": len(index.ids),
+        "options": dict(options or {}),
+    }
+    files = {"ids.json": lambda path: path.write_text(json.dumps(index.ids), encoding="ascii"), file: write}
+    replace_folder(directory, INDEX, key, files)
+
+
+def read_index(directory: str | Path, kinds: Collection[str], read: Callable[[SavedIndex], Loaded]) -> Loaded:
+    """Return what `read` makes of a saved index.
+
+    Raises:
+        FileNotFoundError: `directory` holds no index.
+        ValueError: It is damaged or of none of the `kinds`.
+    """
+
+    def read_saved(folder: StoredFolder) -> Loaded:
+        key = folder.manifest.key
+        if key["kind"] not in kinds:
+            raise ValueError(f"the index in {str(directory)!r} is of kind {key['kind']!r}, expected {sorted(kinds)}")
+        model = None if key["model"] is None else ModelIdentity(**key["model"])
+        ids = json.loads(folder.path(IDS).read_text(encoding="ascii"))
+        return read(SavedIndex(key["kind"], model, ids, key["options"], folder))
+
+    return read_folder(directory, INDEX, read_saved)
+
+
+def read_kind(directory: str | Path) -> str:
+    """The kind of the index saved in `directory`.
+
+    Raises:
+        FileNotFoundError: `directory` holds no index.
+        ValueError: Its manifest is damaged.
+    """
+    return str(read_manifest(Path(directory), INDEX).key["kind"])
+
+
+def check_vectors(vectors: np.ndarray, dimension: int | None, ids: Sequence[str] | None = None) -> np.ndarray:
+    """Return the vectors `(N, D)` as contiguous float32 if they can be indexed (`ids` given) or searched for.
+
+    Raises:
+        ValueError: Another shape, values that are not finite, or rows not of length 1; the message names the row.
+    """
+    kind = "queries" if ids is None else "embeddings"
+    array = np.ascontiguousarray(vectors, dtype=np.float32)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise ValueError(f"{kind} must be a matrix (N, D), got the shape {array.shape}")
+    if dimension is not None and array.shape[1] != dimension:
+        raise ValueError(f"the {kind} have {array.shape[1]} dimensions, the index has {dimension}")
+    if ids is not None and len(ids) != len(array):
+        raise ValueError(f"got {len(ids)} ids for {len(array)} embeddings")
+    norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
+    bad = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)  # true for NaN as well
+    if bad.any():
+        row = int(bad.argmax())
+        name = f"query {row}" if ids is None else f"the embedding of {ids[row]!r}"
+        problem = f"has norm {norms[row]:.4g}, expected an L2-normalised vector"
+        raise ValueError(f"{name} {problem if np.isfinite(norms[row]) else 'has values that are not finite'}")
+    return array
+
+
+def check_search(index: Index, queries: np.ndarray, k: int) -> np.ndarray:
+    """Return the queries as `check_vectors` does, if `index` can be searched for `k` neighbours of them."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ValueError(f"k must be a positive integer, got {k!r}")
+    if index.dimension is None:
+        raise ValueError("the index is empty; add embeddings before searching it")
+    return check_vectors(queries, index.dimension)
+
+
+def add_ids(ids: list[str], known: set[str], new: Sequence[str]) -> None:
+    """Append `new` to `ids` if all of them are new; otherwise change nothing and raise ValueError."""
+    added: set[str] = set()
+    for id_ in new:
+        if not isinstance(id_, str):
+            raise ValueError(f"ids must be strings, got {id_!r} ({type(id_).__name__})")
+        if id_ in known or id_ in added:
+            raise ValueError(f"the id {id_!r} occurs twice; ids must be unique")
+        added.add(id_)
+    known |= added
+    ids.extend(new)

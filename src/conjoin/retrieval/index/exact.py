@@ -1,0 +1,171 @@
+"""Exact search, the oracle that the other backends are tested against."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.index.base import (
+    VECTORS,
+    SavedIndex,
+    SearchResult,
+    add_ids,
+    check_search,
+    check_vectors,
+    read_index,
+    save_index,
+)
+
+_SCORES_AT_ONCE = 2**24
+_NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
+_CORPUS_BLOCK = 16384
+
+
+class ExactIndex:
+    """Exact nearest neighbours by blocked matrix products.
+
+    Scores are accumulated in float64 and rounded to float32, so equal vectors score equal wherever they stand, and
+    ties are ranked in the order of insertion. A product in float32 selects the few candidates for that: everything
+    within its worst rounding error of the k-th best.
+
+    Args:
+        model: Which model made the vectors; recorded, and checked by `search_items`.
+        device: Where the vectors are kept and multiplied.
+    """
+
+    kind = "exact"
+
+    def __init__(self, model: ModelIdentity | None = None, device: str | torch.device = "cpu") -> None:
+        self.model = model
+        self.device = torch.device(device)
+        self.ids: list[str] = []
+        self.dimension: int | None = None
+        self._known: set[str] = set()
+        self._parts: list[torch.Tensor] = []
+
+    def add(self, ids: Sequence[str], embeddings: np.ndarray) -> None:
+        """Append vectors.
+
+        Args:
+            ids: N new ids.
+            embeddings: `(N, D)`, L2-normalised.
+
+        Raises:
+            ValueError: Another number of ids, an id met before, or vectors of another dimension, not finite or not
+                normalised.
+        """
+        vectors = check_vectors(embeddings, self.dimension, ids)
+        add_ids(self.ids, self._known, ids)
+        self.dimension = vectors.shape[1]
+        self._parts.append(torch.tensor(vectors, device=self.device))
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """Rank the corpus for each query.
+
+        Args:
+            queries: `(Q, D)`, L2-normalised.
+            k: How many to return; the whole corpus if it is larger.
+
+        Raises:
+            ValueError: An empty index, `k` below 1, or queries of another dimension, not finite or not normalised.
+        """
+        vectors = torch.tensor(check_search(self, queries, k), device=self.device)
+        k = min(k, len(self.ids))
+        rows_at_once = max(1, _SCORES_AT_ONCE // _CORPUS_BLOCK)
+        found = [self._search_rows(part, k) for part in vectors.split(rows_at_once)]
+        indices = np.concatenate([part[0] for part in found]) if found else np.empty((0, k), dtype=np.int64)
+        scores = np.concatenate([part[1] for part in found]) if found else np.empty((0, k), dtype=np.float32)
+        return SearchResult([[self.ids[index] for index in row] for row in indices.tolist()], scores)
+
+    def _search_rows(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions and scores `(q, k)` for a few queries `(q, D)`."""
+        margin = _rounding_margin(queries.shape[1])
+        doubles = queries.cpu().numpy().astype(np.float64)
+        floor = torch.full((len(queries), 1), -torch.inf, device=self.device)
+        rows, columns = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        scores = np.empty(0, dtype=np.float32)
+        offset = 0
+        for part in self._parts:
+            for block in part.split(_CORPUS_BLOCK):
+                rough = queries @ block.T
+                if len(block) >= k:
+                    floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
+                found_rows, new_columns = (rough >= floor).nonzero(as_tuple=True)
+                new_rows = found_rows.cpu().numpy()
+                new_scores = _exact_scores(doubles, block, new_rows, new_columns)
+                rows = np.concatenate([rows, new_rows])
+                columns = np.concatenate([columns, new_columns.cpu().numpy() + offset])
+                scores = np.concatenate([scores, new_scores])
+                rows, columns, scores = _best(rows, columns, scores, k)
+                if offset + len(block) >= k:
+                    worst = torch.from_numpy(scores.reshape(len(queries), k)[:, -1:].copy()).to(self.device)
+                    floor = torch.maximum(floor, worst - margin)
+                offset += len(block)
+        return columns.reshape(len(queries), k), scores.reshape(len(queries), k)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the index; whatever happens, `directory` holds either the old index or the new one.
+
+        Raises:
+            ValueError: The index is empty.
+        """
+        save_index(self, directory, "vectors.safetensors", self._write)
+
+    def _write(self, path: Path) -> None:
+        path.write_bytes(save({"embeddings": torch.cat([part.cpu() for part in self._parts])}))
+
+    @classmethod
+    def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Read a saved index.
+
+        Raises:
+            FileNotFoundError: There is none in `directory`.
+            ValueError: It is damaged or of another kind.
+        """
+        return read_index(directory, (cls.kind,), partial(cls._read, device=device))
+
+    @classmethod
+    def _read(cls, saved: SavedIndex, device: str | torch.device) -> Self:
+        with saved.folder.shard(VECTORS) as file:
+            embeddings = file.get_tensor("embeddings").numpy()
+        index = cls(saved.model, device)
+        index.add(saved.ids, embeddings)
+        return index
+
+
+def _rounding_margin(dimension: int) -> float:
+    """Twice the worst error of a `dimension`-long float32 inner product of unit vectors, and a bit."""
+    try:
+        is_full = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # reduced by `torch.backends.fp32_precision`, as `tf32` of training arguments does
+        is_full = False
+    # Else factors may be rounded to bfloat16.
+    return 3 * dimension * float(np.finfo(np.float32).eps) if is_full else 2.0**-5
+
+
+def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: torch.Tensor) -> np.ndarray:
+    """Inner products of the given pairs `(P,)` of float64 queries and rows of `block`, as float32."""
+    candidates, places = columns.unique(return_inverse=True)
+    vectors, where = block[candidates].cpu().numpy().astype(np.float64), places.cpu().numpy()
+    scores = np.empty(len(rows), dtype=np.float32)
+    pairs_at_once = max(1, _NUMBERS_AT_ONCE // queries.shape[1])
+    for start in range(0, len(rows), pairs_at_once):
+        some = slice(start, start + pairs_at_once)
+        scores[some] = np.einsum("pd,pd->p", queries[rows[some]], vectors[where[some]])
+    return scores
+
+
+def _best(
+    rows: np.ndarray, columns: np.ndarray, scores: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The k best of every row in order: by row, then falling score, then column."""
+    order = np.lexsort((columns, -scores, rows))
+    rows = rows[order]
+    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    kept = order[rank < k]
+    return rows[rank < k], columns[kept], scores[kept]

@@ -1,0 +1,67 @@
+"""One function that loads an encoder from any model: ours, sentence-transformers', or a stock checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import cached_file
+
+from conjoin.hub.load import is_own_model, load_model, loading
+from conjoin.ops import choose_device
+from conjoin.retrieval.encoder import ItemEncoder, model_name
+from conjoin.retrieval.sentence_encoder import load_sentence_transformer
+from conjoin.retrieval.stock_encoder import load_stock_model
+
+
+def load_encoder(
+    path: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    num_workers: int = 0,
+) -> ItemEncoder:
+    """Load any model as an encoder.
+
+    The folder decides how it is read. A `config.json` with a `model_type` of this package: with the installed classes,
+    never with code from the folder. Else a `modules.json`: with sentence-transformers. Else as a stock transformers
+    checkpoint: a text encoder, a vision transformer, or one with a tower for each.
+
+    Args:
+        path: A local folder or the name of a repository on the Hub.
+        trust_remote_code: Run Python code from the folder where a model of another package needs it.
+        batch_size: Items per forward pass.
+        device: Where to run; `None` takes a GPU when there is one.
+        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
+        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ImportError: sentence-transformers is needed and not installed.
+        ValueError: The weights are damaged, the model is no encoder, it needs code that is not trusted, or there is no
+            such `device`.
+    """
+    device = choose_device(device)
+    model, processor = _load(path, trust_remote_code)
+    return ItemEncoder(model, processor, batch_size, device, dtype, num_workers=num_workers, name=model_name(path))
+
+
+def _load(path: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
+    has_config = _has_file(path, "config.json")
+    if has_config and is_own_model(path):
+        return load_model(path)
+    if _has_file(path, "modules.json"):
+        return load_sentence_transformer(path, trust_remote_code)
+    if Path(path).is_dir() and not has_config:
+        raise FileNotFoundError(
+            f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
+        )
+    return load_stock_model(path, trust_remote_code)
+
+
+def _has_file(path: str | Path, name: str) -> bool:
+    if Path(path).is_dir():
+        return (Path(path) / name).is_file()
+    with loading(path):
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False) is not None

@@ -1,0 +1,1 @@
+"""Hard negatives mined with several encoders."""

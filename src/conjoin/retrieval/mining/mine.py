@@ -1,0 +1,160 @@
+"""Offline hard-negative mining: the union of what several encoders rank as similar.
+
+Each miner names a model and a view (text, image or both) of the anchor and of the candidate. Mining has three steps,
+each of which resumes after an interruption: every (model, view) is encoded once; every miner searches, one file of
+results per block of anchors; the results are united into one file.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conjoin.data.pair_sources import AnyDataset
+from conjoin.progress import progress
+from conjoin.retrieval.encode import encode_corpus
+from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.load import load_encoder
+from conjoin.retrieval.mining.miners import Miner, check_miners, miner_folder, needed_views, store_folder, view_rows
+from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, MinedNegatives, load_mined, write_mined
+from conjoin.retrieval.mining.search import RESULTS, Excluded, Hits, MinerSearch, read_hits
+from conjoin.retrieval.store import EmbeddingStore
+from conjoin.storage import StoredFolder
+
+logger = logging.getLogger(__name__)
+
+
+def mine_hard_negatives(
+    corpus: AnyDataset,
+    miners: Sequence[Miner],
+    folder: str | Path,
+    *,
+    anchors: AnyDataset | None = None,
+    k: int = 10,
+    load_encoder: Callable[[str], ItemEncoder] = load_encoder,
+    index_kind: str = "exact",
+    index_options: Mapping[str, Any] | None = None,
+    shard_size: int = 4096,
+    dtype: str = "float32",
+    show_progress: bool = False,
+) -> MinedNegatives:
+    """Find the hard negatives of every anchor: the union of the top `k` of every miner.
+
+    Never among them: the anchor itself (the same id), rows of its `group`, and near-duplicates, candidates whose
+    cosine reaches `duplicate_above` in any miner. The search goes deeper for an anchor until `k` others are found and
+    all of its duplicates with them (to a depth of 1024). In memory are one index and the results of one block.
+
+    Args:
+        corpus: Candidates, columns `id`, `image` and `text` as `load_pairs` gives them, and optionally `group`.
+        miners: See `Miner`; of equal rank, the earlier one goes first.
+        folder: For embeddings, results and `negatives.parquet`; the same call with the same folder resumes. More
+            miners may be added later; those that are done stay.
+        anchors: Whose negatives to find, ids and groups meaning the same as in the corpus; `None`: of all of the
+            corpus.
+        k: Negatives per miner.
+        load_encoder: Makes the encoder of a model.
+        index_kind: As for `build_index`; `"exact"` keeps 4 D bytes per candidate in memory, `"ivfpq"` D / 4.
+        index_options: As for `build_index`, e.g. `{"device": "cuda"}`.
+        shard_size: Rows per file of the embeddings, and anchors searched at once.
+        dtype: Type of the stored embeddings.
+        show_progress: Show progress bars.
+
+    Raises:
+        ValueError: Two miners of one name, `k` < 1, a row without the view of a miner, or a folder that was begun with
+            other settings (the message names them); and as `encode_corpus`.
+    """
+    check_miners(miners, k)
+    folder = Path(folder)
+    sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
+    stores = _encode_views(sources, miners, folder, load_encoder, shard_size, dtype, show_progress)
+    of_anchors = "corpus" if anchors is None else "anchors"
+    excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
+    by_corpus = sorted(miners, key=_corpus_of)
+    for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
+        search = MinerSearch(stores["corpus", model, view], index_kind, dict(index_options or {}), k, excluded)
+        for miner in same_corpus:
+            queries = stores[of_anchors, model, miner.query]
+            search.run(miner, queries, miner_folder(folder, miner), show_progress)
+        del search  # one index at a time in memory
+    first = miners[0]
+    candidate_ids = stores["corpus", first.model, first.candidate].ids
+    queries = stores[of_anchors, first.model, first.query]
+    write_mined(folder / NEGATIVES_FILE, _united(queries, candidate_ids, miners, folder, show_progress))
+    return load_mined(folder)
+
+
+def _corpus_of(miner: Miner) -> tuple[str, str]:
+    return miner.model, miner.candidate
+
+
+def _encode_views(
+    sources: Mapping[str, AnyDataset],
+    miners: Sequence[Miner],
+    folder: Path,
+    load_encoder: Callable[[str], ItemEncoder],
+    shard_size: int,
+    dtype: str,
+    show_progress: bool,
+) -> dict[tuple[str, str, str], EmbeddingStore]:
+    """The store of every (source, model, view); one model at a time in memory."""
+    stores = {}
+    for model, views in needed_views(miners, "anchors" in sources).items():
+        encoder = load_encoder(model)
+        for source, view in views:
+            stores[source, model, view] = encode_corpus(
+                view_rows(sources[source], view),
+                encoder,
+                store_folder(folder, source, model, view),
+                shard_size=shard_size,
+                dtype=dtype,
+                show_progress=show_progress,
+            )
+        del encoder
+    return stores
+
+
+def _groups(rows: AnyDataset) -> dict[str, str]:
+    """The group of every row that has one."""
+    columns: Iterable[str] = rows.column_names or next(
+        iter(rows), {}
+    )  # a stream may not know its columns before it is read
+    if "group" not in columns:
+        return {}
+    named = rows.select_columns(["id", "group"])
+    return {str(row["id"]): str(row["group"]) for row in named if row["group"] is not None}
+
+
+def _united(
+    anchors: EmbeddingStore, candidate_ids: Sequence[str], miners: Sequence[Miner], folder: Path, show_progress: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of the final file, one list per shard of anchors."""
+    without = 0
+    results = [StoredFolder(miner_folder(folder, miner), RESULTS) for miner in miners]
+    shards = progress(anchors, desc="uniting", unit="shard", total=anchors.shards, show=show_progress)
+    for number, (ids, _) in enumerate(shards):
+        hits = [read_hits(one, number) for one in results]
+        rows = [
+            _row(id_, dict(zip([miner.name for miner in miners], found, strict=True)), candidate_ids)
+            for id_, found in zip(ids, zip(*hits, strict=True), strict=True)
+        ]
+        without += sum(not row["negatives"] for row in rows)
+        yield rows
+    if without:
+        logger.warning("%d of %d anchors have no hard negative", without, len(anchors))
+
+
+def _row(anchor: str, found: Mapping[str, Hits], candidate_ids: Sequence[str]) -> dict[str, Any]:
+    """Unite what the miners found for one anchor: best rank first, then in the order of the miners."""
+    duplicates = {position for hits in found.values() for position in hits.duplicates}
+    provenance: dict[int, list[dict[str, Any]]] = {}
+    for miner, hits in found.items():
+        for rank, (position, score) in enumerate(hits.kept, start=1):
+            if position not in duplicates:
+                provenance.setdefault(position, []).append({"miner": miner, "rank": rank, "score": score})
+    order = sorted(provenance, key=lambda position: min(entry["rank"] for entry in provenance[position]))
+    return {
+        "id": anchor,
+        "negatives": [candidate_ids[position] for position in order],
+        "found_by": [provenance[position] for position in order],
+    }

@@ -1,0 +1,117 @@
+"""What a miner of hard negatives is: a model, and the views of the anchor and of the candidate that it compares."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from conjoin.data.pair_sources import AnyDataset
+
+VIEWS = {"image": ("image",), "text": ("text",), "fused": ("image", "text")}
+"""The views of an item, and the columns of each."""
+
+DUPLICATE_ABOVE = 0.95
+
+
+@dataclass(frozen=True)
+class Miner:
+    """One way of finding hard negatives.
+
+    Attributes:
+        name: Unique; also the name of its folder.
+        model: Folder or Hub name, as `load_encoder` takes it.
+        query: The view of the anchor: `"image"`, `"text"` or `"fused"`.
+        candidate: The view of the candidates.
+        duplicate_above: A candidate of at least this cosine is a duplicate of the anchor for all miners, not a
+            negative. Models differ in what 0.95 means; above 1 there are no duplicates.
+    """
+
+    name: str
+    model: str
+    query: str
+    candidate: str
+    duplicate_above: float = DUPLICATE_ABOVE
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise ValueError(f"the name of a miner is letters, digits, '.', '_' and '-', got {self.name!r}")
+        for role, view in (("query", self.query), ("candidate", self.candidate)):
+            if view not in VIEWS:
+                raise ValueError(f"miner {self.name!r}: unknown {role} {view!r}; expected one of {list(VIEWS)}")
+        if not isinstance(self.duplicate_above, int | float) or math.isnan(self.duplicate_above):
+            raise ValueError(f"miner {self.name!r}: duplicate_above must be a number, got {self.duplicate_above!r}")
+
+
+def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:
+    """Read miners from `{name: {model, query, candidate[, duplicate_above]}}`, as in YAML.
+
+    Raises:
+        ValueError: None at all, a key is missing or unknown, or a value is not one of those expected.
+    """
+    if not isinstance(described, Mapping) or not described:
+        raise ValueError(f"expected miners as name: {{model, query, candidate}}, got {described!r:.80}")
+    known = {field.name for field in fields(Miner)} - {"name"}
+    for name, miner in described.items():
+        keys = set(miner) if isinstance(miner, Mapping) else set()
+        if not known - {"duplicate_above"} <= keys <= known:
+            raise ValueError(
+                f"miner {name!r}: expected the keys model, query, candidate and optionally duplicate_above; "
+                f"got {miner!r:.120}"
+            )
+    return [Miner(str(name), **miner) for name, miner in described.items()]
+
+
+def check_miners(miners: Sequence[Miner], k: int = 1) -> None:
+    """Refuse miners that cannot be used together, and a `k` below 1.
+
+    Raises:
+        ValueError: No miner, two of one name, or `k` < 1.
+    """
+    names = [miner.name for miner in miners]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"expected at least one miner and no name twice, got {names}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+
+
+def view_rows(rows: AnyDataset, view: str) -> AnyDataset:
+    """The id of every row and the columns of a view."""
+    return rows.select_columns(["id", *VIEWS[view]])
+
+
+def needed_views(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, list[tuple[str, str]]]:
+    """For each model the `(source, view)` to encode, source `"corpus"` or `"anchors"`; each once."""
+    needed: dict[str, list[tuple[str, str]]] = {}
+    of_anchors = "anchors" if separate_anchors else "corpus"
+    for miner in miners:
+        views = needed.setdefault(miner.model, [])
+        for pair in (("corpus", miner.candidate), (of_anchors, miner.query)):
+            if pair not in views:
+                views.append(pair)
+    return needed
+
+
+def needed_parts(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, Literal["image", "text"] | None]:
+    """The one part that the miners compare of the rows of each source, None for both: `only` of `load_pairs`."""
+    views: dict[str, set[str]] = {}
+    for pairs in needed_views(miners, separate_anchors).values():
+        for source, view in pairs:
+            views.setdefault(source, set()).add(view)
+    return {
+        source: "image" if seen == {"image"} else "text" if seen == {"text"} else None
+        for source, seen in views.items()
+    }
+
+
+def store_folder(folder: Path, source: str, model: str, view: str) -> Path:
+    """Where the embeddings of a view of `source`, `"corpus"` or `"anchors"`, are kept."""
+    short = re.sub(r"\W+", "-", Path(model).name) + "-" + hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
+    return folder / "embeddings" / f"{source}-{view}-{short}"
+
+
+def miner_folder(folder: Path, miner: Miner) -> Path:
+    """Where the results of a miner are kept."""
+    return folder / "miners" / miner.name

@@ -1,0 +1,154 @@
+"""Mined hard negatives on disk: the negatives of every anchor and the miners that found them.
+
+The file is Parquet with the columns
+
+* `id`: string, the anchor;
+* `negatives`: list of strings, the ids of its negatives, best rank first;
+* `found_by`: for each of the negatives, in the same order, a list of `{miner, rank, score}`: the miners that found
+  it, its rank there (from 1, the anchor itself and its duplicates not counted) and its cosine. (Older files name the
+  first field `metric`; they are read too.)
+
+Its checksum lies beside it in `<name>.sha256`; a file without one is read unchecked.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from conjoin.storage import check_checksum, write_with_checksum
+
+NEGATIVES_FILE = "negatives.parquet"
+_REMEDY = "run `conjoin mine` again"
+MINED_SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "negatives": pa.list_(pa.string()),
+        "found_by": pa.list_(pa.list_(pa.struct({"miner": pa.string(), "rank": pa.int32(), "score": pa.float32()}))),
+    }
+)
+
+
+class Finding(NamedTuple):
+    """How one miner found a negative."""
+
+    miner: str
+    rank: int
+    score: float
+
+
+class MinedNegatives(Mapping[str, list[str]]):
+    """From the id of an anchor to the ids of its hard negatives, best rank first.
+
+    The ids are kept once each and the lists as numbers, so that millions of anchors fit in memory; where the negatives
+    came from stays in the file until `findings` asks for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            check_checksum(path, _REMEDY)
+            self._state = _state(path)
+            table = pq.read_table(path, columns=["id", "negatives"], read_dictionary=["negatives.list.element"])
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise ValueError(f"{str(path)!r} is not a file of mined negatives ({error}); {_REMEDY}") from error
+        if table.column_names != ["id", "negatives"]:
+            raise ValueError(f"{str(path)!r} has the columns {table.column_names}, expected {MINED_SCHEMA.names}")
+        lists = table["negatives"].unify_dictionaries().combine_chunks()
+        self._offsets = lists.offsets.to_numpy()
+        self._codes = lists.values.indices.to_numpy()
+        self._names: list[str] = lists.values.dictionary.to_pylist()
+        self._rows = {id_: row for row, id_ in enumerate(table["id"].to_pylist())}
+
+    def __getitem__(self, anchor: str) -> list[str]:
+        return [self._names[code] for code in self._codes_of(anchor).tolist()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def draw(self, anchor: str, n: int, generator: torch.Generator) -> list[str]:
+        """Draw `n` different negatives of an anchor, uniformly; all of them, in random order, if it has fewer.
+
+        Args:
+            anchor: Its id.
+            n: How many; two in the paper.
+            generator: Equal states give equal draws.
+
+        Raises:
+            ValueError: `n` is negative.
+            KeyError: Nothing was mined for this anchor.
+        """
+        if n < 0:
+            raise ValueError(f"n must be at least 0, got {n}")
+        codes = self._codes_of(anchor)
+        order = torch.randperm(len(codes), generator=generator)[:n]
+        return [self._names[code] for code in codes[order.numpy()].tolist()]
+
+    def findings(self, anchor: str) -> dict[str, list[Finding]]:
+        """Which miners found each negative of an anchor, at which rank and score; reads the file.
+
+        Raises:
+            KeyError: Nothing was mined for this anchor.
+            ValueError: The file was changed after it was loaded.
+        """
+        row = self._rows[anchor]
+        if _state(self.path) != self._state:
+            raise ValueError(f"{str(self.path)!r} was changed after it was loaded; load it again")
+        with pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                if row < size:
+                    found = file.read_row_group(group, ["found_by"])["found_by"][row].as_py()
+                    break
+                row -= size
+        return {
+            name: [Finding(*entry.values()) for entry in entries]
+            for name, entries in zip(self[anchor], found, strict=True)
+        }
+
+    def _codes_of(self, anchor: str) -> np.ndarray:
+        row = self._rows[anchor]
+        return self._codes[self._offsets[row] : self._offsets[row + 1]]
+
+
+def load_mined(path: str | Path) -> MinedNegatives:
+    """Read what `mine_hard_negatives` wrote.
+
+    Args:
+        path: The Parquet file, or the folder that holds it as `negatives.parquet`.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is another kind of file, or damaged.
+    """
+    path = Path(path)
+    file = path / NEGATIVES_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{str(file)!r}: no such file; `conjoin mine` writes it when it is done")
+    return MinedNegatives(file)
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes with a file."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:
+    """Write blocks of rows `MINED_SCHEMA`, one row group each; the file appears when all of them are in."""
+
+    def write(temporary: Path) -> None:
+        with pq.ParquetWriter(temporary, MINED_SCHEMA, compression="zstd") as writer:
+            for rows in blocks:
+                writer.write_table(pa.Table.from_pylist(rows, schema=MINED_SCHEMA))
+
+    write_with_checksum(path, write)

@@ -1,0 +1,136 @@
+"""Models of sentence-transformers behind the interface of `ItemEncoder`."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from conjoin.hub.load import loading
+from conjoin.processing.item_inputs import Item, parse_items
+from conjoin.retrieval.encoder import EncoderOutput
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_MODALITY_NAMES: dict[str, Any] = {"text": "text", "image": "image", "image,text": ("image", "text")}
+"""Our names of modalities, and those of sentence-transformers."""
+
+
+def load_sentence_transformer(
+    path: str | Path, trust_remote_code: bool = False
+) -> tuple["SentenceTransformerModel", Any]:
+    """Load a model of sentence-transformers and what turns items into its inputs, as `ItemEncoder` takes them.
+
+    An instruction becomes the prompt, with a space behind it unless it ends in white space. Without one the model's
+    default prompt applies, as in the library.
+
+    Args:
+        path: A local folder or the name of a repository on the Hub, with a `modules.json`.
+        trust_remote_code: Run the Python code that it brings.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ImportError: sentence-transformers is not installed.
+        ValueError: The weights are damaged, or the model needs code that is not trusted.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            f'{str(path)!r} is a model of sentence-transformers, which is not installed: pip install "conjoin[st]"'
+        ) from error
+    with loading(path):
+        model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code)
+    return SentenceTransformerModel(model), partial(_process, model)
+
+
+class SentenceTransformerModel(torch.nn.Module):
+    """A `SentenceTransformer` with one L2-normalised embedding per item.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: "SentenceTransformer") -> None:
+        super().__init__()
+        self.model = model
+        self.config = _Settings(model)
+
+    def forward(self, groups: list[dict[str, Any]], rows: list[Tensor]) -> EncoderOutput:
+        """Embed the groups of `_process`; `rows` holds the places of each group's items in the batch."""
+        parts = [self.model(features)["sentence_embedding"].float() for features in groups]
+        embeddings = torch.cat(parts)[torch.cat(rows).argsort()]
+        return EncoderOutput(torch.nn.functional.normalize(embeddings, dim=-1))
+
+
+class _Settings:
+    """The settings that, beside the weights, decide what vectors a model gives."""
+
+    def __init__(self, model: "SentenceTransformer") -> None:
+        self._model = model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe every module in order, the longest text and the default prompt."""
+        modules: list[Any] = [*self._model]
+        configs = [part.config.to_dict() for part in self._model.modules() if isinstance(part, PreTrainedModel)]
+        return {
+            "modules": [[type(module).__name__, module.get_config_dict()] for module in modules],
+            "transformers": configs,
+            "max_seq_length": self._model.max_seq_length,
+            "truncate_dim": self._model.truncate_dim,
+            "prompt": _default_prompt(self._model),
+        }
+
+
+def _default_prompt(model: "SentenceTransformer") -> str | None:
+    return None if model.default_prompt_name is None else model.prompts[model.default_prompt_name]
+
+
+def _process(
+    model: "SentenceTransformer", items: Sequence[Any], instruction: Sequence[str | None] | None = None
+) -> Mapping[str, Any]:
+    """The inputs of `SentenceTransformerModel.forward`: one group per modality and prompt, as the library needs it."""
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    prompts = [None] * len(items) if instruction is None else instruction
+    parsed = parse_items(items)
+    for place, (item, told) in enumerate(zip(parsed, prompts, strict=True)):
+        if not model.supports(_MODALITY_NAMES[item.modality]):
+            raise ValueError(f"item {place}: this model cannot take {item.modality!r}")
+        groups.setdefault((item.modality, _prompt(model, told)), []).append(place)
+    inputs = [_input(model, place, value, item) for place, (value, item) in enumerate(zip(items, parsed, strict=True))]
+    return {
+        "groups": [
+            model.preprocess([inputs[place] for place in places], prompt=prompt)
+            for (_, prompt), places in groups.items()
+        ],
+        "rows": [torch.tensor(places) for places in groups.values()],
+    }
+
+
+def _prompt(model: "SentenceTransformer", instruction: str | None) -> str | None:
+    if instruction is None or not instruction.strip():
+        return _default_prompt(model)
+    return instruction if instruction[-1].isspace() else f"{instruction} "
+
+
+def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> Any:  # noqa: ANN401
+    """An item as sentence-transformers takes it: its images decoded, a text never mistaken for a path."""
+    is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
+    if model.supports("message"):
+        if is_chat:
+            return value
+        parts: dict[str, list[Any]] = {"image": [*item.images], "text": [*item.texts]}
+        order = dict.fromkeys(_kind(part) for part in item.parts)
+        return {kind: parts[kind] if len(parts[kind]) > 1 else parts[kind][0] for kind in order}
+    if len(item.images) > 1:
+        raise ValueError(f"item {place}: {len(item.images)} images, but this model takes one image per item")
+    text = {"text": " ".join(item.texts)} if item.texts else {}
+    return text | ({"image": item.images[0]} if item.images else {})
+
+
+def _kind(part: Any) -> str:  # noqa: ANN401
+    return "text" if isinstance(part, str) else "image"

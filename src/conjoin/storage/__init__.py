@@ -1,0 +1,33 @@
+"""What every resumable folder needs: atomic writes, files with checksums under a manifest, and fingerprints."""
+
+from .atomic import atomic_path as atomic_path, write_text as write_text
+from .checksum_file import check_checksum as check_checksum, write_with_checksum as write_with_checksum
+from .fingerprints import (
+    content_digest as content_digest,
+    model_fingerprint as model_fingerprint,
+    name_ids as name_ids,
+    processor_digest as processor_digest,
+    row_digest as row_digest,
+    rows_digest as rows_digest,
+    settings_digest as settings_digest,
+    stable_id as stable_id,
+    text_digest as text_digest,
+    tokenizer_digest as tokenizer_digest,
+    weights_digest as weights_digest,
+)
+from .folder import (
+    FolderWriter as FolderWriter,
+    StoredFolder as StoredFolder,
+    is_current as is_current,
+    read_folder as read_folder,
+    replace_folder as replace_folder,
+)
+from .manifest import (
+    DamagedError as DamagedError,
+    FolderKind as FolderKind,
+    Manifest as Manifest,
+    differences as differences,
+    read_manifest as read_manifest,
+    recorded_rows as recorded_rows,
+)
+from .row_shards import NAMES as NAMES, RowShards as RowShards

@@ -1,0 +1,123 @@
+"""Fingerprints: of names, weights, processors and rows, by which a cache knows what it was made from."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+import torch
+from PIL import Image
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+_INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
+
+
+def text_digest(text: str) -> str:
+    """A fingerprint of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stable_id(name: str) -> int:
+    """A 63-bit id, equal exactly where the names are (up to hash collisions)."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+
+
+def name_ids(names: Sequence[str]) -> torch.Tensor:
+    """The `stable_id` of each name, `(N,)` int64."""
+    return torch.tensor([stable_id(name) for name in names])
+
+
+def weights_digest(model: nn.Module, prefixes: tuple[str, ...] = ("",)) -> str:
+    """A fingerprint of a model's weights, or of those whose names begin with one of `prefixes`."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if name.startswith(prefixes):
+            digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def model_fingerprint(model: PreTrainedModel) -> str:
+    """A fingerprint of a model's configuration and weights, wherever it is stored."""
+    return text_digest(
+        json.dumps(_essential(model.config.to_dict()), sort_keys=True, default=str) + weights_digest(model)
+    )
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """A fingerprint of settings, without what depends on where they were saved or on the last call."""
+    incidental = ("auto_map", "processor_class", "truncation", "padding")
+    kept = {name: value for name, value in settings.items() if name not in incidental}
+    return text_digest(json.dumps(kept, sort_keys=True, default=str))
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A fingerprint of how a tokenizer cuts texts."""
+    if not tokenizer.is_fast:
+        return settings_digest(tokenizer.get_vocab())
+    return settings_digest(json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
+def processor_digest(processor: ProcessorMixin) -> str:
+    """A fingerprint of what a processor makes of items, wherever it was loaded from."""
+    own: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name != "image_processor"}
+    parts: Any = processor  # an image processor and a tokenizer
+    images, words = settings_digest(parts.image_processor.to_dict()), tokenizer_digest(parts.tokenizer)
+    return settings_digest(own | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})
+
+
+def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs
+    """A fingerprint of rows in their order: all their fields, and their images as `row_bytes` takes them.
+
+    Raises:
+        ValueError: The rows have no length and order, or are resampled each time they are read.
+    """
+    if isinstance(rows, datasets.Dataset):
+        if rows.format["type"] == "custom":
+            raise ValueError("the rows have a transform, so their images may change; cache the rows without it")
+        rows = rows.cast_column("image", datasets.Image(decode=False))
+    elif not isinstance(rows, Sequence):
+        raise ValueError(f"expected rows with a length and an order to cache, got {type(rows).__name__}")
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row_bytes(row))
+    return digest.hexdigest()
+
+
+def row_digest(row: Mapping[str, Any]) -> int:
+    """A 63-bit fingerprint of a row as `row_bytes` takes it."""
+    return int.from_bytes(hashlib.sha256(row_bytes(row)).digest()[:8], "big") >> 1
+
+
+def row_bytes(row: Mapping[str, Any]) -> bytes:
+    """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded."""
+    words = sorted((name, value) for name, value in row.items() if name != "image")
+    image = row.get("image")
+    if isinstance(image, Image.Image):
+        return repr((words, content_digest(image))).encode("utf-8", "surrogatepass")
+    stored = image if isinstance(image, Mapping) else {"bytes" if isinstance(image, bytes) else "path": image}
+    data = stored.get("bytes") or b""
+    name, state = "" if data else str(stored.get("path") or ""), None
+    if os.path.isfile(name):
+        found = os.stat(name)
+        state = (found.st_size, found.st_mtime_ns)
+    return repr((words, name, state)).encode("utf-8", "surrogatepass") + data
+
+
+def content_digest(image: Image.Image) -> str:
+    """A fingerprint of a decoded image."""
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+
+
+def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Drop what depends on where and by which version a configuration was saved."""
+    if isinstance(config, Mapping):
+        return {
+            str(key): _essential(value)
+            for key, value in config.items()
+            if str(key) not in _INCIDENTAL_CONFIG_KEYS and not str(key).startswith("_")
+        }
+    return [_essential(value) for value in config] if isinstance(config, list | tuple) else config

@@ -1,0 +1,321 @@
+"""Folders of files under a manifest: resumed after an interruption, verified on reading, replaced in one step.
+
+A folder is written in one of two ways. `FolderWriter` adds numbered shards, one after the other, and resumes.
+`replace_folder` writes all files at once beside the old ones. Both end by replacing the manifest, so a reader finds
+the old state or the new one.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from filelock import BaseFileLock, FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .atomic import TEMPORARY, commit, remove_temporary, temporary_path
+from .manifest import (
+    MANIFEST,
+    DamagedError,
+    FolderKind,
+    Manifest,
+    StoredFile,
+    check_file,
+    check_key,
+    file_digest,
+    read_manifest,
+)
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+Result = TypeVar("Result")
+
+
+class StoredFolder:
+    """A complete folder, opened for reading.
+
+    Opening it compares the sizes of all files with the manifest. The checksum of a file is compared when the file is
+    first used, once in a process.
+
+    Args:
+        folder: Where it was written.
+        kind: What it must hold.
+        verify: Whether to compare checksums.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is unfinished, damaged, or of another kind or version.
+    """
+
+    def __init__(self, folder: str | Path, kind: FolderKind, verify: bool = True) -> None:
+        self.folder, self.kind, self.verify = Path(folder), kind, verify
+        self.manifest = read_manifest(self.folder, kind)
+        if not self.manifest.complete:
+            raise ValueError(
+                f"the {kind.name} in {str(folder)!r} is unfinished ({self.manifest.rows} rows so far); "
+                f"{kind.remedy} again, it resumes"
+            )
+        for file in self.manifest.files:
+            check_file(self.folder, file, kind, verify=False)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return self.manifest.rows
+
+    def path(self, number: int) -> Path:
+        """The path of a file that is intact.
+
+        Raises:
+            DamagedError: It is not.
+        """
+        return check_file(self.folder, self.manifest.files[number], self.kind, self.verify)
+
+    def shard(self, number: int) -> Any:  # noqa: ANN401 - safetensors has no types
+        """Open a safetensors file, memory-mapped.
+
+        Raises:
+            DamagedError: It is damaged.
+        """
+        path = self.path(number)
+        try:
+            return safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise DamagedError(f"the file {str(path)!r} is damaged ({error}); {self.kind.remedy} again") from error
+
+
+def read_folder(folder: str | Path, kind: FolderKind, read: Callable[[StoredFolder], Result]) -> Result:
+    """Return what `read` makes of a folder; reads again if another process replaced the folder meanwhile.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: As `StoredFolder`.
+    """
+    while True:
+        before = read_manifest(Path(folder), kind)
+        try:
+            return read(StoredFolder(folder, kind))
+        except DamagedError:
+            if read_manifest(Path(folder), kind) == before:
+                raise
+
+
+def is_current(folder: Path, kind: FolderKind, key: Mapping[str, Any]) -> bool:
+    """Whether a folder is complete, intact and made from `key`; warns if it is damaged.
+
+    Raises:
+        ValueError: It is of another kind or version.
+    """
+    if not (folder / MANIFEST).exists():
+        return False
+    try:
+        manifest = read_manifest(folder, kind)
+        if not manifest.complete or manifest.key != _plain(key):
+            return False
+        for file in manifest.files:
+            check_file(folder, file, kind)
+    except DamagedError as error:
+        logger.warning("%s; making it again", error)
+        return False
+    return True
+
+
+class FolderWriter:
+    """Writes numbered shards into a folder, or resumes; a context manager.
+
+    From entering to leaving, the folder is locked; a complete one only from the first write on.
+
+    Args:
+        folder: Made if needed.
+        kind: What it holds.
+        key: What the shards are made from, each part under a name that an error message can use.
+
+    Attributes:
+        details: What else the manifest records; those of the run that began the folder until they are changed.
+
+    Raises:
+        ValueError: On entering: the folder was made from another key (the message names what differs), another
+            process writes into it, or it holds something else. A damaged manifest of a cache is replaced.
+    """
+
+    def __init__(self, folder: str | Path, kind: FolderKind, key: Mapping[str, Any]) -> None:
+        self.folder, self.kind, self._key = Path(folder), kind, _plain(key)
+        self._lock: BaseFileLock | None = None
+        self.manifest = Manifest(kind.name, kind.version, False, self._key, {})
+        self.details: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not _is_complete(self.folder, self.kind):
+            self._acquire()
+        try:
+            self._read()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def has(self, number: int) -> bool:
+        """Whether a shard is finished and intact; warns if it is damaged."""
+        if number >= len(self.manifest.files):
+            return False
+        try:
+            check_file(self.folder, self.manifest.files[number], self.kind)
+        except DamagedError as error:
+            logger.warning("%s; making the file again", error)
+            return False
+        return True
+
+    def write(self, number: int, tensors: Mapping[str, Tensor], rows: int) -> None:
+        """Write a shard, the next one or one that is damaged.
+
+        Raises:
+            OSError: The disk is full or fails; the message says what is safe.
+        """
+        self._acquire()
+        path = self.folder / self.kind.file(number)
+        content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+        try:
+            stored = _write_file(path, rows, lambda temporary: temporary.write_bytes(content), named_by_content=False)
+            manifest = replace(self.manifest.with_file(number, stored), details=_plain(self.details))
+            manifest.save(self.folder)
+        except OSError as error:
+            done = f"{self.manifest.rows} rows in {len(self.manifest.files)} shards are safe"
+            raise OSError(
+                error.errno,
+                f"{error.strerror or error} while writing {str(path)!r}: {done}; "
+                "make room and run the same again, it resumes after them",
+            ) from error
+        self.manifest = manifest
+
+    def finish(self) -> None:
+        """Mark the folder as complete."""
+        if not self.manifest.complete:
+            self.manifest = replace(self.manifest, complete=True, details=_plain(self.details))
+            self.manifest.save(self.folder)
+
+    def _read(self) -> None:
+        if not (self.folder / MANIFEST).exists():
+            return
+        try:
+            found = read_manifest(self.folder, self.kind)
+        except DamagedError as error:
+            if not self.kind.is_cache:
+                raise
+            logger.warning("%s; making all files again", error)
+            return
+        check_key(found.key, self._key, self.folder, self.kind)
+        self.manifest, self.details = found, dict(found.details)
+
+    def _acquire(self) -> None:
+        if self._lock is None:
+            self._lock = lock_folder(self.folder)
+            remove_temporary(self.folder)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def replace_folder(
+    folder: str | Path,
+    kind: FolderKind,
+    key: Mapping[str, Any],
+    files: Mapping[str, Callable[[Path], object]],
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Write all files of a folder; whatever happens, it holds the old files or the new ones.
+
+    The name of a file holds a digest of its content, so no file that the old manifest names is overwritten.
+
+    Args:
+        folder: Made if needed; what it holds of the same kind is replaced.
+        kind: What it holds.
+        key: What the files are made from.
+        files: By name, such as `"vectors.faiss"`, the function that writes the file to a path.
+        details: What else to record.
+
+    Raises:
+        ValueError: The folder holds something else, or another process writes into it.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    try:
+        if (folder / MANIFEST).exists():
+            try:
+                read_manifest(folder, kind)
+            except DamagedError as error:
+                logger.warning("%s; replacing it", error)
+        remove_temporary(folder)
+        stored = tuple(_write_file(folder / name, 0, write, named_by_content=True) for name, write in files.items())
+        Manifest(kind.name, kind.version, True, _plain(key), _plain(details or {}), stored).save(folder)
+        _remove_replaced(folder, list(files), {file.file for file in stored})
+    finally:
+        lock.release()
+
+
+def lock_folder(folder: Path) -> BaseFileLock:
+    """Lock an existing folder for writing, until `release` or the end of the process.
+
+    The operating system holds the lock, so a killed process leaves none behind.
+
+    Raises:
+        ValueError: Another writer holds the lock.
+    """
+    lock = FileLock(folder / LOCK, blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"another process is writing into {str(folder)!r}; wait until it ends, or choose another folder"
+        ) from error
+    return lock
+
+
+def _is_complete(folder: Path, kind: FolderKind) -> bool:
+    try:
+        return read_manifest(folder, kind).complete
+    except (FileNotFoundError, DamagedError):
+        return False
+
+
+def _write_file(path: Path, rows: int, write: Callable[[Path], object], named_by_content: bool) -> StoredFile:
+    """Write a file atomically; `named_by_content` adds a digest to its name."""
+    with temporary_path(path) as temporary:
+        write(temporary)
+        size, digest = temporary.stat().st_size, file_digest(temporary)
+        if named_by_content:
+            path = path.with_name(f"{path.stem}-{digest[:16]}{path.suffix}")
+        commit(temporary, path)
+    return StoredFile(path.name, rows, size, digest)
+
+
+def _remove_replaced(folder: Path, names: list[str], kept: set[str]) -> None:
+    """Remove the earlier versions of the files `names`, whatever their suffix."""
+    stems = "|".join(re.escape(Path(name).stem) for name in names)
+    earlier = re.compile(rf"({stems})-[0-9a-f]{{16}}\.\w+")
+    for path in folder.iterdir():
+        if path.name not in kept and earlier.fullmatch(path.name) and not path.name.endswith(TEMPORARY):
+            try:
+                path.unlink(missing_ok=True)
+            except PermissionError:  # Windows: another process has it open
+                continue
+
+
+def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
+    """A key as it is read back from JSON."""
+    return dict(json.loads(json.dumps(key)))

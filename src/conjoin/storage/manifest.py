@@ -1,0 +1,207 @@
+"""Manifests: what the files of a folder are, what they were made from, and their checksums."""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conjoin.structure import build
+
+from .atomic import write_json
+
+MANIFEST = "manifest.json"
+_FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_CLOCK_TICK = 10**9  # a file that changes twice within it may keep its time
+_verified: set[tuple[str, int, int, int, str]] = set()
+
+
+class DamagedError(ValueError):
+    """A file is missing, truncated or changed; the message names it."""
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What a folder holds.
+
+    Attributes:
+        name: In messages and in the manifest.
+        version: Of the format; another one is refused.
+        remedy: What makes one, as an imperative: "run `conjoin encode`".
+        prefix: How the names of its numbered files begin.
+        is_cache: Whether a damaged manifest may be made again without asking, with a warning.
+    """
+
+    name: str
+    version: int
+    remedy: str
+    prefix: str = "shard"
+    is_cache: bool = False
+
+    def file(self, number: int) -> str:
+        """The name of a numbered file."""
+        return f"{self.prefix}-{number:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file: its bare name, the rows in it, its size in bytes and its checksum."""
+
+    file: str
+    rows: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds; no times or machine names, so that equal work gives equal bytes.
+
+    Attributes:
+        format: `FolderKind.name`.
+        version: `FolderKind.version`.
+        complete: Whether all files are written.
+        key: What the files were made from. Only the same key resumes.
+        details: What else is known of them; never compared.
+        files: The finished files, in order.
+    """
+
+    format: str
+    version: int
+    complete: bool
+    key: dict[str, Any]
+    details: dict[str, Any]
+    files: tuple[StoredFile, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in the finished files."""
+        return sum(file.rows for file in self.files)
+
+    def with_file(self, number: int, file: StoredFile) -> "Manifest":
+        """This manifest with file `number` added or replaced."""
+        return replace(self, files=(*self.files[:number], file, *self.files[number + 1 :]))
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest atomically."""
+        content = asdict(self)
+        write_json(folder / MANIFEST, content | {"checksum": _content_digest(content)})
+
+
+def read_manifest(folder: Path, kind: FolderKind) -> Manifest:
+    """Read the manifest of a folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedError: It is damaged.
+        ValueError: It is of another kind or version.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"no {kind.name} in {str(folder)!r}: it has no {MANIFEST}; {kind.remedy} to make one")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"expected an object, got {content!r:.40}")
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{str(path)!r} is damaged ({error}); remove the folder and {kind.remedy} again") from error
+    found = content.get("format"), content.get("version")
+    if found != (kind.name, kind.version):
+        raise ValueError(
+            f"{str(path)!r} has format {found[0]!r} and version {found[1]!r}, expected {kind.name!r} and "
+            f"{kind.version}; choose another folder, or remove this one and {kind.remedy}"
+        )
+    try:
+        if content.pop("checksum", None) != _content_digest(content):
+            raise ValueError("its content differs from its checksum")
+        manifest: Manifest = build(Manifest, content, "manifest")
+        for file in manifest.files:
+            if not _FILE_NAME.fullmatch(file.file):
+                raise ValueError(f"{file.file!r} is not a bare file name")
+    except ValueError as error:
+        raise DamagedError(f"{str(path)!r} is damaged ({error}); remove the folder and {kind.remedy} again") from error
+    return manifest
+
+
+def recorded_rows(folder: Path, kind: FolderKind) -> int:
+    """Rows that a folder holds already; 0 if there is no such folder.
+
+    Raises:
+        ValueError: As `read_manifest`.
+    """
+    return read_manifest(folder, kind).rows if (folder / MANIFEST).exists() else 0
+
+
+def check_key(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, kind: FolderKind) -> None:
+    """Refuse a key that differs from the recorded one.
+
+    Raises:
+        ValueError: The message names each differing entry with both values.
+    """
+    differing = differences(found, wanted)
+    if differing:
+        raise ValueError(
+            f"cannot resume the {kind.name} in {str(folder)!r}: it was made with {differing}; use the same settings "
+            "or another folder"
+        )
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Name each entry that differs between two keys, with both values; empty if none does."""
+    names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    return ", ".join(f"{name} {_short(found.get(name))}, not {_short(wanted.get(name))}" for name in names)
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file (the fastest hash of the standard library where the processor has instructions for it)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = True) -> Path:
+    """Return the path of an intact file; the checksum of a file is computed once in a process.
+
+    Args:
+        folder: Where it lies.
+        file: What the manifest says of it.
+        kind: Of the folder.
+        verify: Whether to compare the checksum too, not only the size.
+
+    Raises:
+        DamagedError: It is missing, or its size or checksum differs.
+    """
+    path = folder / file.file
+    try:
+        state = path.stat()
+        known = (str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, file.sha256)
+        intact = state.st_size == file.size
+        if intact and verify and known not in _verified:
+            intact = file_digest(path) == file.sha256
+            if intact and time.time_ns() - state.st_mtime_ns > _CLOCK_TICK:
+                _verified.add(known)
+    except OSError as error:
+        raise DamagedError(
+            f"the file {str(path)!r} is missing or unreadable ({error.strerror}); {kind.remedy} again"
+        ) from error
+    if not intact:
+        raise DamagedError(
+            f"the file {str(path)!r} is truncated or damaged: it differs from its checksum; {kind.remedy} again"
+        )
+    return path
+
+
+def _content_digest(content: dict[str, Any]) -> str:
+    """The checksum of a manifest."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _short(value: object) -> str:
+    """A value for a message; of a long text, such as a digest, the beginning."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    if isinstance(value, str) and len(value) > 40:
+        return f"{value[:12]!r}..."
+    return repr(value)

@@ -1,0 +1,75 @@
+"""Dataclasses out of plain mappings, as YAML and JSON give them, with errors that name the key."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+PLAIN = {str, int, float, bool, types.NoneType}
+
+
+def build(kind: Any, value: Any, where: str, sections: Mapping[str, type[Any]] | None = None) -> Any:  # noqa: ANN401
+    """Turn a plain value into what a type hint says.
+
+    Dataclasses are built from mappings, recursively, also inside unions, lists, tuples and dicts. A value of a plain
+    type (`str`, `int`, `float`, `bool`, None) must fit its hint; other hints take any value.
+
+    Args:
+        kind: The hint; a dataclass in most calls.
+        value: The plain value.
+        where: Names the value in errors.
+        sections: Classes that replace the hints of some fields of `kind`.
+
+    Raises:
+        ValueError: An unknown key (the message suggests the nearest), a missing key, or a value of another type.
+    """
+    options = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+    dataclass = next((option for option in options if dataclasses.is_dataclass(option)), None)
+    if dataclass is not None:
+        plain = tuple(option for option in options if option is not dataclass)
+        is_plain = plain and _fits(value, plain)
+        return value if is_plain else _build_dataclass(dataclass, value, where, sections or {})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: build(arguments[1], entry, f"{where}.{key}") for key, entry in value.items()}
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        return origin(build(arguments[0], entry, f"{where}[{place}]") for place, entry in enumerate(value))
+    if origin in (dict, list) or not _fits(value, options):
+        wanted = "a mapping" if origin is dict else "a list" if origin is list else _names(options)
+        raise ValueError(f"{where} is {value!r:.80}; expected {wanted}")
+    return value
+
+
+def _build_dataclass(kind: Any, value: Any, where: str, sections: Mapping[str, type[Any]]) -> Any:  # noqa: ANN401
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is a section with keys of its own, got {value!r:.80}")
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    for key in value:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {sorted(fields)}"
+            raise ValueError(f"{where}: unknown key {key!r}; {hint}")
+    unset = dataclasses.MISSING
+    missing = [n for n, f in fields.items() if n not in value and f.default is unset and f.default_factory is unset]
+    if missing:
+        raise ValueError(f"{where}: missing {', '.join(missing)}")
+    hints = typing.get_type_hints(kind) | dict(sections)
+    return kind(**{key: build(hints[key], entry, f"{where}: {key}") for key, entry in value.items()})
+
+
+def _fits(value: Any, options: tuple[Any, ...]) -> bool:  # noqa: ANN401
+    """Whether a value is of the plain types of a hint; hints of other types take anything."""
+    if not PLAIN.issuperset(options):
+        return True
+    if isinstance(value, bool):
+        return bool in options
+    is_whole = isinstance(value, float) and value.is_integer() and int in options  # 1e3
+    return is_whole or isinstance(value, (*options, int) if float in options else options)
+
+
+def _names(options: tuple[Any, ...]) -> str:
+    return " or ".join(option.__name__ for option in options).replace("NoneType", "null")

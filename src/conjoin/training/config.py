@@ -1,0 +1,58 @@
+"""Training arguments shared by all trainers of this package."""
+
+import sys
+from dataclasses import dataclass, field
+
+import torch
+from transformers import TrainingArguments
+
+
+@dataclass
+class RetrievalConfig(TrainingArguments):
+    """Arguments of `RetrievalTrainer`, added to `transformers.TrainingArguments`.
+
+    Some defaults differ. No column is removed, because the collator reads whole rows. The last partial batch is
+    dropped, because padding it would duplicate items, which would become false negatives of each other. R@k is
+    evaluated on the whole evaluation set. Without a terminal the log is lines in place of a progress bar.
+
+    Under gradient accumulation every micro-batch is a separate contrastive batch, and the step uses the mean of their
+    gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
+
+    Args:
+        gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, but costs a second
+            forward pass; 0 runs the plain step.
+        eval_ks: The values of k for the hit rates measured in evaluation.
+        mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
+    """
+
+    remove_unused_columns: bool = field(default=False)
+    dataloader_drop_last: bool = field(default=True)
+    lr_scheduler_type: str = field(default="cosine")
+    logging_steps: float = field(default=10)
+    save_total_limit: int | None = field(default=2)
+    gradient_cache_chunk_size: int = field(default=0)
+    eval_ks: tuple[int, ...] = field(default=(1, 5, 10))
+    mask_false_negatives: bool = field(default=True)
+    disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
+        self.eval_ks = tuple(self.eval_ks)
+        if self.gradient_cache_chunk_size < 0:
+            raise ValueError(f"gradient_cache_chunk_size={self.gradient_cache_chunk_size} must not be negative")
+        if not self.eval_ks or min(self.eval_ks) < 1:
+            raise ValueError(f"eval_ks={self.eval_ks}; expected positive numbers")
+
+
+@dataclass
+class TemperatureConfig(RetrievalConfig):
+    """Arguments of a contrastive trainer with one temperature.
+
+    Args:
+        temperature: Softmax temperature, or its initial value if it is learned.
+        learn_temperature: Train the temperature, as CLIP does.
+    """
+
+    temperature: float = field(default=0.07)
+    learn_temperature: bool = field(default=True)

@@ -1,0 +1,55 @@
+"""The registries of training methods and demos, used by recipes, `conjoin train` and `conjoin demo`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conjoin.registry import Registry
+
+from .config import RetrievalConfig
+from .trainer import RetrievalTrainer
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method.
+
+    Args:
+        name: Value of the recipe key `method`.
+        config: Dataclass of the recipe section `training`.
+        trainer: Called as `trainer(model, config, train_dataset=..., processing_class=..., ...)`.
+        sections: Dataclasses of further recipe sections by name; a key `data` replaces `PairArguments`.
+        prepare: Called as `prepare(run)` with a `conjoin.training.Run` before the trainer is created; returns further
+            trainer arguments, which may replace `train_dataset` or `data_collator`.
+        former_names: Earlier names; a recipe that uses one gets an error with the new name.
+    """
+
+    name: str
+    config: type[RetrievalConfig]
+    trainer: type[RetrievalTrainer]
+    sections: Mapping[str, type[Any]] = field(default_factory=dict)
+    prepare: Callable[[Any], dict[str, Any]] | None = None
+    former_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A variant of `conjoin demo` for a method with its own training steps.
+
+    Args:
+        name: Value of `conjoin demo --recipe`.
+        train: Called as `train(out, overrides, say)` with the demo folder, the overrides of every recipe, and a
+            function that announces a step. Saves the model to `out / "model"` and returns the last trainer and a
+            function that adds the method's parts to the `Results`.
+    """
+
+    name: str
+    train: Callable[[Path, Mapping[str, str], Callable[[str], None]], tuple[RetrievalTrainer, Callable[[Any], None]]]
+
+
+METHODS: Registry[Method] = Registry("method", "conjoin.methods", "conjoin.methods")
+"""All methods by name."""
+
+DEMOS: Registry[Demo] = Registry("demo", "conjoin.methods", "conjoin.methods")
+"""All demos by name."""

@@ -1,0 +1,117 @@
+"""Build the model and processor of the recipe section `model`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel, ProcessorMixin
+
+from conjoin.data import load_sample_text_tower, load_sample_vision_tower, sample_image_processor
+from conjoin.hub import load_model
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+
+from .lora import add_lora
+from .recipe import ModelArguments
+
+ModelAndProcessor = tuple[PreTrainedModel, ProcessorMixin]
+
+
+def build_model(arguments: ModelArguments) -> ModelAndProcessor:
+    """Load or compose the model and processor of a recipe.
+
+    Raises:
+        ValueError: The architecture is unknown, or a component is not named.
+    """
+    if arguments.checkpoint is not None:
+        model, processor = load_model(arguments.checkpoint)
+    elif arguments.architecture not in ARCHITECTURES:
+        raise ValueError(f"model: unknown architecture {arguments.architecture!r}; expected one of {[*ARCHITECTURES]}")
+    else:
+        model, processor = ARCHITECTURES[arguments.architecture](arguments)
+    if isinstance(model, MllmRetrieverModel):
+        choose_trained(model, arguments.freeze_towers)
+    elif arguments.freeze_towers:
+        for name in ("vision_model", "text_model"):
+            model.get_submodule(name).requires_grad_(False)
+    if arguments.lora is not None:
+        add_lora(model, arguments.lora)
+    return model, processor
+
+
+def choose_trained(model: MllmRetrieverModel, freeze: bool) -> None:
+    """Set the trainable weights of an MLLM; with `train_ret_token`, [RET] is the only trainable token.
+
+    A loaded model trains all weights, even weights that were frozen when it was saved.
+    """
+    if freeze:
+        model.requires_grad_(False)
+    model.ret_embedding.requires_grad_(model.config.train_ret_token)
+    if model.config.train_ret_token:
+        model.get_input_embeddings().requires_grad_(False)
+
+
+def compose_towers(kind: Any, arguments: ModelArguments) -> ModelAndProcessor:  # noqa: ANN401 - a model class
+    """Build a new model of class `kind` from a vision tower and a text tower.
+
+    Raises:
+        ValueError: A tower is not named.
+    """
+    if arguments.vision is None or arguments.text is None:
+        raise ValueError("model: name both towers (vision, text) or a checkpoint")
+    vision: Any = load_sample_vision_tower() if arguments.vision == "sample" else arguments.vision
+    text: Any = load_sample_text_tower()[0] if arguments.text == "sample" else arguments.text
+    return kind.from_backbones(vision, text, **arguments.config), _processor(arguments)
+
+
+def compose_score_fusion(arguments: ModelArguments) -> ModelAndProcessor:
+    """Build a score-fusion model from the two towers of one checkpoint.
+
+    Raises:
+        ValueError: A tower is not named, or the towers come from different checkpoints.
+    """
+    if arguments.vision is None or arguments.vision != arguments.text:
+        raise ValueError("model: score_fusion takes both towers from one checkpoint; set vision equal to text")
+    return ScoreFusionModel.from_clip(arguments.vision, **arguments.config), _processor(arguments)
+
+
+def compose_mllm(arguments: ModelArguments) -> ModelAndProcessor:
+    """Build a retriever from a pretrained MLLM, loading only the kept layers.
+
+    Raises:
+        ValueError: No MLLM is named, or a field of `config` is unknown.
+    """
+    if arguments.mllm is None:
+        raise ValueError("model: name the MLLM (mllm) or a checkpoint")
+    model = MllmRetrieverModel.from_mllm(arguments.mllm, **arguments.config)
+    processor = MllmRetrieverProcessor.from_mllm(
+        arguments.mllm,
+        min_pixels=arguments.min_pixels,
+        max_pixels=arguments.max_pixels,
+        max_length=arguments.max_text_length,
+        ret_token=None if model.config.readout == "last" else arguments.config.get("ret_token", "[RET]"),
+        revision=arguments.config.get("revision"),
+    )
+    return model, processor
+
+
+ARCHITECTURES: dict[str, Callable[[ModelArguments], ModelAndProcessor]] = {
+    "joint_encoder": partial(compose_towers, JointEncoderModel),
+    "token_fusion": partial(compose_towers, TokenFusionModel),
+    "score_fusion": compose_score_fusion,
+    "mllm_retriever": compose_mllm,
+}
+"""The function that builds each architecture."""
+
+
+def _processor(arguments: ModelArguments) -> ImageTextProcessor:
+    image_processor = sample_image_processor(arguments.image_size) if arguments.vision == "sample" else None
+    tokenizer = load_sample_text_tower()[1] if arguments.text == "sample" else None
+    return ImageTextProcessor.from_backbones(
+        image_processor or str(arguments.vision),
+        tokenizer or str(arguments.text),
+        max_text_length=arguments.max_text_length,
+    )

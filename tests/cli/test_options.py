@@ -1,0 +1,78 @@
+"""The shared options: written once, read the same by every command."""
+
+import argparse
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import conjoin.cli
+from conjoin.cli import encode, mine, options, search, teacher_cache
+from conjoin.retrieval import INDEX_KINDS, ItemEncoder
+
+MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))
+OWN = {"demo.py"}
+"""Commands with options of their own under shared names: the demo computes in bfloat16 by default."""
+
+
+def parse(command, *words):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers(required=True))
+    return parser.parse_args([command.__name__.rpartition(".")[2].replace("_", "-"), *words])
+
+
+def test_commands_share_defaults():
+    encoding = parse(encode, "model", "data", "--out", "x")
+    mining = parse(mine, "data", "--out", "x")
+    caching = parse(teacher_cache, "model", "data", "--vision", "v", "--text", "t", "--out", "x")
+    for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "workers", "quiet"):
+        assert vars(encoding)[name] == vars(mining)[name] == vars(caching)[name]
+    assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, False)
+    assert (encoding.shard_size, mining.shard_size, caching.shard_size) == (4096, 4096, 1024)
+    assert encoding.only is None and not encoding.streaming and not encoding.trust_remote_code
+    assert parse(teacher_cache, "m", "d", "--vision", "v", "--text", "t", "--out", "x", "--dtype", "bfloat16")
+    with pytest.raises(SystemExit):
+        parse(encode, "model", "data", "--out", "x", "--dtype", "bfloat16")
+    assert not hasattr(parse(search, "index"), "batch_size")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name not in OWN], ids=lambda path: path.name)
+def test_no_command_writes_a_shared_option_itself(path):
+    shared = {*options.DATA_OPTIONS, *options.COMPUTE_OPTIONS, *options.STORING_OPTIONS}
+    for call in ast.walk(ast.parse(path.read_text())):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            assert not {argument.value for argument in call.args if isinstance(argument, ast.Constant)} & shared
+
+
+def test_rows_are_read_by_the_options(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("name,words,other\na,one,1\nb,two,2\n")
+    words = ["--id-column", "name", "--text-column", "words", "--only", "text"]
+    rows = options.load_rows(parse(encode, "model", str(table), "--out", "x", *words), str(table))
+    assert rows[:] == {"id": ["a", "b"], "text": ["one", "two"]}
+    streamed = options.load_rows(parse(encode, "m", "d", "--out", "x", *words, "--streaming"), str(table))
+    assert list(streamed) == list(rows)
+    mining = parse(mine, str(table), "--out", "x", "--id-column", "name", "--text-column", "other")
+    assert options.load_rows(mining, str(table), only="text")["text"] == ["1", "2"]
+
+
+def test_encoders_are_loaded_by_the_options(tiny_checkpoints):
+    words = ["--batch-size", "7", "--device", "cpu", "--bf16", "--workers", "1"]
+    encoder = options.make_encoder(parse(encode, "model", "data", "--out", "x", *words), tiny_checkpoints["clip"])
+    assert isinstance(encoder, ItemEncoder)
+    assert (encoder.batch_size, encoder.dtype, encoder.num_workers) == (7, torch.bfloat16, 1)
+    plain = options.encoder_loader(parse(search, "index"), "cpu")(tiny_checkpoints["clip"])
+    assert (plain.batch_size, plain.dtype, plain.device.type) == (32, None, "cpu")
+
+
+def test_the_parser_knows_every_kind_of_index():
+    assert set(options.INDEX_KINDS) == set(INDEX_KINDS)
+
+
+def test_small_counts_are_refused():
+    args = argparse.Namespace(batch_size=0, pairs=2)
+    options.check_counts(args, pairs=2)
+    with pytest.raises(ValueError, match="--batch-size must be at least 1, got 0"):
+        options.check_counts(args, pairs=2, batch_size=1)

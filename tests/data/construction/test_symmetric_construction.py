@@ -1,0 +1,231 @@
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from conjoin.data import load_triplets
+from conjoin.data.construction.models import describe_with, edit_with, synthesise_with
+from conjoin.data.construction.review_sheet import write_review_sheet
+from conjoin.data.construction.symmetric import assemble_triplets, construct_symmetric
+
+COLOURS = ("red", "green", "blue")
+
+
+def rows():
+    return [{"id": f"shop/{colour}", "image": Image.new("RGB", (40, 30), colour)} for colour in COLOURS]
+
+
+class Steps:
+    """Small stand-ins for the three models, which count their calls."""
+
+    def __init__(self, fail_at=None):
+        self.calls = []
+        self.fail_at = fail_at
+
+    def _count(self, kind):
+        self.calls.append(kind)
+        if len(self.calls) == self.fail_at:
+            raise KeyboardInterrupt
+
+    def describe(self, image):
+        self._count("describe")
+        return f" a square of {image.getpixel((0, 0))} \n"
+
+    def edit(self, text):
+        self._count("edit")
+        return text + ' beside a <tree> & "a" </script> cat\'s house'
+
+    def synthesise(self, text):
+        self._count("synthesise")
+        return Image.new("RGBA", (500, 20), (len(text), 0, 0, 255))
+
+    def as_arguments(self):
+        return {"describe": self.describe, "edit": self.edit, "synthesise": self.synthesise}
+
+
+def test_candidates_are_triplets_of_crossed_pairs(tmp_path):
+    steps = Steps()
+    path = construct_symmetric(rows(), tmp_path, **steps.as_arguments())
+    assert path == tmp_path / "candidates.jsonl"
+    assert steps.calls == ["describe"] * 3 + ["edit"] * 3 + ["synthesise"] * 3  # one model after the other
+    triplets = load_triplets(path)
+    assert triplets["id"] == [f"shop/{colour}/{kind}" for colour in COLOURS for kind in ("original", "edited")]
+    for first, second in zip(triplets.to_list()[::2], triplets.to_list()[1::2], strict=True):
+        described, edited = first["positive_text"], first["query_text"]
+        assert edited.startswith(described) and edited != described == described.strip()
+        assert (first["negative_image"], first["negative_text"]) == (first["query_image"], described)
+        assert (second["negative_image"], second["negative_text"]) == (first["positive_image"], edited)
+        assert Image.open(first["query_image"]["path"]).size == (40, 30)
+        assert Image.open(first["positive_image"]["path"]).mode == "RGB"
+
+
+@pytest.mark.parametrize("fail_at", range(1, 10))
+def test_it_goes_on_where_it_was_cut(tmp_path, fail_at):
+    whole = construct_symmetric(rows(), tmp_path / "whole", **Steps().as_arguments()).read_bytes()
+    cut = Steps(fail_at)
+    with pytest.raises(KeyboardInterrupt):
+        construct_symmetric(rows(), tmp_path / "cut", **cut.as_arguments())
+    again = Steps()
+    path = construct_symmetric(rows(), tmp_path / "cut", **again.as_arguments())
+    assert path.read_bytes() == whole
+    assert len(cut.calls) - 1 + len(again.calls) == 9
+    finished = Steps()
+    construct_symmetric(rows(), tmp_path / "cut", **finished.as_arguments())
+    assert finished.calls == []
+
+
+def test_new_items_join_old_ones(tmp_path):
+    construct_symmetric(rows()[:1], tmp_path, **Steps().as_arguments())
+    more = Steps()
+    assert len(load_triplets(construct_symmetric(rows(), tmp_path, **more.as_arguments()))) == 6
+    assert len(more.calls) == 6
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"id": "x"}'])
+def test_a_damaged_record_is_named(tmp_path, content):
+    steps = Steps()
+    arguments = {"describe": steps.describe, "edit": steps.edit, "synthesise": steps.synthesise}
+    construct_symmetric(rows(), tmp_path, **arguments)
+    path = sorted((tmp_path / "items").iterdir())[1]
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"'{path}' is damaged .*; remove it to make the item again"):
+        construct_symmetric(rows(), tmp_path, **arguments)
+    path.unlink()
+    construct_symmetric(rows(), tmp_path, **arguments)
+    assert not list(tmp_path.rglob("*tmp"))
+
+
+def test_what_came_out_useless_is_left_out_with_a_reason(tmp_path, caplog):
+    steps = Steps()
+    edits = iter(["other", "  ", None])
+
+    def edit(text):
+        made = next(edits)
+        return text if made is None else made
+
+    path = construct_symmetric(rows(), tmp_path, describe=steps.describe, edit=edit, synthesise=steps.synthesise)
+    assert load_triplets(path)["id"] == ["shop/red/original", "shop/red/edited"]
+    assert "item 'shop/green' is left out: the edited text is empty" in caplog.text
+    assert "item 'shop/blue' is left out: the edited text is unchanged" in caplog.text
+    assert steps.calls.count("synthesise") == 1
+    records = [json.loads(file.read_text()) for file in (tmp_path / "items").iterdir()]
+    assert {record["id"]: record.get("left_out") for record in records} == {
+        "shop/red": None,
+        "shop/green": "the edited text is empty",
+        "shop/blue": "the edited text is unchanged",
+    }
+
+
+def test_an_assembly_of_ones_own(tmp_path):
+    def assemble(record):
+        first, _ = assemble_triplets(record)
+        return [first | {"category": "squares"}]
+
+    path = construct_symmetric(rows(), tmp_path, assemble=assemble, **Steps().as_arguments())
+    assert [json.loads(line)["category"] for line in path.read_text().splitlines()] == ["squares"] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"describe": lambda image: None}, "item 'shop/red', original text: the step must return a str, got NoneType"),
+        ({"synthesise": lambda text: text}, "item 'shop/red', edited image: the step must return a Image, got str"),
+        ({"edit": lambda text: text}, "none of 3 items gave a candidate"),
+    ],
+)
+def test_bad_steps(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        construct_symmetric(rows(), tmp_path, **Steps().as_arguments() | change)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([{"id": "a"}], r"row 0: expected an \"id\" and an \"image\", got the keys \['id'\]"),
+        (rows()[:1] * 2, "row 1: the id 'shop/red' occurs twice"),
+        ([{"id": "a", "image": b"junk"}], "item 'a': cannot read the image"),
+    ],
+)
+def test_bad_rows(tmp_path, bad, message):
+    with pytest.raises(ValueError, match=message):
+        construct_symmetric(bad, tmp_path, **Steps().as_arguments())
+
+
+def page_data(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL).group(1))
+
+
+def test_the_review_sheet_is_complete_in_itself(tmp_path):
+    path = construct_symmetric(rows(), tmp_path, **Steps().as_arguments())
+    page = (tmp_path / "review.html").read_text()
+    data = page_data(page)
+    assert data["rows"] == [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(data["pictures"]) == 6 and page.count("<section") == 6  # each picture once
+    assert all(picture.startswith("data:image/jpeg;base64,") for picture in data["pictures"].values())
+    assert page.count('type="checkbox" value="accept"') == page.count('type="checkbox" value="reject"') == 6
+    assert not re.search(r"(src|href)=\"(http|//|\.)", page) and "default-src 'none'" in page
+    assert "&lt;tree&gt;" in page and "<tree>" not in page
+
+
+def test_a_sheet_for_triplets_made_by_hand(tmp_path):
+    Image.new("RGB", (900, 100)).save(tmp_path / "a.png")
+    row = {"query_text": "q", "positive_image": "a.png", "negative_text": "n", "variant_text": "v"}
+    (tmp_path / "hand.jsonl").write_text(json.dumps(row))
+    page = write_review_sheet(tmp_path / "hand.jsonl", tmp_path / "sheet.html", title="By hand").read_text()
+    assert "<title>By hand</title>" in page and "variant X′" in page
+    assert list(page_data(page)["pictures"]) == ["a.png"]
+    (tmp_path / "hand.jsonl").write_text(json.dumps(row | {"positive_image": "b.png"}))
+    with pytest.raises(FileNotFoundError, match=r"line 1, positive_image, image '.*b\.png': no such file"):
+        write_review_sheet(tmp_path / "hand.jsonl", tmp_path / "sheet.html")
+
+
+class TestModels:
+    @pytest.fixture
+    def pipelines(self, monkeypatch):
+        made = []
+
+        def pipeline(task, model, **options):
+            made.append((task, model, options))
+            return lambda **call: [{"generated_text": json.dumps([task, sorted(call), call["max_new_tokens"]])}]
+
+        monkeypatch.setattr("transformers.pipeline", pipeline)
+        return made
+
+    def test_texts_by_transformers(self, pipelines):
+        describe, edit = describe_with("eyes", device="cpu"), edit_with("words", max_new_tokens=9)
+        assert pipelines == []  # nothing is loaded before it is needed
+        common = ["do_sample", "max_new_tokens", "return_full_text"]
+        assert json.loads(describe(Image.new("RGB", (2, 2)))) == ["image-text-to-text", [*common, "text"], 160]
+        assert json.loads(edit("a tree")) == ["text-generation", [*common, "text_inputs"], 9]
+        edit("a tree")
+        assert pipelines == [("image-text-to-text", "eyes", {"device": "cpu"}), ("text-generation", "words", {})]
+
+    def test_pictures_by_diffusers(self, monkeypatch):
+        seen = []
+
+        class Pipeline:
+            @classmethod
+            def from_pretrained(cls, model, torch_dtype):
+                seen.append((model, torch_dtype))
+                return cls()
+
+            def to(self, device):
+                seen.append(device)
+                return self
+
+            def __call__(self, prompt, generator, **options):
+                seen.append((prompt, generator.initial_seed(), options))
+                return SimpleNamespace(images=[Image.new("RGB", (3, 3))])
+
+        monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(AutoPipelineForText2Image=Pipeline))
+        synthesise = synthesise_with("painter", seed=5, device="cpu", num_inference_steps=4)
+        assert synthesise("a tree").size == synthesise("a tree").size == (3, 3)
+        assert seen == [("painter", None), "cpu", *[("a tree", 5, {"num_inference_steps": 4})] * 2]
+
+    def test_without_diffusers(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "diffusers", None)
+        with pytest.raises(ImportError, match="pip install diffusers"):
+            synthesise_with("painter")("a tree")

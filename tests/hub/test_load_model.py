@@ -1,0 +1,82 @@
+"""Saved models of this package load with the installed classes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from conjoin.hub import export, is_own_model, load_config, load_model, load_processor, model_type
+from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "joint_encoder"
+
+
+@pytest.mark.parametrize("kind", ["joint_encoder", "mllm_retriever", "score_fusion", "token_fusion"])
+def test_every_kind_loads_as_it_was_saved(kind, tiny_checkpoints, mllm_checkpoints, tmp_path):
+    clip, bert = tiny_checkpoints["clip"], tiny_checkpoints["bert"]
+    processor_class = ImageTextProcessor
+    if kind == "mllm_retriever":
+        folder, _ = mllm_checkpoints("qwen2_vl")
+        model, processor = MllmRetrieverModel.from_mllm(folder, 2), MllmRetrieverProcessor.from_mllm(folder)
+        processor_class = MllmRetrieverProcessor
+    elif kind == "score_fusion":
+        model, processor = ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip)
+    else:
+        sizes = {"hidden_size": 24, "num_attention_heads": 2} if kind == "joint_encoder" else {}
+        classes = {"joint_encoder": JointEncoderModel, "token_fusion": TokenFusionModel}
+        model = classes[kind].from_backbones(clip, bert, **sizes)
+        processor = ImageTextProcessor.from_backbones(clip, bert)
+    export(model, processor, tmp_path)
+    loaded, read = load_model(tmp_path)
+    assert type(loaded) is type(model) and type(read) is processor_class and not loaded.training
+    assert model_type(tmp_path) == kind and is_own_model(tmp_path)
+    batch, again = processor(["a b", "c"]), read(["a b", "c"])
+    assert all(torch.equal(batch[name], again[name]) for name in batch)
+    with torch.no_grad():
+        assert torch.equal(loaded(**again).embeddings, model.eval()(**batch).embeddings)
+
+
+def test_parts_load_without_the_weights(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    config = load_config(tmp_path)
+    assert type(config) is JointEncoderConfig and config.hidden_size == 24
+    assert type(load_processor(tmp_path)) is ImageTextProcessor
+    with pytest.raises(FileNotFoundError, match=f"cannot load the model '{tmp_path}': "):
+        load_model(tmp_path)
+
+
+def test_another_kind_is_refused(tiny_checkpoints):
+    assert not is_own_model(tiny_checkpoints["bert"])
+    for load in (load_model, load_config, load_processor):
+        with pytest.raises(ValueError, match=r"is a bert; expected a model of this package, one of \['joint_encoder'"):
+            load(tiny_checkpoints["bert"])
+
+
+def test_a_trusted_model_of_another_kind_runs_its_code(tmp_path, monkeypatch):
+    """The fixture under a type of its own: then its own code is what there is."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = shutil.copytree(FIXTURE, tmp_path / "foreign_model")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "foreign"}
+    (folder / "config.json").write_text(json.dumps(config))
+    code = folder / "configuration_joint_encoder.py"
+    code.write_text(code.read_text().replace('model_type = "joint_encoder"', 'model_type = "foreign"'))
+    with pytest.raises(ValueError, match="is a foreign; expected a model of this package"):
+        load_model(folder)
+    model, processor = load_model(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules")
+    with torch.no_grad():
+        assert model(**processor(["red apple"])).embeddings.shape == (1, 24)
+
+
+def test_damaged_weights_are_named(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):
+        load_model(tmp_path)

@@ -1,0 +1,230 @@
+"""PUMA by recipe: both stages on the miniature M-BEIR, the teacher's states on disk, resuming, what is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoProcessor
+
+from conjoin.cli.main import main
+from conjoin.data import make_mini_mbeir
+from conjoin.data.mbeir import mini as mini_module
+from conjoin.methods.puma import prepare
+from conjoin.training import build_model, build_trainer, load_recipe
+
+RECIPES = Path(__file__).parents[3] / "training_args"
+STAGE_1 = """
+method: puma_stage1
+model: {{architecture: mllm_retriever, mllm: {mllm}, config: {{keep_layers: 2}}, freeze_towers: true, lora: {lora}}}
+teacher: {{cache: {cache}}}
+data: {{format: nli, source: {data}, eval_split: train}}
+training: {{output_dir: {out}, schedule: dynamic, {training}}}
+"""
+STAGE_2 = """
+method: puma_stage2
+model: {{checkpoint: {checkpoint}, freeze_towers: true, lora: {lora}}}
+data: {{format: mbeir, source: {data}, hard_negatives: 1, datasets: [cirr, mscoco, webqa]}}
+training: {{output_dir: {out}, save_strategy: steps, save_steps: 1, {training}}}
+"""
+LORA = "{r: 2, alpha: 4, dropout: 0.05, towers: [text_model]}"
+TRAINING = (
+    "max_steps: 2, per_device_train_batch_size: 4, use_cpu: true, report_to: none, learning_rate: 1e-2, "
+    "logging_steps: 1, disable_tqdm: true"
+)
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory, load_first_emoji):
+    """The miniature M-BEIR of the first concepts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mini_module, "load_emoji", load_first_emoji)
+        return make_mini_mbeir(tmp_path_factory.mktemp("m") / "mini", train_queries=6, val_queries=2, test_queries=2)
+
+
+@pytest.fixture(scope="module")
+def mllm(mllm_checkpoints):
+    return mllm_checkpoints("qwen2_vl")[0]
+
+
+@pytest.fixture
+def recipe_1(mllm, tmp_path):
+    """The path of a recipe of stage 1 over twelve sentences."""
+    lines = [f"a man runs {i},a person moves {i},nobody is {chr(97 + i)}" for i in range(12)]
+    (tmp_path / "nli.csv").write_text("\n".join(["sent0,sent1,hard_neg", *lines]))
+    return write(
+        tmp_path / "1.yaml", STAGE_1, mllm=mllm, cache="null", data=tmp_path / "nli.csv", out=tmp_path / "one"
+    )
+
+
+def write(path, text, **values):
+    path.write_text(text.format(lora=LORA, training=TRAINING, **values))
+    return path
+
+
+def losses(folder):
+    log = json.loads((folder / "recipe.json").read_text())["log"]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def assert_only_linears_differ(before, after):
+    differing = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert differing == {name for name in after if "language_model.layers." in name and "_proj.weight" in name}
+
+
+def test_both_stages_run_resume_and_give_a_model_that_loads(mllm, mini, recipe_1, tmp_path):
+    assert main(["train", str(recipe_1)]) == 0
+    log = json.loads((tmp_path / "one/recipe.json").read_text())["log"]
+    assert log[0]["distillation_loss"] > 0
+    assert [entry["distill_weight"] for entry in log[:2]] == pytest.approx([0.5, 0.3])
+    before = build_model(load_recipe(recipe_1, {"model.lora": "null"}).model)[0].state_dict()
+    first = load_file(tmp_path / "one/model.safetensors")
+    assert first.keys() == before.keys()
+    assert_only_linears_differ(before, first)
+
+    out = tmp_path / "two"
+    second = write(tmp_path / "2.yaml", STAGE_2, checkpoint=tmp_path / "one", data=mini, out=out)
+    assert main(["train", str(second)]) == 0
+    found = load_file(out / "model.safetensors")
+    assert_only_linears_differ(first, found)
+    expected = losses(out)
+    (out / "checkpoint-2").rename(tmp_path / "checkpoint-2")  # as if it had been stopped after the first step
+    assert main(["train", str(second), "--resume"]) == 0
+    assert losses(out) == expected
+    again = load_file(out / "model.safetensors")
+    assert all(torch.equal(value, again[name]) for name, value in found.items())
+
+    model = AutoModel.from_pretrained(out, trust_remote_code=True).eval()
+    processor = AutoProcessor.from_pretrained(out, trust_remote_code=True)
+    items = ["a man", Image.new("RGB", (16, 16)), {"image": Image.new("RGB", (9, 20), "red"), "text": "but green"}]
+    assert model.config.keep_layers == 2
+    assert model(**processor(items, instruction="Find it.")).embeddings.shape == (3, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("qwen2_vl_7b", "qwen2_vl"), ("qwen2_vl_7b", "llava"), (None, "internvl")]
+)
+def test_the_recipes_of_the_paper_run_on_small_models(name, family, mllm_checkpoints, mini, recipe_1, tmp_path):
+    words = ["--training.max_steps=2", "--training.per_device_train_batch_size=4", "--training.use_cpu=true"]
+    words += ["--training.logging_steps=1", "--training.dataloader_num_workers=0"]
+    words += ["--training.disable_tqdm=true", "--training.save_strategy='no'"]
+    first = ["--model.config.keep_layers=2", f"--model.mllm={mllm_checkpoints(family)[0]}"]
+    first += [f"--data.source={recipe_1.parent / 'nli.csv'}", f"--training.output_dir={tmp_path / 'one'}"]
+    limits = (64, 576) if family == "qwen2_vl" else ("null", "null")
+    first += [f"--model.min_pixels={limits[0]}", f"--model.max_pixels={limits[1]}"]
+    first += [f"--teacher.cache={tmp_path / 'states'}"]
+    paths = [f"puma/stage{i}_{name}.yaml" if name else f"puma/sample_stage{i}.yaml" for i in (1, 2)]
+    assert main(["train", str(RECIPES / paths[0]), *words, *first]) == 0
+    second = [f"--model.checkpoint={tmp_path / 'one'}", f"--data.source={mini}"]
+    second += [f"--training.output_dir={tmp_path / 'two'}"]
+    assert main(["train", str(RECIPES / paths[1]), *words, *second]) == 0
+    assert len(losses(tmp_path / "two")) == 2
+
+
+def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch):
+    def first_loss(*words):
+        overrides = {"training.output_dir": str(tmp_path / "x"), "model.lora.dropout": "0.0"}
+        recipe = load_recipe(recipe_1, overrides | dict(words))
+        torch.manual_seed(0)
+        trainer = build_trainer(recipe, *build_model(recipe.model))
+        trainer.train()
+        return trainer.state.log_history[0]["distillation_loss"]
+
+    live = first_loss()
+    cached = first_loss(("teacher.cache", str(tmp_path / "states")))
+    assert cached == pytest.approx(live, rel=1e-4)
+    monkeypatch.setattr(prepare, "_load_teacher", None)
+    assert first_loss(("teacher.cache", str(tmp_path / "states"))) == cached
+    with pytest.raises(ValueError, match=r"of 4 layers with readout 'token' and positions 'mrope'; the student has 2"):
+        first_loss(("teacher.cache", str(tmp_path / "states")), ("model.config.position_mode", "1d"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data.format": "pairs"}, "unknown format 'pairs'; expected one of"),
+        ({"model.mllm": "null"}, r"name the MLLM \(mllm\) or a checkpoint"),
+        (
+            {"model.config.keep_layer": "2"},
+            "unknown field 'keep_layer' of the MLLM retriever; expected some of .*'keep_layers'",
+        ),
+        ({"model.config.keep_layers": "9"}, r"keep_layers=9; expected 1\.\.4"),
+        ({"data.columns.negative": "wrong"}, "hard_neg"),
+        ({"teacher.cache": "x", "training.teacher": "shared"}, '"shared" change with the student'),
+        ({"data.format": "mbeir"}, "evaluated after training, by `conjoin evaluate --benchmark mbeir`"),
+        (
+            {"data.format": "mbeir", "data.source": "MINI", "data.eval_split": "null", "teacher.cache": "x"},
+            "each row of M-BEIR resamples its prompt and positive",
+        ),
+        ({"teacher.mllm": "absent/folder/x"}, "absent"),
+    ],
+)
+def test_a_recipe_that_cannot_run_says_why(recipe_1, mini, overrides, message):
+    overrides = {name: value.replace("MINI", str(mini)) for name, value in overrides.items()}
+    with pytest.raises((ValueError, OSError), match=message):
+        recipe = load_recipe(recipe_1, overrides)
+        build_trainer(recipe, *build_model(recipe.model))
+
+
+def test_a_checkpoint_needs_the_name_of_its_teacher(recipe_1, tmp_path):
+    assert main(["train", str(recipe_1)]) == 0
+    overrides = {"model.checkpoint": str(tmp_path / "one"), "training.output_dir": str(tmp_path / "two")}
+    recipe = load_recipe(recipe_1, overrides)
+    trainer = build_trainer(recipe, *build_model(recipe.model))  # trained on, with the teacher that model.mllm names
+    assert trainer.encoder.config.keep_layers == 2
+    recipe.model.mllm = None
+    with pytest.raises(ValueError, match=r"name the un-pruned model \(model\.mllm or teacher\.mllm\)"):
+        build_trainer(recipe, *build_model(recipe.model))
+
+
+def test_what_is_trained_does_not_depend_on_where_a_model_comes_from(recipe_1, tmp_path):
+    def trained(**overrides):
+        names = {"model.lora": "null"} | {key.replace("__", "."): value for key, value in overrides.items()}
+        model, processor = build_model(load_recipe(recipe_1, names).model)
+        model.save_pretrained(tmp_path / "saved")
+        processor.save_pretrained(tmp_path / "saved")
+        again, _ = build_model(load_recipe(recipe_1, names | {"model.checkpoint": str(tmp_path / "saved")}).model)
+        found = [{name for name, p in each.named_parameters() if p.requires_grad} for each in (model, again)]
+        assert found[0] == found[1]
+        return found[0]
+
+    assert trained() == set()
+    half, _ = build_model(load_recipe(recipe_1, {"model.config.dtype": "bfloat16"}).model)
+    assert {p.dtype for name, p in half.named_parameters() if "lora_" in name} == {torch.float32}
+    assert {p.dtype for name, p in half.named_parameters() if "lora_" not in name} == {torch.bfloat16}
+    assert trained(model__config__train_ret_token="true") == {"ret_embedding"}
+    everything = trained(model__freeze_towers="false")
+    assert any("embed_tokens" in name for name in everything) and "ret_embedding" not in everything
+    with_ret = trained(model__freeze_towers="false", model__config__train_ret_token="true")
+    assert everything ^ with_ret == {"ret_embedding", "backbone.language_model.embed_tokens.weight"}
+
+
+def test_adapted_layers_may_be_held_in_four_bits(recipe_1, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    words = ["train", str(recipe_1), "--model.lora.quantize", "true", "--training.save_steps", "1"]
+    assert main([*words, "--training.save_strategy", "steps"]) == 0
+    found, model = losses(tmp_path / "one"), load_file(tmp_path / "one/model.safetensors")
+    original = build_model(load_recipe(recipe_1, {"model.lora": "null"}).model)[0].state_dict()
+    assert model.keys() == original.keys()
+    assert_only_linears_differ(original, model)
+    for name, value in model.items():  # by no more than rounding and two steps
+        torch.testing.assert_close(value, original[name], rtol=0.2, atol=0.4)
+    (tmp_path / "one/checkpoint-2").rename(tmp_path / "checkpoint-2")
+    assert main([*words, "--training.save_strategy", "steps", "--resume"]) == 0
+    assert losses(tmp_path / "one") == pytest.approx(found)
+
+
+def test_four_bits_need_bitsandbytes(recipe_1, monkeypatch, capsys):
+    for name in ("bitsandbytes", "bitsandbytes.nn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["train", str(recipe_1), "--model.lora.quantize", "true"]) == 2
+    assert "lora.quantize needs bitsandbytes: pip install bitsandbytes" in capsys.readouterr().err
+
+
+def test_accelerate_launch_trains_on_two_processes(recipe_1, tmp_path, launch):
+    words = ["--training.save_strategy=no", "--training.per_device_train_batch_size=3"]
+    launch("train", recipe_1, *words, f"--teacher.cache={tmp_path / 'states'}")
+    assert len(losses(tmp_path / "one")) == 2

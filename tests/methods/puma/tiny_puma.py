@@ -1,0 +1,86 @@
+"""A tiny pruned MLLM, sentences and instructed queries, used by the tests of PUMA and by the ranks they start."""
+
+import functools
+
+import torch
+from datasets import Dataset
+from PIL import Image as PilImage
+from torch.utils.data import Dataset as TorchDataset
+
+from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.training import LoraArguments, add_lora
+from tiny_training import make_trainer as make_any_trainer
+
+METHODS = {"puma_stage2": (PumaStage2Config, PumaStage2Trainer), "puma_stage1": (PumaStage1Config, PumaStage1Trainer)}
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def make_student(folder, keep_layers=2, lora=True, **lora_arguments):
+    """A pruned model of which only adapters on the language model's linears are trained."""
+    torch.manual_seed(0)
+    model = MllmRetrieverModel.from_mllm(folder, keep_layers).requires_grad_(False)
+    if lora:
+        settings = {"r": 2, "alpha": 4} | lora_arguments
+        add_lora(model, LoraArguments(towers=("text_model",), target_modules=TARGETS, **settings))
+        with torch.no_grad():  # B starts as zero, which would hide whether A moves
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.1)
+    return model, MllmRetrieverProcessor.from_mllm(folder)
+
+
+def sentences(count, negatives=True):
+    """Rows as `load_nli` makes them."""
+    rows = [
+        {
+            "id": str(i),
+            "query": f"{chr(97 + i % 26)} man {i}",
+            "positive": f"{chr(122 - i % 26)} person {i}",
+            "negatives": [f"nobody {i}"] if negatives else [],
+            "target_modality": "text",
+        }
+        for i in range(count)
+    ]
+    return Dataset.from_list(rows)
+
+
+class Instructed(TorchDataset):
+    """Rows as `MbeirTraining` makes them, whose prompt and negatives are drawn; targets are images or texts."""
+
+    def __init__(self, count, negatives=1):
+        self.count, self.negatives = count, negatives
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        picture = PilImage.new("RGB", (12, 12), (60 * index % 256, 90 * index % 256, 255 - 40 * index % 256))
+        to_image = index % 2 == 0
+        prompts = ["Find it.", "Find a thing that fits.", "What fits?"]
+        number = int(torch.randint(3, ()))
+        return {
+            "id": f"q{index}",
+            "query": {"text": f"words {index}"} if to_image else {"image": picture},
+            "instruction": prompts[number],
+            "positive": {"image": picture} if to_image else {"text": f"title {index}"},
+            "positive_id": f"c{index}",
+            "negatives": [{"text": f"other {index} {number}"}] * self.negatives,
+            "negative_ids": [f"n{index}"] * self.negatives,
+            "target_modality": "image" if to_image else "text",
+            "negative_modalities": ["text"] * self.negatives,
+            "dataset": "even" if index % 4 < 2 else "odd",
+        }
+
+
+def make_trainer(method, model, processor, folder, rows, eval_rows=None, teacher=None, mode=None, **arguments):
+    config_class, trainer_class = METHODS[method]
+    if teacher is not None:
+        trainer_class = functools.partial(trainer_class, teacher=teacher)
+    if mode is not None:
+        arguments["teacher"] = mode
+    methods = {method: (config_class, trainer_class)}
+    return make_any_trainer(method, model, processor, folder, rows, eval_rows, methods=methods, **arguments)

@@ -1,0 +1,473 @@
+"""SOLAR's trainers: the terms of both stages, what a mask hides, and that chunks and resumed runs change nothing."""
+
+import pytest
+import torch
+from PIL import ImageOps
+from safetensors.torch import load_file
+from tiny_solar import frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
+from transformers import AutoModel
+
+from conjoin.data import PairCollator, load_pairs
+from conjoin.losses import (
+    global_distillation,
+    global_to_local_alignment,
+    local_distillation,
+    multi_positive,
+    symmetric_info_nce,
+)
+from conjoin.methods.solar import SolarStage2Config, SolarStage2Rows, SolarStage2Trainer, stage2 as solar_stage2
+from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
+from conjoin.methods.solar.prepare import prepare_stage2
+from conjoin.methods.solar.stage1 import align
+from conjoin.methods.solar.stage2 import load_heads
+from conjoin.retrieval import load_mined
+from conjoin.retrieval.mining.negatives import write_mined
+from conjoin.training import Run, cached_backward, load_recipe, train
+from conjoin.training.gradient_cache import split_rows
+from conjoin.training.objective import total_loss
+from tiny_training import SETTINGS, make_encoder
+
+
+def test_stage_1_terms_are_those_of_the_losses(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints, gla_weight=2.0, gd_weight=3.0, ld_weight=5.0, mask="none")
+    terms = objective(**batch)
+    ids = batch.pop("ids")
+    with torch.no_grad():
+        out = objective.encoder(**batch["pairs"], views=("image", "text"), output_tokens=True)
+    image, text = out.pooler_output.chunk(2)
+    alignment = global_to_local_alignment(
+        out.text_tokens[:, 0], out.image_tokens[:, 1:], out.image_token_mask,
+        out.image_tokens[:, 0], out.text_tokens[:, 1:], out.text_token_mask, 0.1,
+    )  # fmt: skip
+    local = local_distillation(out.image_tokens[:, 1:], out.image_features[:, 1:], out.image_token_mask)
+    local = local + local_distillation(out.text_tokens[:, 1:], out.text_features[:, 1:], out.text_token_mask)
+    distilled = global_distillation(image, out.image_features[:, 0])
+    distilled = distilled + global_distillation(text, out.text_features[:, 0])
+    contrast = symmetric_info_nce(image, text, 0.07, gathered_ids=ids)
+    expected = {"gla_loss": 2 * alignment, "ld_loss": 5 * local, "gd_loss": 3 * distilled, "itc_loss": contrast}
+    for name, value in expected.items():
+        assert value > 1e-3
+        assert terms[name].item() == pytest.approx(value.item(), rel=1e-5), name
+    assert {name for name in terms if name.endswith("_loss")} == set(expected)
+
+
+def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints)
+    seen = []
+
+    def spy(_module, _args, kwargs):
+        if "image_weights" in kwargs:
+            seen.append((kwargs["image_weights"], kwargs["text_weights"]))
+
+    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
+    for objective.progress in (0.0, 0.25, 0.5, 1.0):
+        terms = objective(**batch)
+    start, middle, end, last = (image for image, _ in seen)
+    assert (start == 1).all()
+    assert end.unique().tolist() == [0.0, 1.0]
+    assert torch.equal(end, last)
+    assert torch.allclose(middle, 0.5 + 0.5 * end)
+    assert terms["rho"] == 0
+    assert terms["image_shared_rate"].item() == pytest.approx(end.mean().item())
+    assert terms["image_negative_mean"] != terms["image_positive_mean"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "losses"),
+    [
+        ({"gla_weight": 0, "gd_weight": 0, "ld_weight": 0, "mask": "none"}, {"itc_loss"}),
+        ({"itc_weight": 0}, {"gla_loss", "gd_loss", "ld_loss"}),
+        ({"gla_weight": 0}, {"itc_loss", "gd_loss", "ld_loss"}),
+        ({"gd_weight": 0}, {"itc_loss", "gla_loss", "ld_loss"}),
+        ({"ld_weight": 0}, {"itc_loss", "gla_loss", "gd_loss"}),
+        ({"mask": "hard"}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
+        ({"projection_heads": False}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
+    ],
+)
+def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, arguments, losses):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    trainer = stage1(tmp_path, model, processor, texts(8), **arguments)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
+    assert {name for name in trainer.state.log_history[0] if name.endswith("_loss")} - {"train_loss"} == losses
+    assert not any("vision_model" in name or "text_model" in name for name in moved)
+    assert any(name.startswith("encoder.vision_adapter") for name in moved)
+    heads = arguments.get("projection_heads", True) and "itc_loss" in losses
+    assert any(name.startswith("heads.") for name in moved) == heads
+    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss"})
+
+
+def test_stage_1_saves_an_encoder_without_heads_and_the_heads_beside_it(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    trainer = stage1(tmp_path, model, processor, texts(8))
+    trainer.train()
+    trainer.save_model()
+    assert not any("heads" in name for name in load_file(str(tmp_path / "model.safetensors")))
+    heads = load_heads(tmp_path)
+    assert torch.equal(heads.image.weight, trainer.model.heads.image.weight)
+    assert not torch.equal(heads.image.weight, torch.eye(16))
+    batch = PairCollator(processor)([texts(4)[i] for i in range(4)])["pairs"]
+    loaded = AutoModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).embeddings, model.eval()(**batch).embeddings)
+
+
+def test_a_resumed_stage_1_is_the_uninterrupted_one(tiny_checkpoints, tmp_path):
+    results = []
+    for name in ("whole", "parts"):
+        model, processor = frozen_encoder(tiny_checkpoints, token_dropout=0.3)
+        arguments = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+        trainer = stage1(tmp_path / name, model, processor, texts(8), **arguments)
+        if name == "whole":
+            trainer.train()
+        else:
+            trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+        results.append({key: value.clone() for key, value in trainer.model.state_dict().items()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_chunks_of_stage_1_contrast_all_rows_and_keep_their_own_statistics(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints)
+    objective.double()
+    objective.progress = 0.3
+    whole = objective(**batch)
+    total_loss(whole).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    terms = cached_backward(objective, dict(batch), 6, lambda loss: loss.backward())
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
+        {name: value.item() for name, value in whole.items()}, abs=1e-12
+    )
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
+    halves = cached_backward(objective, dict(batch), 3, lambda loss: loss.backward())
+    parts = [
+        objective(ids=batch["ids"][3 * half : 3 * half + 3], **chunk)
+        for half, chunk in enumerate(split_rows(batch, 3))
+    ]
+    assert halves["gla_loss"].item() == pytest.approx(sum(part["gla_loss"].item() for part in parts) / 2)
+
+
+def test_stage_1_names_rows_that_are_no_pairs(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints)
+    batch["pairs"]["text_mask"] = torch.tensor([True, True, False, True, True, True])
+    with pytest.raises(ValueError, match=r"rows without text tokens: \[2\]"):
+        objective(**batch)
+
+
+def test_towers_in_training_are_no_teachers(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    with pytest.raises(ValueError, match="vision_model is being trained"):
+        stage1(tmp_path, model, processor, texts(8))
+
+
+def test_stage_2_contrasts_what_it_constructed_and_what_was_mined(tiny_checkpoints, tmp_path, monkeypatch):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, learn_temperature=False)
+    drawn = []
+
+    def construct(*args, **kwargs):
+        from conjoin.methods.solar.masking import construct_samples
+
+        drawn.append(construct_samples(*args, **kwargs))
+        return drawn[-1]
+
+    monkeypatch.setattr("conjoin.methods.solar.stage2.construct_samples", construct)
+    terms = objective(**batch)
+    (samples,) = drawn
+    encoder, clean = objective.encoder, batch["pairs"]
+    with torch.no_grad():
+        anchors = encoder(**clean).pooler_output
+        made = [
+            encoder(**clean, image_weights=i, text_weights=t).pooler_output
+            for i, t in zip(samples.image_weights, samples.text_weights, strict=True)
+        ]
+        mined = encoder(**batch["mined"]).pooler_output.unflatten(0, (6, 2))
+    negatives = torch.cat([torch.stack(made[1:], dim=1), mined], dim=1)
+    mask = torch.cat([samples.valid[1:].T, batch["mined_mask"]], dim=1)
+    assert batch["mined_mask"].sum() == 11  # the first anchor has one mined negative only
+    assert samples.valid.any(1).all()
+    expected = multi_positive(anchors, made[0][:, None], negatives, 0.07, samples.valid[:1].T, mask)
+    assert terms["solar_loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert terms["positive_rate"].item() == pytest.approx(samples.valid[0].float().mean().item())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"constructed_negatives": False},
+        {"positive": "random", "constructed_negatives": False},
+        {"positive": "augmented", "constructed_negatives": False},
+        {"segments": False},
+        {"mined_per_anchor": 0},
+        {"mask_level": "input"},
+        {"mask_source": "online"},
+        {"itc_weight": 1.0, "trainable_vl_layers": 2},
+    ],
+)
+def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    rows = stage2_rows(tmp_path, texts(8), augmented=arguments.get("positive") == "augmented")
+    model.vl_encoder.requires_grad_(False)
+    trainer = stage2(tmp_path, model, processor, rows, **arguments)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    log = trainer.state.log_history[0]
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
+    assert log["loss"] == pytest.approx(log["solar_loss"] + log.get("itc_loss", 0.0), abs=1e-4)
+    assert log["solar_loss"] > 0
+    assert any(name.startswith("encoder.text_adapter") for name in moved)
+    layers = {name.split(".")[3] for name in moved if name.startswith("encoder.vl_encoder.layers")}
+    assert layers == ({"0", "1"} if "itc_weight" in arguments else set())
+
+
+def test_a_frozen_scorer_does_not_follow_and_shares_frozen_towers(tiny_checkpoints, tmp_path):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path)
+    (scorer,) = objective._scorer
+    assert scorer.vision_model is objective.encoder.vision_model
+    assert scorer.vision_adapter is not objective.encoder.vision_adapter
+    assert not any("scorer" in name for name, _ in objective.named_parameters())
+    before = objective(**batch)["image_threshold"]
+    with torch.no_grad():
+        for parameter in objective.encoder.vision_adapter.parameters():
+            parameter.neg_()
+    assert objective(**batch)["image_threshold"] == before
+    online, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_source="online")
+    before = online(**batch)["image_threshold"]
+    with torch.no_grad():
+        for parameter in online.encoder.vision_adapter.parameters():
+            parameter.neg_()
+    assert online(**batch)["image_threshold"] != before
+
+
+def test_the_scorer_follows_the_model_to_its_device(tiny_checkpoints, tmp_path):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path)
+    anchors = batch["pairs"]
+    output = objective.encoder(**anchors, output_tokens=True)
+    objective.to("meta")
+    elsewhere = [{name: value.to("meta") for name, value in tensors.items()} for tensors in (anchors, output)]
+    scored = objective._scored(elsewhere[0], type(output)(**elsewhere[1]))
+    assert scored.image_tokens.device.type == scored.text_tokens.device.type == "meta"
+
+
+def test_frozen_towers_run_as_if_they_were_cached(tiny_checkpoints, tmp_path):
+    """What they teach and score is without dropout; a tower that is trained keeps it."""
+    objectives = [stage1_objective(tiny_checkpoints)[0], stage2_objective(tiny_checkpoints, tmp_path)[0]]
+    for objective in objectives:
+        encoder = objective.train().encoder
+        assert not any(module.training for module in (*encoder.vision_model.modules(), *encoder.text_model.modules()))
+        assert encoder.vl_encoder.training
+        encoder.text_model.requires_grad_(True)
+        objective.train()
+        assert all(module.training for module in encoder.text_model.modules())
+        assert not any(module.training for module in objective.eval().modules())
+
+
+@pytest.mark.parametrize("positive", ["random", "augmented"])
+def test_positives_without_scores_need_no_scorer(tiny_checkpoints, tmp_path, positive, monkeypatch):
+    arguments = {"positive": positive, "constructed_negatives": False}
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
+    monkeypatch.setattr(objective, "_scored", None)
+    assert objective(**batch)["solar_loss"] > 0
+
+
+@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5}])
+def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path, arguments, monkeypatch):
+    """With the samples held fixed; thresholds are those of a chunk."""
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
+
+    def everything_but_the_first(image_scores, image_mask, _t, text_scores, text_mask, *_):
+        image, text = torch.ones(4, *image_scores.shape), torch.ones(4, *text_scores.shape)
+        image[:, :, 0] = text[2:, :, 1] = 0
+        return ConstructedSamples(image.double(), text.double(), torch.ones(4, len(text_mask), dtype=torch.bool))
+
+    monkeypatch.setattr("conjoin.methods.solar.stage2.construct_samples", everything_but_the_first)
+    objective.double()
+    whole = objective(**batch)
+    total_loss(whole).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    terms = cached_backward(objective, dict(batch), 2, lambda loss: loss.backward())
+    assert total_loss(terms).item() == pytest.approx(total_loss(whole).item(), abs=1e-10)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-9), name
+
+
+@pytest.mark.parametrize("source", ["frozen", "online"])
+def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_were(
+    tiny_checkpoints, tmp_path, source, monkeypatch
+):
+    """With one chunk it is the plain step, though dropout draws after the samples are drawn."""
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_source=source)
+    objective.encoder.config.token_dropout = 0.5
+    objective.double().train()
+    calls = []
+
+    def counted(*args):
+        calls.append(len(args[0]))
+        return segment_patches(*args)
+
+    monkeypatch.setattr("conjoin.methods.solar.stage2.segment_patches", counted)
+    torch.manual_seed(5)
+    total_loss(objective(**batch)).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    torch.manual_seed(5)
+    cached_backward(objective, dict(batch), 12, lambda loss: loss.backward())  # one chunk of pairs, one of mined
+    assert calls == [6, 6]
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
+    for name, gradient in expected.items():
+        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
+    objective.zero_grad()
+    cached_backward(objective, dict(batch), 4, lambda loss: loss.backward())
+    assert calls[2:] == [4, 2]
+
+
+def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    first = stage1(tmp_path, model, processor, texts(8))
+    first.train()
+    first.save_model()
+    config = SolarStage2Config(output_dir=str(tmp_path / "b"), itc_weight=1.0, mined_per_anchor=0, **SETTINGS)
+    trainer = SolarStage2Trainer(model, config, train_dataset=texts(8), processing_class=processor, heads=tmp_path)
+    assert torch.equal(trainer.model.heads.text.weight, first.model.heads.text.weight)
+
+
+def test_draws_of_mined_negatives_differ_by_epoch_and_repeat(tiny_checkpoints, tmp_path):
+    rows = texts(8)
+    ids = rows["id"]
+    blocks = [{"id": name, "negatives": [o for o in ids if o != name], "found_by": [[]] * 7} for name in ids]
+    write_mined(tmp_path / "negatives.parquet", [blocks])
+    dataset = SolarStage2Rows(rows, ids, load_mined(tmp_path), per_anchor=2)
+
+    def drawn():
+        return [[other["id"] for other in dataset[i]["mined"]] for i in range(8)]
+
+    first = drawn()
+    assert first == drawn()
+    assert all(len(set(found)) == 2 and ids[i] not in found for i, found in enumerate(first))
+    dataset.epoch = 1
+    assert first != drawn()
+
+
+def test_mined_negatives_may_come_from_another_corpus(tmp_path):
+    rows, corpus = texts(3), texts(9).map(lambda row: {"id": f"other-{row['id']}"})
+    block = [{"id": name, "negatives": [f"other-row{i + 5}"], "found_by": [[]]} for i, name in enumerate(rows["id"])]
+    write_mined(tmp_path / "m.parquet", [block])
+    mined = load_mined(tmp_path / "m.parquet")
+    row = SolarStage2Rows(rows, rows["id"], mined, per_anchor=2, candidates=corpus)[1]
+    assert [found["id"] for found in row["mined"]] == ["other-row6", "row1"]
+    assert row["found"] == [True, False]
+    with pytest.raises(ValueError, match=r"its mined negative 'other-row6' is not in the data"):
+        SolarStage2Rows(rows, rows["id"], mined, per_anchor=1)[1]
+    with pytest.raises(ValueError, match=r"nothing was mined for 'row3': .* is of other rows"):
+        SolarStage2Rows(texts(4), texts(4)["id"], mined, candidates=corpus)
+
+
+def test_stage_2_can_fit_thresholds_to_all_devices(tiny_checkpoints, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        solar_stage2, "align", lambda tokens, **kwargs: asked.append(kwargs) or align(tokens, **kwargs)
+    )
+    for reduce in (False, True):
+        model, processor = frozen_encoder(tiny_checkpoints)
+        rows = stage2_rows(tmp_path, texts(4))
+        stage2(tmp_path, model, processor, rows, reduce_scores_across_devices=reduce, max_steps=1).train()
+    assert asked == [{"reduce_scores_across_devices": False}, {"reduce_scores_across_devices": True}]
+
+
+def test_bad_input_of_stage_2_is_named(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    with pytest.raises(ValueError, match=r"mined_per_anchor=2 .* need SolarStage2Rows, got Dataset"):
+        stage2(tmp_path, model, processor, texts(8))
+    with pytest.raises(ValueError, match="goes with constructed_negatives=False"):
+        SolarStage2Config(output_dir="x", positive="random", use_cpu=True)
+    with pytest.raises(ValueError, match="mask_source='other'"):
+        SolarStage2Config(output_dir="x", mask_source="other", use_cpu=True)
+    with pytest.raises(FileNotFoundError, match="no projection heads"):
+        load_heads(tmp_path)
+    rows = texts(4)
+    write_mined(tmp_path / "m.parquet", [[{"id": i, "negatives": ["gone"], "found_by": [[]]} for i in rows["id"]]])
+    with pytest.raises(ValueError, match=r"row 1 \('row1'\): its mined negative 'gone' is not in the data"):
+        SolarStage2Rows(rows, rows["id"], load_mined(tmp_path / "m.parquet"))[1]
+    with pytest.raises(ValueError, match="3 ids for 4 rows"):
+        SolarStage2Rows(rows, ["a", "b", "c"])
+
+
+def test_augmented_rows_may_have_undecoded_images(tmp_path):
+    row = texts(1)[0]
+    row["image"].save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text(row["text"])
+    rows = load_pairs(tmp_path)
+    assert isinstance(rows[0]["image"], dict)
+    found = SolarStage2Rows(rows, rows["id"], augment=ImageOps.invert, augmented=True)[0]["augmented"][0]
+    assert found["image"].tobytes() == ImageOps.invert(row["image"]).tobytes() and found["text"] == row["text"]
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"row 0 \('a.png'\).*cannot read the image"):
+        SolarStage2Rows(rows, rows["id"], augment=ImageOps.invert, augmented=True)[0]
+
+
+def write_recipe(path, text, **values):
+    path.write_text(text.format(**values))
+    return load_recipe(path)
+
+
+STAGE_1 = """
+method: solar_stage1
+model: {{vision: {dinov2}, text: {bert}, config: {{hidden_size: 16, num_attention_heads: 2}}, lora: {{r: 2}}}}
+teacher: {{vision: {dinov2}, text: {clip_text}, max_text_length: 12, cache: {cache}}}
+data: {{source: {data}}}
+training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, use_cpu: true, report_to: none,
+  save_strategy: "no", learning_rate: 1e-3, logging_steps: 1, disable_tqdm: true}}
+"""
+STAGE_2 = """
+method: solar_stage2
+model: {{checkpoint: {checkpoint}, lora: {{r: 2, towers: [vision_model, text_model, vl_encoder]}}}}
+data: {{source: {data}, mined: {mined}}}
+training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, gradient_cache_chunk_size: 2,
+  use_cpu: true, report_to: none, save_strategy: "no", learning_rate: 1e-2, itc_weight: {itc},
+  logging_steps: 1, disable_tqdm: true}}
+"""
+
+
+@pytest.mark.parametrize("itc", [0, 1])
+def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
+    rows, data = texts(8), tmp_path / "data"
+    data.mkdir()
+    for row in rows:
+        row["image"].save(data / f"{row['id']}.png")
+        (data / f"{row['id']}.txt").write_text(row["text"])
+    towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"]}
+    towers["clip_text"] = tiny_checkpoints["bert"]
+    first = tmp_path / "first"
+    recipe = write_recipe(tmp_path / "1.yaml", STAGE_1, data=data, out=first, cache="null", **towers)
+    log = train(recipe).state.log_history
+    assert log[0]["ld_loss"] > 0
+    ids = load_pairs(data)["id"]
+    blocks = [{"id": ids[i], "negatives": [ids[i - 1], ids[i - 2]], "found_by": [[], []]} for i in range(8)]
+    (tmp_path / "mined").mkdir()
+    write_mined(tmp_path / "mined" / "negatives.parquet", [blocks])
+    settings = {"data": data, "mined": tmp_path / "mined", "itc": itc}
+    second = write_recipe(tmp_path / "2.yaml", STAGE_2, checkpoint=first, out=tmp_path / "second", **settings)
+    second.data.mined_source = str(data) if itc else None
+    trainer = train(second)
+    assert ("itc_loss" in trainer.state.log_history[0]) == bool(itc)
+    saved = load_file(str(tmp_path / "second" / "model.safetensors"))
+    before = load_file(str(first / "model.safetensors"))
+    assert saved.keys() == before.keys()
+    for part in ("vision_model", "text_model", "vl_encoder", "text_adapter"):
+        assert any(not torch.equal(saved[name], before[name]) for name in saved if name.startswith(part)), part
+
+
+def test_sections_that_do_not_fit_a_method_are_named(tiny_checkpoints, tmp_path):
+    towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"], "clip_text": "x"}
+    with pytest.raises(ValueError, match="unknown key 'teacher'"):
+        write_recipe(tmp_path / "1.yaml", STAGE_1.replace("solar_stage1", "gcl"), data="x", out=tmp_path,
+                     cache="null", **towers)  # fmt: skip
+    model, processor = frozen_encoder(tiny_checkpoints)
+    settings = {"data": "x", "itc": 0, "checkpoint": "x", "out": tmp_path}
+    recipe = write_recipe(tmp_path / "2.yaml", STAGE_2, mined="null", **settings)
+    with pytest.raises(ValueError, match=r"needs data\.mined, the output of `conjoin mine`"):
+        prepare_stage2(Run(recipe, model, processor, texts(4), texts(4), None))

@@ -1,0 +1,59 @@
+"""Exact search equals sorting everything."""
+
+import numpy as np
+import pytest
+import torch
+from index_vectors import clustered, filled, naive, names, unit
+
+from conjoin.retrieval import ExactIndex
+
+
+class TestExact:
+    @pytest.mark.parametrize("k", [1, 7, 300, 1000])
+    def test_equals_sorting_everything(self, k):
+        corpus, queries = unit(300, 24), unit(40, 24, seed=1)
+        found = filled("exact", corpus).search(queries, k)
+        ids, scores = naive(corpus, queries, k)
+        assert found.ids == ids
+        np.testing.assert_array_equal(found.scores, scores)
+        assert found.scores.shape == (40, min(k, 300)) and found.scores.dtype == np.float32
+
+    @pytest.mark.parametrize("block, rows", [(7, 3), (50, 64), (1, 5)])
+    @pytest.mark.parametrize("precision", ["highest", "high"])
+    def test_blocks_do_not_matter(self, block, rows, precision, monkeypatch):
+        corpus, queries = clustered(210, 16), clustered(9, 16, seed=1)
+        monkeypatch.setattr("conjoin.retrieval.index.exact._CORPUS_BLOCK", block)
+        monkeypatch.setattr("conjoin.retrieval.index.exact._SCORES_AT_ONCE", block * rows)
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+        index = ExactIndex()
+        for start in range(0, 210, 30):
+            index.add(names(30, start), corpus[start : start + 30])
+        for k in (1, 10, 60, 210):
+            found = index.search(queries, k)
+            ids, scores = naive(corpus, queries, k)
+            assert found.ids == ids
+            np.testing.assert_array_equal(found.scores, scores)
+
+    def test_reduced_precision_set_in_the_newer_way(self, monkeypatch):
+        monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")  # get_float32_matmul_precision raises now
+        corpus, queries = unit(50, 8), unit(4, 8, seed=1)
+        assert filled("exact", corpus).search(queries, 5).ids == naive(corpus, queries, 5)[0]
+
+    def test_equal_vectors_tie_and_keep_the_order_of_insertion(self):
+        corpus = np.concatenate([unit(1, 33, seed=number % 5) for number in range(2003)])
+        queries = unit(6, 33, seed=0)
+        together = filled("exact", corpus).search(queries, 1500)
+        np.testing.assert_array_equal(together.ids, naive(corpus, queries, 1500)[0])
+        assert len(np.unique(together.scores[0])) <= 5
+        alone = [filled("exact", corpus).search(query[None], 1500) for query in queries]
+        assert [found.ids[0] for found in alone] == together.ids
+        np.testing.assert_array_equal(np.concatenate([found.scores for found in alone]), together.scores)
+
+    def test_no_queries(self):
+        found = filled("exact", unit(5, 3)).search(np.empty((0, 3), dtype=np.float32), 2)
+        assert found.ids == [] and found.scores.shape == (0, 2)
+
+    def test_half_precision_vectors(self):
+        corpus = unit(20, 16).astype(np.float16)
+        found = filled("exact", corpus).search(corpus, 1)
+        assert [ids[0] for ids in found.ids] == names(20)

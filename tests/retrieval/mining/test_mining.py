@@ -1,0 +1,402 @@
+import os
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from PIL import Image
+
+from conjoin.retrieval import Finding, ItemEncoder, Miner, load_mined, mine_hard_negatives, parse_miners, plan_mining
+from conjoin.retrieval.store import EmbeddingStore
+from tiny_encoder import tiny_encoder
+
+MINERS = [
+    Miner("one-text", "one", "text", "text"),
+    Miner("one-image", "one", "image", "image"),
+    Miner("one-cross", "one", "text", "image"),
+    Miner("two-fused", "two", "fused", "fused"),
+]
+VIEWS = {"image": ["image"], "text": ["text"], "fused": ["image", "text"]}
+
+
+class Loader:
+    """Makes tiny encoders by name and remembers which were asked for."""
+
+    def __init__(self):
+        self.loaded = []
+
+    def __call__(self, model: str) -> ItemEncoder:
+        self.loaded.append(model)
+        return tiny_encoder(seed={"one": 1, "two": 2}[model])
+
+
+def pairs(count=30, groups=False):
+    random = np.random.default_rng(0)
+    words = ["apple", "chair", "river", "cloud", "zebra", "violin"]
+    rows = []
+    for number in range(count):
+        pixels = random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        text = " ".join(random.choice(words, size=3)) + f" {number}"
+        rows.append({"id": f"row{number}", "image": Image.fromarray(pixels), "text": text})
+        if groups:
+            rows[-1]["group"] = f"group{number // 3}"
+    return rows
+
+
+def mine(rows, folder, miners=MINERS, **options):
+    options = {"load_encoder": Loader(), "shard_size": 7, "k": 4} | options
+    return mine_hard_negatives(Dataset.from_list(rows), miners, folder, **options)
+
+
+def naive(rows, miners, k, anchors=None):
+    """Every miner by a full sort; returns `{anchor: {negative: {miner: rank}}}`."""
+    anchors = rows if anchors is None else anchors
+    kept = {row["id"]: {} for row in anchors}
+    duplicates = {row["id"]: set() for row in anchors}
+    for miner in miners:
+        encoder = Loader()(miner.model)
+
+        def encode(some, view, encoder=encoder):
+            return encoder.encode([{key: row[key] for key in VIEWS[view]} for row in some]).astype(np.float64)
+
+        scores = encode(anchors, miner.query) @ encode(rows, miner.candidate).T
+        for anchor, line in zip(anchors, scores, strict=True):
+            rank = 0
+            for column in np.argsort(-line, kind="stable"):
+                other = rows[column]
+                if other["id"] == anchor["id"] or other.get("group", other["id"]) == anchor.get("group"):
+                    continue
+                if line[column] >= miner.duplicate_above:
+                    duplicates[anchor["id"]].add(other["id"])
+                elif rank < k:
+                    rank += 1
+                    kept[anchor["id"]].setdefault(other["id"], {})[miner.name] = rank
+    return {
+        anchor: {name: found for name, found in negatives.items() if name not in duplicates[anchor]}
+        for anchor, negatives in kept.items()
+    }
+
+
+def as_ranks(mined):
+    return {
+        anchor: {
+            name: {finding.miner: finding.rank for finding in findings}
+            for name, findings in mined.findings(anchor).items()
+        }
+        for anchor in mined
+    }
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_the_union_of_all_miners_equals_a_naive_loop(tmp_path, groups):
+    rows = pairs(groups=groups)
+    mined = mine(rows, tmp_path)
+    expected = naive(rows, MINERS, 4)
+    assert as_ranks(mined) == expected
+    assert list(mined) == [row["id"] for row in rows] and len(mined) == 30
+    several = 0
+    for anchor, negatives in mined.items():
+        assert set(negatives) == set(expected[anchor]) and anchor not in negatives
+        best = [min(expected[anchor][name].values()) for name in negatives]
+        assert best == sorted(best)
+        several += any(len(found) > 1 for found in expected[anchor].values())
+    assert several, "no negative was found by two miners: the union is not tested"
+
+
+def test_scores_are_cosines(tmp_path):
+    rows = pairs()
+    mined = mine(rows, tmp_path, MINERS[2:3])
+    encoder = Loader()("one")
+    query = encoder.encode([{"text": rows[3]["text"]}])[0]
+    for name, (finding,) in mined.findings("row3").items():
+        image = encoder.encode([{"image": rows[int(name.removeprefix("row"))]["image"]}])[0]
+        assert finding == Finding("one-cross", finding.rank, pytest.approx(float(query @ image), abs=1e-5))
+
+
+def test_duplicates_in_one_miner_are_negatives_of_none(tmp_path):
+    rows = pairs()
+    for number in (5, 11, 17):
+        rows[number]["text"] = rows[2]["text"]
+    mined = mine(rows, tmp_path, k=25)
+    alike = {"row2", "row5", "row11", "row17"}
+    assert all(not alike & set(mined[anchor]) for anchor in alike)
+    assert any("row5" in mined[anchor] for anchor in mined if anchor not in alike)
+    assert as_ranks(mined) == naive(rows, MINERS, 25)
+    lenient = [Miner(m.name, m.model, m.query, m.candidate, duplicate_above=1.1) for m in MINERS]
+    assert alike - {"row2"} <= set(mine(rows, tmp_path / "lenient", lenient)["row2"])
+
+
+def test_many_duplicates_do_not_use_up_the_results(tmp_path):
+    rows = pairs(60)
+    for row in rows[:50]:
+        row["text"] = "the same caption"
+    mined = mine(rows, tmp_path, MINERS[:1], k=3)
+    assert as_ranks(mined) == naive(rows, MINERS[:1], 3)
+    assert len(mined["row0"]) == 3 and all(int(name.removeprefix("row")) >= 50 for name in mined["row0"])
+
+
+def test_an_anchor_may_be_left_without_negatives(tmp_path, caplog):
+    rows = pairs(6)
+    for row in rows[:5]:
+        row["text"] = "the same caption"
+    same = [Miner("text", "one", "text", "text", duplicate_above=-1.0)]
+    mined = mine(rows, tmp_path, same)
+    assert all(mined[anchor] == [] for anchor in mined)
+    assert mined.draw("row0", 2, torch.Generator()) == []
+    assert "6 of 6 anchors have no hard negative" in caplog.text
+
+
+def test_anchors_of_their_own(tmp_path):
+    rows = pairs(40)
+    corpus, anchors = rows[:30], rows[25:]
+    mined = mine(corpus, tmp_path, anchors=Dataset.from_list(anchors))
+    assert as_ranks(mined) == naive(corpus, MINERS, 4, anchors)
+    assert list(mined) == [row["id"] for row in anchors]
+    assert {name for negatives in mined.values() for name in negatives} <= {row["id"] for row in corpus}
+
+
+def test_every_view_is_encoded_once_and_every_model_loaded_once(tmp_path):
+    loader = Loader()
+    mine(pairs(), tmp_path, load_encoder=loader)
+    assert loader.loaded == ["one", "two"]
+    stores = sorted(path.name.rsplit("-", 2)[0] for path in (tmp_path / "embeddings").iterdir())
+    assert stores == ["corpus-fused", "corpus-image", "corpus-text"]
+
+
+def test_a_cut_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+    rows = pairs()
+    whole = mine(rows, tmp_path / "whole").path.read_bytes()
+    searched = []
+    from conjoin.retrieval import ExactIndex
+
+    search = ExactIndex.search
+
+    def cut(self, queries, k):
+        searched.append(len(queries))
+        if len(searched) == 8:
+            raise KeyboardInterrupt
+        return search(self, queries, k)
+
+    monkeypatch.setattr(ExactIndex, "search", cut)
+    with pytest.raises(KeyboardInterrupt):
+        mine(rows, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "negatives.parquet").exists()
+    assert mine(rows, tmp_path / "cut").path.read_bytes() == whole
+    done = len(searched)
+    mine(rows, tmp_path / "cut")
+    assert len(searched) == done, "a finished run searches nothing again"
+
+
+def test_a_miner_can_be_added_and_left_out_later(tmp_path):
+    rows = pairs()
+    mine(rows, tmp_path, MINERS[:2])
+    assert as_ranks(mine(rows, tmp_path)) == naive(rows, MINERS, 4)
+    assert as_ranks(mine(rows, tmp_path, MINERS[3:])) == naive(rows, MINERS[3:], 4)
+
+
+def test_other_settings_are_refused(tmp_path):
+    rows = pairs()
+    mine(rows, tmp_path)
+    with pytest.raises(ValueError, match=r"miners/one-image': it was made with k 4, not 5;"):
+        mine(rows, tmp_path, k=5)
+    with pytest.raises(ValueError, match=r"miners/one-image': it was made with groups '"):
+        mine(pairs(groups=True), tmp_path)
+    other = Miner("one-text", "one", "image", "text")
+    with pytest.raises(ValueError, match=r"miners/one-text': it was made with query 'text', not 'image'"):
+        mine(rows, tmp_path, [other])
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_another_index_finds_the_same(tmp_path, kind):
+    rows = pairs()
+    assert as_ranks(mine(rows, tmp_path, index_kind=kind)) == naive(rows, MINERS, 4)
+
+
+@pytest.mark.parametrize("knows_its_columns", [False, True])
+def test_streamed_rows(tmp_path, knows_its_columns):
+    rows = pairs(groups=True)
+    streamed = Dataset.from_list(rows).to_iterable_dataset()
+    if not knows_its_columns:
+        streamed = IterableDataset.from_generator(lambda: iter(rows))
+        assert streamed.column_names is None
+    mined = mine_hard_negatives(streamed, MINERS, tmp_path, k=4, load_encoder=Loader(), shard_size=7)
+    assert as_ranks(mined) == naive(rows, MINERS, 4)
+
+
+def test_half_precision_on_disk(tmp_path):
+    mined = mine(pairs(), tmp_path, dtype="float16")
+    assert EmbeddingStore.open(next((tmp_path / "embeddings").iterdir())).dtype == "float16"
+    assert all(len(negatives) >= 4 for negatives in mined.values())
+
+
+def test_the_result_travels_to_worker_processes(tmp_path):
+    mined = mine(pairs(), tmp_path)
+    copy = pickle.loads(pickle.dumps(mined))
+    assert dict(copy) == dict(mined) and copy.findings("row1") == mined.findings("row1")
+
+
+class TestDraw:
+    @pytest.fixture(scope="class")
+    def mined(self, tmp_path_factory):
+        return mine(pairs(), tmp_path_factory.mktemp("mined"))
+
+    def test_equal_states_draw_equal_negatives(self, mined):
+        first = [mined.draw(anchor, 2, torch.Generator().manual_seed(3)) for anchor in mined]
+        again = [mined.draw(anchor, 2, torch.Generator().manual_seed(3)) for anchor in mined]
+        assert first == again
+        assert all(len(set(drawn)) == 2 for drawn in first)
+        assert all(set(drawn) <= set(mined[anchor]) for anchor, drawn in zip(mined, first, strict=True))
+
+    def test_draws_are_uniform(self, mined):
+        generator = torch.Generator().manual_seed(0)
+        negatives = mined["row0"]
+        counts = dict.fromkeys(negatives, 0)
+        for _ in range(3000):
+            for name in mined.draw("row0", 2, generator):
+                counts[name] += 1
+        expected = 6000 / len(negatives)
+        assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
+
+    def test_fewer_than_asked_for(self, mined):
+        assert sorted(mined.draw("row0", 1000, torch.Generator())) == sorted(mined["row0"])
+        assert mined.draw("row0", 0, torch.Generator()) == []
+        with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+            mined.draw("row0", -1, torch.Generator())
+
+    def test_an_unknown_anchor(self, mined):
+        assert "nobody" not in mined
+        with pytest.raises(KeyError, match="nobody"):
+            mined.draw("nobody", 2, torch.Generator())
+
+    def test_a_file_that_is_none(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"negatives\.parquet'.*no such file"):
+            load_mined(tmp_path)
+        (tmp_path / "negatives.parquet").write_text("nothing")
+        with pytest.raises(ValueError, match=r"negatives\.parquet' is not a file of mined negatives"):
+            load_mined(tmp_path)
+
+
+class TestPlan:
+    def test_it_lists_what_is_left(self, tmp_path):
+        rows = Dataset.from_list(pairs())
+        options = {"load_encoder": Loader()}
+        plan = plan_mining(rows, MINERS, tmp_path, **options)
+        assert [step.rows for step in plan.steps] == [30] * 7
+        assert all(step.seconds > 0 for step in plan.steps) and plan.index_bytes == 30 * 8 * 4
+        assert "encode corpus text with one: 30 rows, about 0 s" in str(plan)
+        assert str(plan).splitlines()[-1].startswith("in all about ")
+        mine(pairs(), tmp_path)
+        assert [step.rows for step in plan_mining(rows, MINERS, tmp_path, **options).steps] == [0] * 7
+
+    def test_long_times_are_in_hours(self):
+        from conjoin.retrieval.mining.plan import MiningPlan, Step
+
+        plan = MiningPlan([Step("a", 10, 119.0), Step("b", 10, 600.0), Step("c", 10, 3 * 3600.0)], 2**30)
+        assert str(plan).splitlines() == [
+            "a: 10 rows, about 119 s",
+            "b: 10 rows, about 10 min",
+            "c: 10 rows, about 3 h 0 min",
+            "in all about 3 h 12 min; 1.00 GiB for the largest exact index",
+        ]
+
+
+class TestDescriptions:
+    def test_as_in_yaml(self):
+        described = {"a": {"model": "m", "query": "text", "candidate": "image", "duplicate_above": 0.9}}
+        assert parse_miners(described) == [Miner("a", "m", "text", "image", 0.9)]
+
+    @pytest.mark.parametrize(
+        ("described", "message"),
+        [
+            ({}, "expected miners as name"),
+            ({"a": {"model": "m", "query": "text"}}, "miner 'a': expected the keys model, query, candidate"),
+            ({"a": {"model": "m", "query": "text", "candidate": "image", "k": 3}}, "miner 'a': expected the keys"),
+            ({"a": "m"}, "miner 'a': expected the keys"),
+            ({"a": {"model": "m", "query": "video", "candidate": "image"}}, "unknown query 'video'; expected one of"),
+            (
+                {"a": {"model": "m", "query": "text", "candidate": "text", "duplicate_above": "0.9"}},
+                "miner 'a': duplicate_above must be a number, got '0.9'",
+            ),
+            (
+                {"a": {"model": "m", "query": "text", "candidate": "text", "duplicate_above": float("nan")}},
+                "miner 'a': duplicate_above must be a number, got nan",
+            ),
+            ({"a/b": {"model": "m", "query": "text", "candidate": "image"}}, "the name of a miner .* got 'a/b'"),
+        ],
+    )
+    def test_mistakes(self, described, message):
+        with pytest.raises(ValueError, match=message):
+            parse_miners(described)
+
+    def test_names_are_unique(self, tmp_path):
+        with pytest.raises(ValueError, match=r"no name twice, got \['one-text', 'one-text'\]"):
+            mine(pairs(), tmp_path, MINERS[:1] * 2)
+        with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+            mine(pairs(), tmp_path, k=0)
+
+
+def _truncate(content):
+    return content[:-9]
+
+
+def _empty(content):
+    return b""
+
+
+def _flip(content):
+    return content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
+
+
+class TestDamage:
+    @pytest.mark.parametrize("damage", [_truncate, _empty, _flip, None])
+    @pytest.mark.parametrize("file", ["miners/one-cross/part-00002.safetensors", "miners/one-cross/manifest.json"])
+    def test_damaged_results_are_searched_again(self, tmp_path, caplog, file, damage):
+        whole = mine(pairs(), tmp_path).path.read_bytes()
+        path = tmp_path / file
+        content = path.read_bytes()
+        path.unlink() if damage is None else path.write_bytes(damage(content))
+        assert mine(pairs(), tmp_path).path.read_bytes() == whole and path.read_bytes() == content
+        assert "again" in caplog.text or path.name == "manifest.json"
+
+    @pytest.mark.parametrize("damage", [_truncate, _empty, _flip])
+    @pytest.mark.parametrize("file", ["negatives.parquet", "negatives.parquet.sha256"])
+    def test_a_damaged_result_is_refused(self, tmp_path, file, damage):
+        path = mine(pairs(), tmp_path).path.parent / file
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(ValueError, match=r"negatives\.parquet' .*; run `conjoin mine` again$"):
+            load_mined(tmp_path)
+        assert len(mine(pairs(), tmp_path)) == 30
+
+    def test_a_file_that_was_replaced_since_it_was_loaded(self, tmp_path):
+        mined = mine(pairs(), tmp_path)
+        mine(pairs(), tmp_path, MINERS[:1])
+        with pytest.raises(ValueError, match=r"negatives\.parquet' was changed after it was loaded; load it again"):
+            mined.findings("row1")
+
+    def test_an_interrupted_replacement_leaves_the_old_file(self, tmp_path, monkeypatch):
+        old = dict(mine(pairs(), tmp_path))
+        original = os.replace
+
+        def failing(source, target):
+            if target.name == "negatives.parquet":
+                raise KeyboardInterrupt
+            original(source, target)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "replace", failing)
+            mine(pairs(), tmp_path, MINERS[:1])
+        assert dict(load_mined(tmp_path)) == old
+
+
+def test_a_file_that_names_its_miners_metrics(tmp_path):
+    """As it was written before."""
+    mined = mine(pairs(), tmp_path)
+    rows = pq.read_table(mined.path).to_pylist()
+    for row in rows:
+        row["found_by"] = [[{"metric": one.pop("miner"), **one} for one in found] for found in row["found_by"]]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
+    old = load_mined(tmp_path / "old.parquet")
+    assert dict(old) == dict(mined) and old.findings("row1") == mined.findings("row1")

@@ -1,0 +1,212 @@
+"""`load_encoder` takes every kind of model there is behind one interface, and runs no code that was not trusted."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.retrieval import Encoder, load_encoder
+
+TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
+EVIL = "from pathlib import Path\nPath({mark!r}).touch()\n"
+
+
+@pytest.fixture(scope="module")
+def folders(own_export, sentence_folders, tiny_checkpoints):
+    """`{kind: folder}` of a model of every kind."""
+    stock = {name: tiny_checkpoints[name] for name in ("clip", "siglip", "bert", "dinov2", "vit")}
+    return {"own": own_export[0], "st-bert": sentence_folders["bert"], "st-clip": sentence_folders["clip"], **stock}
+
+
+KINDS = ("own", "st-bert", "st-clip", "clip", "siglip", "bert", "dinov2", "vit")
+BLIND, MUTE = {"st-bert", "bert"}, {"dinov2", "vit"}
+
+
+def items_for(kind, pictures):
+    texts, images = ([] if kind in MUTE else TEXTS), ([] if kind in BLIND else pictures[:3])
+    mixed = zip(images, TEXTS, strict=False) if kind in {"own", "clip", "siglip"} else ()
+    return [*texts, *images, *({"image": image, "text": text} for image, text in mixed)]
+
+
+def sentence_transformer(folder):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryKind:
+    def test_has_one_interface(self, kind, folders, pictures):
+        encoder: Encoder = load_encoder(folders[kind], batch_size=2, device="cpu", num_workers=0)
+        items = items_for(kind, pictures)
+        done = []
+        vectors = encoder.encode(items, [f"id{n}" for n in range(len(items))], on_batch=done.append)
+        assert vectors.shape == (len(items), encoder.dimension) and vectors.dtype == np.float32
+        assert sum(done) == len(items) and max(done) == 2
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(vectors, np.concatenate([encoder.encode([item]) for item in items]), atol=1e-5)
+        distances = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
+        assert distances[~np.eye(len(items), dtype=bool)].min() > 1e-4
+        assert (encoder.name, encoder.batch_size, encoder.dtype) == (str(folders[kind]), 2, None)
+        assert encoder.device == torch.device("cpu") and encoder.identity == (encoder.name, encoder.fingerprint)
+
+    def test_fingerprint_is_stable_and_tells_weights_apart(self, kind, folders, tmp_path):
+        first = load_encoder(folders[kind], device="cpu").fingerprint
+        moved = shutil.copytree(folders[kind], tmp_path / "moved")
+        assert load_encoder(moved, device="cpu", batch_size=3).fingerprint == first
+        changed = load_encoder(moved, device="cpu")
+        weight = next(parameter for parameter in changed.model.parameters() if parameter.ndim > 1)
+        with torch.no_grad():
+            weight[0, 0] += 1e-3
+        assert changed.fingerprint != first
+
+    def test_workers_and_bf16(self, kind, folders, pictures):
+        items = items_for(kind, pictures)
+        exact = load_encoder(folders[kind], batch_size=3, device="cpu").encode(items)
+        np.testing.assert_array_equal(
+            load_encoder(folders[kind], batch_size=3, device="cpu", num_workers=1).encode(items), exact
+        )
+        rough = load_encoder(folders[kind], batch_size=3, device="cpu", dtype=torch.bfloat16).encode(items)
+        assert rough.dtype == np.float32 and 1e-6 < np.abs(rough - exact).max() < 0.1
+
+    def test_bad_items_are_named(self, kind, folders, pictures):
+        encoder = load_encoder(folders[kind], device="cpu")
+        good = items_for(kind, pictures)[0]
+        with pytest.raises(ValueError, match=r"^item 'bad': text is empty"):
+            encoder.encode([good, {"text": " "}], ["good", "bad"])
+        if kind in BLIND | MUTE:
+            foreign = "a text" if kind in MUTE else pictures[0]
+            with pytest.raises(ValueError, match=r"^item 'bad': .*this model cannot take '(text|image)'"):
+                encoder.encode([good, foreign], ["good", "bad"])
+
+    def test_instructions_change_texts_and_leave_images(self, kind, folders, pictures):
+        encoder = load_encoder(folders[kind], batch_size=3, device="cpu")
+        if kind not in MUTE:
+            plain, told = encoder.encode(TEXTS), encoder.encode(TEXTS, instruction="find it: ")
+            assert np.linalg.norm(plain - told, axis=1).min() > 1e-4
+            some = encoder.encode(TEXTS, instruction=["find it: ", None, None, "seek"])
+            np.testing.assert_allclose(some[:3], [told[0], *plain[1:3]], atol=1e-5)
+            assert np.linalg.norm(some[3] - told[3]) > 1e-4
+            with pytest.raises(ValueError, match="got 1 instructions for 4 items"):
+                encoder.encode(TEXTS, instruction=["find"])
+        if kind not in BLIND | {"own"}:  # our processors give the instruction to a picture as its text
+            plain, told = encoder.encode(pictures), encoder.encode(pictures, instruction="find it: ")
+            np.testing.assert_allclose(plain, told, atol=1e-6)
+
+
+class TestOurOwn:
+    def test_our_own_export(self, own_export, pictures):
+        folder, model, processor = own_export
+        items = [*TEXTS, *pictures, {"image": pictures[0], "text": TEXTS[0]}]
+        encoder = load_encoder(folder, batch_size=4, device="cpu")
+        found = encoder.encode(items)
+        with torch.no_grad():
+            np.testing.assert_allclose(found, model(**processor(items)).embeddings, atol=1e-5)
+        np.testing.assert_allclose(found, sentence_transformer(folder).encode(items), atol=1e-5)
+        assert type(encoder.model) is JointEncoderModel
+
+
+class TestCodeInTheFolder:
+    """Python files beside the weights run with `trust_remote_code=True` only; those of our models never."""
+
+    def poison(self, source, folder, mark, **config):
+        shutil.copytree(source, folder)
+        for file in [*folder.glob("*.py"), folder / "evil.py"]:
+            file.write_text(EVIL.format(mark=str(mark)))
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+    @pytest.mark.parametrize("trusted", [False, True])
+    def test_of_our_models_never_runs(self, own_export, tmp_path, trusted, pictures):
+        folder, mark = tmp_path / "folder", tmp_path / "mark"
+        self.poison(own_export[0], folder, mark)
+        for name in ("tokenizer_config.json", "processor_config.json"):
+            path = folder / name
+            code = {"auto_map": {"AutoTokenizer": ["evil.A", "evil.A"], "AutoProcessor": "evil.B"}}
+            path.write_text(json.dumps(json.loads(path.read_text()) | code))
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"]["auto_map"] = {"AutoConfig": "evil.A", "AutoModel": "evil.B"}
+        (folder / "config.json").write_text(json.dumps(config))
+        processor = json.loads((folder / "processor_config.json").read_text())
+        processor["image_processor"]["auto_map"] = {"AutoImageProcessor": "evil.C"}
+        (folder / "processor_config.json").write_text(json.dumps(processor))
+        items = [*TEXTS, *pictures]
+        found = load_encoder(folder, device="cpu", trust_remote_code=trusted).encode(items)
+        np.testing.assert_array_equal(found, load_encoder(own_export[0], device="cpu").encode(items))
+        assert not mark.exists()
+
+    def test_is_not_needed_for_our_models(self, own_export, tmp_path):
+        folder = shutil.copytree(own_export[0], tmp_path / "bare", ignore=shutil.ignore_patterns("*.py"))
+        assert not list(folder.glob("*.py")) and "auto_map" in (folder / "config.json").read_text()
+        encoder, reference = load_encoder(folder, device="cpu"), load_encoder(own_export[0], device="cpu")
+        assert encoder.fingerprint == reference.fingerprint
+        np.testing.assert_array_equal(encoder.encode(TEXTS), reference.encode(TEXTS))
+
+    def test_of_a_type_that_transformers_knows_is_not_run(self, tiny_checkpoints, tmp_path):
+        folder, mark = tmp_path / "folder", tmp_path / "mark"
+        code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+        self.poison(tiny_checkpoints["bert"], folder, mark, **code)
+        found = load_encoder(folder, device="cpu").encode(TEXTS)
+        np.testing.assert_array_equal(found, load_encoder(tiny_checkpoints["bert"], device="cpu").encode(TEXTS))
+        assert not mark.exists()
+
+    @pytest.mark.parametrize("kind", ["stock", "sentence-transformers", "module"])
+    def test_of_others_needs_trust(self, kind, sentence_folders, tiny_checkpoints, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "stdin", None)  # nothing may ask
+        folder, mark = tmp_path / "folder", tmp_path / "mark"
+        source = tiny_checkpoints["bert"] if kind == "stock" else sentence_folders["bert"]
+        code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
+        self.poison(source, folder, mark, **({} if kind == "module" else code))
+        if kind == "module":
+            modules = json.loads((folder / "modules.json").read_text())
+            modules[1]["type"] = "evil.Pooling"
+            (folder / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(ValueError, match=r"needs Python code from its own folder; to run it, pass trust"):
+            load_encoder(folder, device="cpu")
+        assert not mark.exists()
+
+    def test_of_others_runs_when_trusted(self, tiny_checkpoints, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+        folder = shutil.copytree(tiny_checkpoints["bert"], tmp_path / "trusted_model")
+        (folder / "mine.py").write_text(
+            "from transformers import BertConfig, BertModel\n"
+            "class MineConfig(BertConfig):\n    model_type = 'mine'\n"
+            "class MineModel(BertModel):\n    config_class = MineConfig\n"
+        )
+        path = folder / "config.json"
+        code = {"auto_map": {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.MineModel"}, "model_type": "mine"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | code))
+        found = load_encoder(folder, device="cpu", trust_remote_code=True).encode(TEXTS)
+        wanted = load_encoder(tiny_checkpoints["bert"], device="cpu").encode(TEXTS)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+class TestErrors:
+    def test_no_such_model(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(FileNotFoundError, match=r"cannot load the model 'absent/model': there is no such folder"):
+            load_encoder("absent/model", device="cpu")
+        with pytest.raises(FileNotFoundError, match="cannot load the model"):
+            load_encoder(tmp_path, device="cpu")
+
+    @pytest.mark.parametrize("kind", ["own", "st-bert", "bert"])
+    def test_damaged_weights(self, kind, folders, tmp_path):
+        folder = shutil.copytree(folders[kind], tmp_path / "damaged")
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100])
+        with pytest.raises(ValueError, match=f"the weights of the model '{folder}' are truncated or damaged"):
+            load_encoder(folder, device="cpu")
+
+    def test_a_language_model_has_no_embedding(self, mllm_checkpoints):
+        folder, _ = mllm_checkpoints("qwen2_vl")
+        with pytest.raises(ValueError, match="'qwen2_vl' gives no embedding; expected a text encoder"):
+            load_encoder(folder, device="cpu")
+
+    def test_old_fixture_is_loaded_as_our_model(self):
+        encoder = load_encoder(Path(__file__).parents[1] / "fixtures/mllm_retriever", device="cpu")
+        assert type(encoder.model).__module__.startswith("conjoin.")

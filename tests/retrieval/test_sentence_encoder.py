@@ -1,0 +1,61 @@
+"""Models of sentence-transformers give the vectors that the library itself gives."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from conjoin.retrieval import load_encoder
+
+TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
+
+
+def sentence_transformer(folder):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("instruction", [None, "query: ", "query:"])
+def test_sentence_transformers_text(sentence_folders, instruction):
+    found = load_encoder(sentence_folders["bert"], batch_size=2, device="cpu").encode(TEXTS, instruction=instruction)
+    prompt = None if instruction is None else "query: "
+    np.testing.assert_allclose(
+        found, sentence_transformer(sentence_folders["bert"]).encode(TEXTS, prompt=prompt), atol=1e-5
+    )
+
+
+def test_sentence_transformers_images(sentence_folders, pictures):
+    found = load_encoder(sentence_folders["clip"], device="cpu").encode([*TEXTS, *pictures])
+    library = sentence_transformer(sentence_folders["clip"])
+    for wanted, rows in ((library.encode(TEXTS, normalize_embeddings=True), found[:4]),
+                         (library.encode(pictures, normalize_embeddings=True), found[4:])):  # fmt: skip
+        np.testing.assert_allclose(rows, wanted, atol=1e-5)
+
+
+def test_a_text_is_never_a_path(sentence_folders, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures[0].save("photo.png")
+    encoder = load_encoder(sentence_folders["clip"], device="cpu")
+    as_text, as_image, picture = encoder.encode([{"text": "photo.png"}, "photo.png", pictures[0]])
+    np.testing.assert_allclose(as_image, picture, atol=1e-5)
+    assert np.linalg.norm(as_text - as_image) > 0.1
+
+
+def test_the_default_prompt_is_part_of_the_model(sentence_folders, tmp_path):
+    folder = shutil.copytree(sentence_folders["bert"], tmp_path / "prompted")
+    path = folder / "config_sentence_transformers.json"
+    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    plain, prompted = load_encoder(sentence_folders["bert"], device="cpu"), load_encoder(folder, device="cpu")
+    np.testing.assert_allclose(prompted.encode(TEXTS), plain.encode(TEXTS, instruction="query:"), atol=1e-6)
+    assert prompted.fingerprint != plain.fingerprint
+
+
+def test_without_the_library_the_extra_is_named(sentence_folders, own_export, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ImportError, match=r'pip install "conjoin\[st\]"'):
+        load_encoder(sentence_folders["bert"], device="cpu")
+    assert load_encoder(own_export[0], device="cpu").encode(["a"]).shape == (1, 16)

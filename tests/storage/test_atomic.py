@@ -1,0 +1,59 @@
+"""A file is the old version or the new one, and nothing else is left."""
+
+import os
+import threading
+
+import pytest
+
+from conjoin.storage.atomic import TEMPORARY, atomic_path, remove_temporary, write_json, write_text
+
+
+def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(RuntimeError), atomic_path(tmp_path / "a") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_two_writers_of_one_file_have_their_own_temporary_files(tmp_path):
+    with atomic_path(tmp_path / "a") as first, atomic_path(tmp_path / "a") as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "a").read_text() == "first"  # the outer block ends last
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    path, contents = tmp_path / "a", ["x" * 200_000, "y" * 300_000]
+    write_text(path, contents[0])
+    done = threading.Event()
+
+    def write():
+        for number in range(30):
+            write_text(path, contents[number % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert path.read_text() in contents
+    writer.join()
+
+
+def test_leftovers_of_a_killed_process_are_removed_a_day_later(tmp_path):
+    old, new, other = (tmp_path / name for name in (f"a.1{TEMPORARY}", f"a.2{TEMPORARY}", "a.tmp"))
+    for path in (old, new, other):
+        path.write_text("half")
+    os.utime(old, (0, 0))
+    write_json(tmp_path / "b", {})
+    assert not old.exists() and new.exists() and other.exists()
+    remove_temporary(tmp_path)
+    assert not new.exists() and other.exists()
+
+
+def test_a_file_gets_the_usual_permissions(tmp_path):
+    write_text(tmp_path / "a", "")
+    (tmp_path / "b").write_text("")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode

@@ -1,0 +1,68 @@
+"""A tiny joint encoder and its training data, used by the tests and by the ranks they start."""
+
+import torch
+from datasets import Dataset, Features, Image, Value
+from PIL import Image as PilImage
+
+from conjoin.methods.contrastive import ContrastiveConfig, ContrastiveTrainer
+from conjoin.methods.gcl import GclConfig, GclTrainer
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+
+FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})
+METHODS = {"contrastive": (ContrastiveConfig, ContrastiveTrainer), "gcl": (GclConfig, GclTrainer)}
+
+SETTINGS = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+}
+
+
+def make_encoder(checkpoints, **config):
+    torch.manual_seed(0)
+    settings = {"hidden_size": 16, "num_attention_heads": 2} | config
+    model = JointEncoderModel.from_backbones(checkpoints["dinov2"], checkpoints["bert"], **settings)
+    return model, ImageTextProcessor.from_backbones(checkpoints["dinov2"], checkpoints["bert"])
+
+
+def make_rows(count, groups=None):
+    """Rows that differ in colour and text."""
+    return Dataset.from_list(
+        [
+            {
+                "id": f"row{i}",
+                "group": f"g{i % (groups or count)}",
+                "image": PilImage.new("RGB", (16, 16), (40 * i % 256, 90 * i % 256, 255 - 30 * i % 256)),
+                "text": f"{chr(97 + i % 26)} {i}",
+            }
+            for i in range(count)
+        ],
+        features=FEATURES,
+    )
+
+
+def write_pairs(folder, count):
+    """A folder of pictures, each with its text beside it."""
+    folder.mkdir()
+    for row in make_rows(count):
+        row["image"].save(folder / f"{row['id']}.png")
+        (folder / f"{row['id']}.txt").write_text(row["text"])
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+def make_trainer(method, model, processor, folder, rows, eval_rows=None, methods=METHODS, **arguments):
+    config_class, trainer_class = methods[method]
+    config = config_class(**(SETTINGS | {"output_dir": str(folder)} | arguments))
+    return trainer_class(model, config, train_dataset=rows, eval_dataset=eval_rows, processing_class=processor)

@@ -1,0 +1,221 @@
+"""Training on cached tower features is training on the towers."""
+
+import os
+
+import pytest
+import torch
+from PIL import Image as PilImage
+
+from conjoin.data import ImageAugmentation
+from conjoin.training import CachedFeatures, build_model, build_trainer, cache_features, collate_features, load_recipe
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout, write_pairs
+
+
+def _cache(checkpoints, folder, **kwargs):
+    model, processor = make_encoder(checkpoints)
+    rows = [dict(row) | {"alternative_text": "z z z" if i == 1 else None} for i, row in enumerate(make_rows(5))]
+    return model, processor, rows, cache_features(model, processor, rows, folder, batch_size=2, **kwargs)
+
+
+def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, tmp_path):
+    model, processor, rows, folder = _cache(tiny_checkpoints, tmp_path)
+    model.eval()
+    cached = CachedFeatures(folder, first_only=True)
+    batch = collate_features([cached[i] for i in range(5)])["pairs"]
+    views = ("image", "text", "fused")
+    with torch.no_grad():
+        live = model(**processor([{"image": r["image"], "text": r["text"]} for r in rows]), views=views).embeddings
+        assert (model(**batch, views=views).embeddings - live).abs().max() < 1e-6
+
+
+def test_every_copy_and_both_texts_are_drawn(tiny_checkpoints, tmp_path):
+    *_, folder = _cache(tiny_checkpoints, tmp_path, copies=3, augment=_noise)
+    cached = CachedFeatures(folder)
+    assert cached.tensors["image_features"].shape[0] == 3
+
+    def draws(index):
+        seen = set()
+        for cached.epoch in range(60):
+            row = cached[index]
+            assert all(torch.equal(row[name], again) for name, again in cached[index].items())
+            seen.add((row["image_features"].sum().item(), row["attention_mask"].sum().item()))
+        return seen
+
+    assert [len(draws(index)) for index in range(2)] == [3, 6]  # row 1 has a second text
+    cached.first_only = True
+    assert len(draws(1)) == 1
+
+
+def test_training_on_a_cache_is_training_on_frozen_towers(tiny_checkpoints, tmp_path):
+    weights = []
+    for cached in (False, True):
+        model, processor = make_encoder(tiny_checkpoints)
+        without_dropout(model)
+        for tower in (model.vision_model, model.text_model):
+            tower.requires_grad_(False)
+        rows = make_rows(8)
+        if cached:
+            rows = CachedFeatures(cache_features(model, processor, rows, tmp_path / "cache"))
+        trainer = make_trainer("gcl", model, processor, tmp_path, rows, optim="sgd")
+        trainer.data_collator = collate_features if cached else trainer.data_collator
+        trainer.train()
+        weights.append(dict(trainer.model.named_parameters()))
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=1e-6), name
+
+
+def test_pictures_in_files_are_augmented_as_those_in_memory(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    rows = [dict(row) for row in make_rows(3)]
+    for row in rows:
+        row["image"].save(tmp_path / f"{row['id']}.png")
+    in_files = [row | {"image": {"path": str(tmp_path / f"{row['id']}.png"), "bytes": None}} for row in rows]
+    features = [
+        CachedFeatures(
+            cache_features(model, processor, given, tmp_path / name, augment=ImageAugmentation(0), copies=2)
+        ).tensors["image_features"]
+        for name, given in (("memory", rows), ("files", in_files))
+    ]
+    assert torch.equal(*features)
+    assert not torch.equal(features[0][0], features[0][1])
+
+
+def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    rows = [dict(row) for row in make_rows(5)]
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    rows[3]["image"] = str(tmp_path / "broken.png")
+    with pytest.raises(ValueError, match="'row3'"):
+        cache_features(model, processor, rows, tmp_path, batch_size=2)
+
+
+def test_an_interrupted_rebuild_leaves_the_cache_before(tiny_checkpoints, tmp_path, monkeypatch):
+    _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        _cache(tiny_checkpoints, tmp_path, key={"data": "b"})
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
+    assert len(before) == 2
+    _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")} == before
+
+
+def test_a_cache_is_reused_until_its_key_changes(tiny_checkpoints, tmp_path):
+    *_, folder = _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
+    manifest = folder / "manifest.json"
+    written = manifest.stat().st_mtime_ns
+    _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
+    assert manifest.stat().st_mtime_ns == written
+    _cache(tiny_checkpoints, tmp_path, key={"data": "b"})
+    assert manifest.stat().st_mtime_ns > written and len(list(folder.glob("[!.]*"))) == 2
+
+
+@pytest.mark.parametrize("damaged", ["manifest", "features"])
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-9], lambda b: b[:-40] + b"~" + b[-39:], None])
+def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, caplog, damaged, damage):
+    *_, folder = _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
+    before = {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
+    (path,) = folder.glob(f"{damaged}*")
+    path.unlink() if damage is None else path.write_bytes(damage(before[path.name]))
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"{damaged}.*run `conjoin train` (again|to make one)$"):
+        CachedFeatures(folder)
+    _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
+    assert {path.name: path.read_bytes() for path in folder.glob("[!.]*")} == before
+    assert path.name in caplog.text or damage is None
+
+
+def test_a_run_on_cached_features_resumes_exactly(tiny_checkpoints, tmp_path):
+    def trainer(folder, **arguments):
+        model, processor = make_encoder(tiny_checkpoints, token_dropout=0.5)
+        cache = cache_features(
+            model, processor, make_rows(12), tmp_path / "cache", copies=4, augment=_noise, key={"data": "k"}
+        )
+        settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 9}
+        trainer = make_trainer("gcl", model, processor, folder, CachedFeatures(cache), **settings | arguments)
+        trainer.data_collator = collate_features
+        return trainer
+
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    for step in (1, 5, 6):  # within an epoch of three steps, within the next, and at its end
+        resumed = trainer(tmp_path / "resumed")
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{step}"))
+        for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
+            assert torch.equal(a, b), (step, name)
+        losses = [[entry["loss"] for entry in t.state.log_history if "loss" in entry] for t in (whole, resumed)]
+        assert losses[0] == losses[1]
+
+
+def test_workers_that_would_never_hear_of_another_epoch_are_refused(tiny_checkpoints, tmp_path):
+    model, processor, _, folder = _cache(tiny_checkpoints, tmp_path / "cache")
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    trainer = make_trainer("gcl", model, processor, tmp_path, CachedFeatures(folder), **workers)
+    with pytest.raises(ValueError, match="resampled in every epoch; remove dataloader_persistent_workers"):
+        trainer.train()
+
+
+def _noise(image):
+    return PilImage.effect_noise(image.size, 100).convert("RGB")
+
+
+@pytest.fixture
+def recipe(tiny_checkpoints, tmp_path):
+    captions = tmp_path / "pairs"
+    write_pairs(captions, 7)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"""
+method: contrastive
+model:
+  vision: {tiny_checkpoints["dinov2"]}
+  text: {tiny_checkpoints["bert"]}
+  freeze_towers: true
+  config: {{hidden_size: 16, num_attention_heads: 2}}
+data: {{source: {captions}}}
+features: {{folder: {tmp_path / "features"}, copies: 1}}
+training: {{output_dir: {tmp_path / "out"}, max_steps: 1, per_device_train_batch_size: 4, use_cpu: true}}
+"""
+    )
+    return path
+
+
+def _trainer(path, **overrides):
+    recipe = load_recipe(path, {key.replace("__", "."): value for key, value in overrides.items()})
+    return build_trainer(recipe, *build_model(recipe.model))
+
+
+def test_a_recipe_caches_and_trains(recipe):
+    trainer = _trainer(recipe)
+    assert isinstance(trainer.train_dataset, CachedFeatures)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_features_of_a_tower_in_training_are_refused(recipe):
+    with pytest.raises(ValueError, match="vision_model is being trained"):
+        _trainer(recipe, model__freeze_towers="false")
+
+
+def test_features_of_a_stream_are_refused(recipe):
+    with pytest.raises(ValueError, match="a stream cannot be cached"):
+        _trainer(recipe, data__streaming="true")
+
+
+def test_a_changed_text_or_image_of_any_row_is_noticed(recipe, tmp_path):
+    def features():
+        return _trainer(recipe).train_dataset.tensors
+
+    before = features()
+    assert all(torch.equal(before[name], tensor) for name, tensor in features().items())
+    (tmp_path / "pairs/row6.txt").write_text("quite another text")
+    changed = features()
+    assert before["text_features"].shape != changed["text_features"].shape
+    assert torch.equal(before["image_features"], changed["image_features"])
+    PilImage.new("RGB", (16, 16), "white").save(tmp_path / "pairs/row6.png")
+    moved = (features()["image_features"] - before["image_features"]).abs().amax(dim=(0, 2, 3))
+    assert moved.nonzero().flatten().tolist() == [6]
+
+
+def test_a_batch_larger_than_the_data_is_refused(recipe):
+    with pytest.raises(ValueError, match=r"a batch of 64 rows .* larger than the training data of 7"):
+        _trainer(recipe, training__per_device_train_batch_size="64")
