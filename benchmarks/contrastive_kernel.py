@@ -1,14 +1,14 @@
-"""Time and memory of the contrastive kernel beside the dense matrix: one forward and backward of GCL and InfoNCE.
+"""Time and memory of every contrastive loss beside the same loss on a dense matrix, forward and backward.
 
-Every measurement is a process of its own. Its extra memory is its peak resident size less that of a process which
-holds the embeddings and their gradients only (on a GPU: the peak of the allocator less the embeddings). Dense and
-kernel take turns, and a row shows medians over the turns. `cpu_ratio` compares processor time, which other programs on
-the machine disturb less than the clock. The dense matrix is skipped where it would not fit.
+Each row of the table is one process per loss and batch size N. The kernel and the naive loss alternate in it, and the
+ratio is the median over pairs of consecutive runs. Extra memory is the peak resident size of a process that runs one
+of the two, less that of a process that holds the embeddings only (on a GPU: the peak of the allocator less the
+embeddings). The naive loss is skipped where its matrices exceed `--max-naive-gib`.
 
-    python benchmarks/contrastive_kernel.py --sizes 1024 2048 4096 8192 --threads 2 --json kernel.json
+    python benchmarks/contrastive_kernel.py --sizes 256 512 1024 2048 4096 8192 --json kernel.json
 
-On a GPU (not measured yet) the table adds two yardsticks: the time of the products alone as dense bfloat16 products,
-and the arithmetic floor, which is the kernel's operations at `--peak-tflops`.
+With `--device cuda` the table adds two references: the time of the products alone as dense bfloat16 products, and the
+arithmetic floor, which is the kernel's operations at `--peak-tflops`. Not measured yet.
 """
 
 import argparse
@@ -25,32 +25,73 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conjoin.losses import gcl, info_nce
+from conjoin.losses import gcl, info_nce, mac, multi_positive, symmetric_info_nce
 
 GIB = 2**30
-DENSE_COPIES = 6.2
-"""Matrices that a dense forward and backward holds at its peak (measured for GCL); decides only what is skipped."""
+NAIVE_COPIES = 6.2
+"""Matrices that a naive forward and backward holds at its peak (measured for GCL); decides only what is skipped."""
+
+MODALITIES = 3
+"""Modalities of the candidates of MAC; the candidate i has the modality i % 3."""
+
+Loss = Callable[[list[Tensor], list[Tensor]], Tensor]
+"""Of the embeddings `(N, D)` and the temperatures."""
 
 
-def dense_info_nce(queries: Tensor, candidates: Tensor, temperature: Tensor) -> Tensor:
-    scores = F.normalize(queries, dim=-1) @ F.normalize(candidates, dim=-1).T / temperature
-    return F.cross_entropy(scores, torch.arange(len(queries), device=scores.device))
+def scores(a: Tensor, b: Tensor) -> Tensor:
+    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
 
 
-def dense_gcl(image: Tensor, text: Tensor, fused: Tensor, temperature: Tensor) -> Tensor:
-    views = [F.normalize(view, dim=-1) for view in (image, text, fused)]
+def diagonal_entropy(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
+
+
+def naive_info_nce(x: list[Tensor], t: list[Tensor]) -> Tensor:
+    return diagonal_entropy(scores(x[0], x[1]) / t[0])
+
+
+def naive_symmetric(x: list[Tensor], t: list[Tensor]) -> Tensor:
+    logits = scores(x[0], x[1]) / t[0]
+    return (diagonal_entropy(logits) + diagonal_entropy(logits.T)) / 2
+
+
+def modalities(x: list[Tensor]) -> Tensor:
+    return torch.arange(len(x[1]), device=x[1].device) % MODALITIES
+
+
+def naive_mac(x: list[Tensor], t: list[Tensor]) -> Tensor:
+    modality = modalities(x)
+    return diagonal_entropy(scores(x[0], x[1]) / torch.where(modality[:, None] == modality, t[1], t[0]))
+
+
+def naive_multi_positive(x: list[Tensor], t: list[Tensor]) -> Tensor:
+    """One positive and one negative per anchor."""
+    anchors, positives, negatives = (F.normalize(view, dim=-1) for view in x)
+    others = (anchors @ anchors.T / t[0]).fill_diagonal_(float("-inf"))
+    own = torch.stack([(anchors * positives).sum(-1), (anchors * negatives).sum(-1)], dim=1) / t[0]
+    return (torch.cat([own, others], dim=1).logsumexp(1) - own[:, 0]).mean()
+
+
+def naive_gcl(x: list[Tensor], t: list[Tensor]) -> Tensor:
+    views = [F.normalize(view, dim=-1) for view in x]
     vectors = torch.cat(views)
-    scores = (vectors @ vectors.T / temperature).fill_diagonal_(float("-inf"))
-    denominators = scores.logsumexp(1).view(3, -1)
-    positives = [(views[a] * views[b]).sum(-1) / temperature for a, b in ((0, 1), (0, 2), (1, 2))]
-    return (2 * denominators.sum() - 2 * sum(positive.sum() for positive in positives)) / (6 * len(image))
+    matrix = (vectors @ vectors.T / t[0]).fill_diagonal_(float("-inf"))
+    denominators = matrix.logsumexp(1).view(3, -1)
+    positives = [(views[a] * views[b]).sum(-1) / t[0] for a, b in ((0, 1), (0, 2), (1, 2))]
+    return (2 * denominators.sum() - 2 * sum(positive.sum() for positive in positives)) / (6 * len(x[0]))
 
 
-LOSSES: dict[str, dict[str, Callable[..., Tensor]]] = {
-    "gcl": {"dense": dense_gcl, "kernel": gcl},
-    "info_nce": {"dense": dense_info_nce, "kernel": info_nce},
+LOSSES: dict[str, tuple[int, Loss, Loss]] = {
+    "info_nce": (2, naive_info_nce, lambda x, t: info_nce(x[0], x[1], t[0])),
+    "symmetric_info_nce": (2, naive_symmetric, lambda x, t: symmetric_info_nce(x[0], x[1], t[0])),
+    "mac": (2, naive_mac, lambda x, t: mac(x[0], x[1], modalities(x), t[0], t[1])),
+    "multi_positive": (3, naive_multi_positive, lambda x, t: multi_positive(x[0], x[1][:, None], x[2][:, None], t[0])),
+    "gcl": (3, naive_gcl, lambda x, t: gcl(x[0], x[1], x[2], t[0])),
 }
-VIEWS = {"gcl": 3, "info_nce": 2}
+"""How many views each loss has, its naive form and the package's."""
+
+HALVED = ("gcl", "multi_positive")
+"""Losses whose matrix is symmetric."""
 
 
 def matrix_width(loss: str, size: int) -> int:
@@ -58,75 +99,97 @@ def matrix_width(loss: str, size: int) -> int:
     return 3 * size if loss == "gcl" else size
 
 
+def naive_fits(loss: str, size: int, args: argparse.Namespace) -> bool:
+    return NAIVE_COPIES * 4 * matrix_width(loss, size) ** 2 <= args.max_naive_gib * GIB
+
+
 def kernel_operations(loss: str, size: int, width: int) -> float:
-    """Floating-point operations of the products: one forward, three backward, half of each if symmetric."""
-    return 4 * 2.0 * matrix_width(loss, size) ** 2 * width * (0.5 if loss == "gcl" else 1.0)
+    """Floating-point operations of the products: one forward, two backward; forward half if symmetric."""
+    products = 1.5 if loss in HALVED else 3.0
+    return products * 2.0 * matrix_width(loss, size) ** 2 * width
 
 
-def measure(loss: str, kind: str, size: int, args: argparse.Namespace) -> dict[str, float]:
-    """Run in a process of its own: wall and processor seconds of one warm step, peak memory in bytes, the loss."""
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    device = torch.device(args.device)
-    embeddings = [torch.randn(size, args.width, device=device).requires_grad_() for _ in range(VIEWS[loss])]
-    temperature = torch.tensor(0.07, device=device, requires_grad=True)
-    for tensor in (*embeddings, temperature):
-        tensor.grad = torch.ones_like(tensor)
-    held = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+class Step:
+    """One forward and backward of either form of a loss."""
 
-    def step(rows: int, function: Callable[..., Tensor]) -> float:
-        value = function(*(view[:rows] for view in embeddings), temperature)
+    def __init__(self, loss: str, size: int, args: argparse.Namespace) -> None:
+        torch.set_num_threads(args.threads)
+        torch.manual_seed(0)
+        self.device = torch.device(args.device)
+        views, self.naive, self.kernel = LOSSES[loss]
+        self.embeddings = [torch.randn(size, args.width, device=self.device).requires_grad_() for _ in range(views)]
+        learn = not args.fixed_temperature
+        self.temperatures = [torch.tensor(t, device=self.device, requires_grad=learn) for t in (0.07, 0.05)]
+
+    def run(self, kind: str, rows: int | None = None) -> tuple[float, float]:
+        """Seconds and loss."""
+        function: Loss = getattr(self, kind)
+        for leaf in (*self.embeddings, *self.temperatures):
+            leaf.grad = None
+        start = time.perf_counter()
+        value = function([view[:rows] for view in self.embeddings] if rows else self.embeddings, self.temperatures)
         value.backward()
-        return value.item()
-
-    step(64, LOSSES[loss]["kernel"])  # loads what the first step of a process loads
-    seconds = cpu_seconds = value = float("nan")
-    if kind != "baseline":
-        step(size, LOSSES[loss][kind])
-        start, cpu_start = time.perf_counter(), time.process_time()
-        value = step(size, LOSSES[loss][kind])
-        if device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() - held
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak": peak, "loss": value}
+        return time.perf_counter() - start, value.item()
 
 
-def in_child(loss: str, kind: str, size: int, args: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", loss, kind, str(size), "--device", args.device]
-    command += ["--threads", str(args.threads), "--width", str(args.width)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def compare(loss: str, size: int, args: argparse.Namespace) -> dict[str, float | int | str | None]:
-    """One row of the table."""
-    matrix_gib = 4 * matrix_width(loss, size) ** 2 / GIB
-    kinds = ["kernel"]
-    if DENSE_COPIES * matrix_gib <= args.max_naive_gib:
-        kinds.insert(0, "dense")
-    held = 0.0 if args.device == "cuda" else in_child(loss, "baseline", size, args)["peak"]
-    runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    for _ in range(args.repeats):
+def measure_time(loss: str, size: int, args: argparse.Namespace) -> dict[str, float | None]:
+    """Run in a process of its own: medians over alternating runs, for `--seconds` or at least three pairs."""
+    step = Step(loss, size, args)
+    kinds = ["naive", "kernel"] if naive_fits(loss, size, args) else ["kernel"]
+    values = {kind: step.run(kind)[1] for kind in kinds}
+    runs: dict[str, list[float]] = {kind: [] for kind in kinds}
+    start = time.perf_counter()
+    while len(runs["kernel"]) < 3 or time.perf_counter() - start < args.seconds:
         for kind in kinds:
-            runs[kind].append(in_child(loss, kind, size, args))
-    row: dict[str, float | int | str | None] = {"loss": loss, "size": size, "matrix_gib": matrix_gib}
-    for kind in ("dense", "kernel"):
-        measured = runs.get(kind)
-        row[f"{kind}_seconds"] = statistics.median(run["seconds"] for run in measured) if measured else None
-        row[f"{kind}_gib"] = statistics.median(run["peak"] - held for run in measured) / GIB if measured else None
-    row["time_ratio"] = row["cpu_ratio"] = row["difference"] = None
-    if "dense" in kinds:
-        pairs = list(zip(runs["kernel"], runs["dense"], strict=True))
-        row["time_ratio"] = statistics.median(ours["seconds"] / theirs["seconds"] for ours, theirs in pairs)
-        row["cpu_ratio"] = statistics.median(ours["cpu_seconds"] / theirs["cpu_seconds"] for ours, theirs in pairs)
-        row["difference"] = max(abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs)
+            runs[kind].append(step.run(kind)[0])
+        kinds.reverse()
+    row: dict[str, float | None] = {"pairs": len(runs["kernel"]), "ratio": None, "difference": None}
+    for kind in ("naive", "kernel"):
+        row[f"{kind}_ms"] = 1e3 * statistics.median(runs[kind]) if kind in runs else None
+    if "naive" in runs:
+        row["ratio"] = statistics.median(k / n for k, n in zip(runs["kernel"], runs["naive"], strict=True))
+        row["difference"] = abs(values["kernel"] - values["naive"])
+    return row
+
+
+def measure_peak(loss: str, size: int, kind: str, args: argparse.Namespace) -> dict[str, float]:
+    """Run in a process of its own: peak memory in bytes of one step; of the embeddings only for "baseline"."""
+    step = Step(loss, size, args)
+    for leaf in (*step.embeddings, *step.temperatures):
+        leaf.grad = torch.ones_like(leaf)
+    held = torch.cuda.memory_allocated() if step.device.type == "cuda" else 0
+    step.run("kernel", 64)  # loads what the first step of a process loads
+    if kind != "baseline":
+        step.run(kind)
+    if step.device.type == "cuda":
+        return {"peak": torch.cuda.max_memory_allocated() - held}
+    return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def in_child(loss: str, kind: str, size: int, args: argparse.Namespace) -> dict[str, float | None]:
+    command = [sys.executable, __file__, "--child", loss, kind, str(size), "--device", args.device]
+    command += ["--threads", str(args.threads), "--width", str(args.width), "--seconds", str(args.seconds)]
+    command += ["--max-naive-gib", str(args.max_naive_gib)] + ["--fixed-temperature"] * args.fixed_temperature
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+Row = dict[str, float | int | str | None]
+
+
+def compare(loss: str, size: int, args: argparse.Namespace) -> Row:
+    """One row of the table."""
+    row: Row = {"loss": loss, "size": size} | in_child(loss, "time", size, args)
+    held = 0.0 if args.device == "cuda" else in_child(loss, "baseline", size, args)["peak"] or 0.0
+    for kind in ("naive", "kernel"):
+        peak = in_child(loss, kind, size, args)["peak"] if kind == "kernel" or naive_fits(loss, size, args) else None
+        row[f"{kind}_mib"] = None if peak is None else (peak - held) / 2**20
+    row["bf16_products_ms"] = row["floor_ms"] = None
     if args.device == "cuda":
         operations = kernel_operations(loss, size, args.width)
-        row["bf16_products_seconds"] = operations / bf16_rate(args.width)
-        row["floor_seconds"] = operations / (args.peak_tflops * 1e12)
+        row["bf16_products_ms"] = 1e3 * operations / bf16_rate(args.width)
+        row["floor_ms"] = 1e3 * operations / (args.peak_tflops * 1e12)
     return row
 
 
@@ -146,31 +209,36 @@ def bf16_rate(width: int, size: int = 8192) -> float:
 COLUMNS = {
     "loss": "{}",
     "size": "{}",
-    "dense_seconds": "{:.2f}",
-    "kernel_seconds": "{:.2f}",
-    "time_ratio": "{:.2f}",
-    "cpu_ratio": "{:.2f}",
-    "dense_gib": "{:.2f}",
-    "kernel_gib": "{:.2f}",
+    "naive_ms": "{:.1f}",
+    "kernel_ms": "{:.1f}",
+    "ratio": "{:.2f}",
+    "pairs": "{}",
+    "naive_mib": "{:.0f}",
+    "kernel_mib": "{:.0f}",
     "difference": "{:.0e}",
+    "bf16_products_ms": "{:.3f}",
+    "floor_ms": "{:.3f}",
 }
-CUDA_COLUMNS = {"bf16_products_seconds": "{:.3f}", "floor_seconds": "{:.3f}"}
+CUDA_COLUMNS = ("bf16_products_ms", "floor_ms")
 
 
-def line(row: dict[str, float | int | str | None], columns: dict[str, str], max_naive_gib: float) -> str:
-    cells = ["skipped" if row[name] is None else form.format(row[name]) for name, form in columns.items()]
-    note = "" if row["dense_gib"] is not None else f" dense: over {max_naive_gib:g} GiB"
+def line(row: Row, max_naive_gib: float) -> str:
+    missing = {name: "not measured" if name in CUDA_COLUMNS else "skipped" for name in COLUMNS}
+    cells = [missing[name] if row[name] is None else form.format(row[name]) for name, form in COLUMNS.items()]
+    note = "" if row["naive_mib"] is not None else f" naive: over {max_naive_gib:g} GiB"
     return "| " + " | ".join(cells) + " |" + note
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="batch sizes N")
-    parser.add_argument("--losses", nargs="+", choices=sorted(LOSSES), default=sorted(LOSSES))
+    sizes = [256, 512, 1024, 2048, 4096, 8192]
+    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="batch sizes N")
+    parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--width", type=int, default=512, help="embedding size D")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of dense and kernel")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--max-naive-gib", type=float, default=8.0, help="skip the dense matrix above this")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time of the alternating runs per row")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--fixed-temperature", action="store_true", help="the temperatures are not learned")
+    parser.add_argument("--max-naive-gib", type=float, default=16.0, help="skip the naive loss above this")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="of the GPU, for the arithmetic floor")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -182,19 +250,21 @@ def main() -> None:
     args = parse_args()
     if args.child:
         loss, kind, size = args.child
-        print(json.dumps(measure(loss, kind, int(size), args)))
+        if kind == "time":
+            print(json.dumps(measure_time(loss, int(size), args)))
+        else:
+            print(json.dumps(measure_peak(loss, int(size), kind, args)))
         return
-    columns = COLUMNS | (CUDA_COLUMNS if args.device == "cuda" else {})
-    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, D={args.width}, {args.repeats} turns")
-    print("| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
+    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, D={args.width}")
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     rows = []
     for loss in args.losses:
         for size in args.sizes:
             rows.append(compare(loss, size, args))
-            print(line(rows[-1], columns, args.max_naive_gib), flush=True)
+            print(line(rows[-1], args.max_naive_gib), flush=True)
     if args.json:
         setup = {"torch": torch.__version__, "device": args.device, "threads": args.threads, "width": args.width}
-        args.json.write_text(json.dumps({"setup": setup | {"repeats": args.repeats}, "rows": rows}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"setup": setup, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

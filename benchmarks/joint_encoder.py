@@ -1,13 +1,13 @@
-"""Steps of SOLAR's two stages beside a plain contrastive step, and encoding beside the two towers alone.
+"""Cost of a step of SOLAR's two stages relative to a contrastive step, and of encoding relative to the two towers.
 
-All models have random weights. Within a run the measurements take turns, and a row shows the median of the ratios of
-single turns, which other programs on the machine disturb less than the clock. A step is forward, backward and AdamW on
-the trainable parameters: the towers by LoRA, as the paper trains them. The plain step is symmetric InfoNCE on the same
-backbone. `rows through towers` counts the pairs that a step runs the towers on, with and without gradient (a third):
-stage 2 brings mined negatives, and a frozen copy of the stage-1 model scores the anchors.
+All models have random weights. Within a run, the measurements take turns. A row shows the median of the ratios of
+single turns, which other programs on the machine affect less than wall time. A step is forward, backward and AdamW on
+the trainable parameters: the towers by LoRA, as in the paper. The baseline step is symmetric InfoNCE on the same
+backbone. `towers` counts the pairs of a step that pass through the towers, with + without gradient: stage 2 adds mined
+negatives, and a frozen copy of the stage-1 model scores the anchors.
 
     python benchmarks/joint_encoder.py --size small --threads 2 --json joint_encoder.json
-    python benchmarks/joint_encoder.py --size tiny --mllm          # the whole path in seconds
+    python benchmarks/joint_encoder.py --size tiny --mllm          # a quick test of the script
 
 On a GPU, at the sizes of the paper's Table 1 (its FPS: 922 for SOLAR-C, 520 for SOLAR-B+D, 19 for Qwen2-VL-7B):
 
@@ -39,19 +39,20 @@ from transformers import (
 )
 
 from conjoin.losses import ContrastiveLoss
+from conjoin.methods.solar import SolarStage1Config, SolarStage2Config
+from conjoin.methods.solar.stage1 import SolarStage1Objective
+from conjoin.methods.solar.stage2 import SolarStage2Objective
+from conjoin.methods.solar.targets import TeacherTargets
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel, JointEncoderOutput
-from conjoin.training import JointEncoderStage1Config, JointEncoderStage2Config, LoraArguments, add_lora
-from conjoin.training.distillation_targets import TeacherTargets
+from conjoin.training import LoraArguments, add_lora
 from conjoin.training.objective import Objective, total_loss
-from conjoin.training.solar_stage1 import Stage1Objective
-from conjoin.training.solar_stage2 import Stage2Objective
 
 TOWERS = ("vision_model", "text_model")
 
 
 @dataclass
 class Size:
-    """A joint encoder and its inputs: `image_size` pixels a side, `text_length` tokens of which two are special."""
+    """A joint encoder and its inputs: `image_size` pixels per side, `text_length` tokens with two special ones."""
 
     vision: PreTrainedConfig
     text: PreTrainedConfig
@@ -75,7 +76,7 @@ SIZES = {
     "tiny": Size(
         _dinov2(32, 2, 2), _bert(BertConfig, 32, 2, 2, 100), {"hidden_size": 32, "num_attention_heads": 2}, 56, 12
     ),
-    "small": Size(  # ViT-S and MiniLM under the vision-language encoder of sample/demo.yaml
+    "small": Size(  # ViT-S and MiniLM with the vision-language encoder of sample/demo.yaml
         _dinov2(384, 12, 6),
         _bert(BertConfig, 384, 6, 12, 30522),
         {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512},
@@ -92,7 +93,7 @@ def build_encoder(size: Size, width: int | None) -> JointEncoderModel:
     sizes = size.encoder if width is None else {"hidden_size": width, "num_attention_heads": max(1, width // 64)}
     model = JointEncoderModel(JointEncoderConfig(size.vision, size.text, **sizes))
     for module in model.modules():
-        if isinstance(module, nn.Dropout):  # what it costs is not what is compared
+        if isinstance(module, nn.Dropout):  # its cost is not compared
             module.p = 0.0
     return model.eval()
 
@@ -114,11 +115,11 @@ def pairs(size: Size, rows: int, device: torch.device) -> dict[str, Tensor]:
 
 
 class Teacher:
-    """Towers of the student's size as teachers.
+    """Teachers: copies of the student's towers.
 
     Args:
-        model: What to copy.
-        live: Run them at every step; else once, as `conjoin teacher-cache` does.
+        model: The model to copy.
+        live: Run the teachers at every step; otherwise once, as `conjoin teacher-cache` does.
     """
 
     def __init__(self, model: JointEncoderModel, live: bool) -> None:
@@ -126,39 +127,43 @@ class Teacher:
         self.targets: TeacherTargets | None = None
 
     @torch.no_grad()
-    def __call__(self, batch: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
-        """Return what the student is to imitate."""
+    def __call__(self, taught: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+        """Return the targets of the student."""
         if self.targets is None or self.live:
-            nn.Module.to(self.model, batch["pixel_values"].device)
-            image = self.model.run_vision_tower(batch["pixel_values"]).float()
-            text = self.model.run_text_tower(batch["input_ids"], batch["attention_mask"]).float()
+            nn.Module.to(self.model, taught["pixel_values"].device)
+            image = self.model.run_vision_tower(taught["pixel_values"]).float()
+            text = self.model.run_text_tower(taught["input_ids"], taught["attention_mask"]).float()
             mask = output.text_token_mask
             self.targets = TeacherTargets(image[:, 1:], image[:, 0], text[:, 1:], text[:, 0], mask)
         return self.targets
 
 
-def objectives(model: JointEncoderModel, batch: dict[str, Tensor], args: argparse.Namespace) -> dict[str, Any]:
-    """By name: an objective, its batch, and how many pairs go through the towers with and without gradient."""
+def objectives(model: JointEncoderModel, inputs: dict[str, Tensor], args: argparse.Namespace) -> dict[str, Any]:
+    """By name: an objective, its batch, and the number of pairs through the towers with and without gradient."""
     rows, common = args.rows, {"output_dir": "unused", "report_to": "none", "use_cpu": args.device == "cpu"}
 
     def student(*extra: str) -> JointEncoderModel:
         return add_lora(copy.deepcopy(model), LoraArguments(towers=(*TOWERS, *extra)))
 
-    def stage1(live: bool) -> Stage1Objective:
-        objective = Stage1Objective(student(), JointEncoderStage1Config(**common), Teacher(model, live))
+    def stage1(live: bool) -> SolarStage1Objective:
+        objective = SolarStage1Objective(student(), SolarStage1Config(**common), Teacher(model, live))
         objective.progress = 1.0
         return objective
 
-    def stage2(mined: int, constructed: bool = True) -> Stage2Objective:
-        config = JointEncoderStage2Config(mined_per_anchor=mined, constructed_negatives=constructed, **common)
-        return Stage2Objective(student("vl_encoder"), config)
+    def stage2(mined: int, constructed: bool = True) -> SolarStage2Objective:
+        config = SolarStage2Config(mined_per_anchor=mined, constructed_negatives=constructed, **common)
+        return SolarStage2Objective(student("vl_encoder"), config)
 
-    mined = {f"mined_{name}": torch.stack([value, value.roll(1, 0)], dim=1) for name, value in batch.items()}
-    mined["mined_rows_mask"] = torch.ones(rows, 2, dtype=torch.bool, device=batch["input_ids"].device)
+    batch = {"pairs": inputs}
+    taught = {"pairs": inputs | {"teacher": inputs}}
+    mined = {
+        "mined": {name: torch.stack([value, value.roll(1, 0)], dim=1).flatten(0, 1) for name, value in inputs.items()},
+        "mined_mask": torch.ones(rows, 2, dtype=torch.bool, device=inputs["input_ids"].device),
+    }
     return {
         "contrastive": (Objective(student(), ContrastiveLoss(0.07), ("image", "text")), batch, (rows, 0)),
-        "stage 1, cached teachers": (stage1(live=False), batch, (rows, 0)),
-        "stage 1, live teachers": (stage1(live=True), batch, (rows, rows)),
+        "stage 1, cached teachers": (stage1(live=False), taught, (rows, 0)),
+        "stage 1, live teachers": (stage1(live=True), taught, (rows, rows)),
         "stage 2 without mined or constructed negatives": (stage2(0, constructed=False), batch, (rows, rows)),
         "stage 2 without mined negatives": (stage2(0), batch, (rows, rows)),
         "stage 2": (stage2(2), batch | mined, (3 * rows, rows)),
@@ -190,7 +195,7 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def stepper(objective: Objective, batch: dict[str, Tensor], device: torch.device) -> Callable[[], None]:
+def stepper(objective: Objective, batch: dict[str, Any], device: torch.device) -> Callable[[], None]:
     objective.to(device).train()
     optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=1e-5)
 
@@ -280,16 +285,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--width", type=int, help="of the shared space, in place of the size's own")
+    parser.add_argument("--width", type=int, help="width of the shared space (default: that of --size)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rows", type=int, default=16, help="pairs of a step")
-    parser.add_argument("--encode-rows", type=int, default=32, help="pairs of a batch to encode")
-    parser.add_argument("--mllm", action="store_true", help="also encode by a Qwen2-VL of 7B parameters in bfloat16")
-    parser.add_argument("--mllm-rows", type=int, default=8, help="pairs of its batch")
+    parser.add_argument("--rows", type=int, default=16, help="pairs per step")
+    parser.add_argument("--encode-rows", type=int, default=32, help="pairs per batch in encoding")
+    parser.add_argument("--mllm", action="store_true", help="also encode with a Qwen2-VL of 7B parameters in bfloat16")
+    parser.add_argument("--mllm-rows", type=int, default=8, help="pairs per batch of the MLLM")
     parser.add_argument("--only", choices=["steps", "encoding"])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     return parser.parse_args()
 
 

@@ -1,29 +1,29 @@
-"""A Qwen2-VL pruned to its first 12 of 28 layers beside the same model whole, and beside a stock forward of it.
+"""Cost of a Qwen2-VL pruned to its first 12 of 28 layers, compared with the whole model and a stock forward.
 
-All weights are random. Throughput is measured in one process in which the variants take turns on the same batches, and
-a ratio is the median over the turns of the ratios within one turn; `cpu_` ratios compare processor time, which other
-programs on the machine disturb less than the clock. The variants, each closer to what an embedding needs:
+All weights are random. Throughput is measured in one process: the variants take turns on the same batches, and a ratio
+is the median of the ratios of single turns. `cpu_` ratios compare processor time, which other programs on the machine
+affect less than wall time. The variants, each closer to what an embedding needs:
 
-    stock               transformers' own forward: all layers, cache, logits of all tokens, last-token pooling
+    stock               forward of transformers: all layers, cache, logits of all tokens, last-token pooling
     no cache            the same with `use_cache=False`
-    no logits           and without the head
-    whole, stock vision `MllmRetrieverModel` with all layers, `shortcuts=False`, the vision tower as in transformers
-    whole, all tokens   patches by a product instead of a convolution, on a CPU few images at once
-    whole               the same as users run it
+    no logits           the same without the head
+    whole, stock vision `MllmRetrieverModel` with all layers, `shortcuts=False`, the vision tower of transformers
+    whole, all tokens   patches by a matrix product instead of a convolution; on a CPU few images at once
+    whole               the same with the default settings
     pruned, all tokens  12 layers, `shortcuts=False`
-    + one readout       12 layers, the last one for the readout token alone
-    pruned              and what all prompts of a batch begin with computed once: as users run it
+    + one readout       12 layers, the last one for the readout token only
+    pruned              the same with the common prefix of a batch computed once: the default settings
 
-Operations are counted (`torch.utils.flop_counter`). Loading is measured in a process of its own for each model and
+Operations are counted (`torch.utils.flop_counter`). Loading is measured in a separate process for each model and
 input: seconds, bytes of tensors read, and the peak of resident memory above that of the imports.
 
     python benchmarks/pruned_mllm.py --size small --threads 1 --json pruned_mllm.json
-    python benchmarks/pruned_mllm.py --size tiny                     # the whole path in seconds
+    python benchmarks/pruned_mllm.py --size tiny                     # a quick test of the script
     python benchmarks/pruned_mllm.py --size 7b --device meta         # counts the operations of Qwen2-VL-7B
 
-`small` has a fourteenth of the 7B model's width and the same 28 layers; its vision tower is cut so that an image costs
-as many operations beside the language model as in the 7B model (`--device meta` shows both shares). On a GPU with
-80 GB or more (not measured yet); weights are made on the device in bfloat16 and nothing is written to disk:
+`small` has a fourteenth of the 7B model's width and the same 28 layers. The size of its vision tower keeps the share
+of operations of an image as in the 7B model (`--device meta` shows both shares). For a GPU with 80 GB or more (not
+measured yet): weights are made on the device in bfloat16, and nothing is written to disk:
 
     python benchmarks/pruned_mllm.py --size 7b --device cuda --batch-size 64 --json pruned_mllm_7b.json
 """
@@ -54,12 +54,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-from transformers import (
-    Qwen2Tokenizer,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen2VLImageProcessorPil,
-)
+from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from conjoin.models.mllm_retriever import (
@@ -88,7 +83,7 @@ SDPA_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def make_tokenizer() -> Qwen2Tokenizer:
-    """Of Qwen's kind, with about one token per word, as the real one has for such words."""
+    """A tokenizer like that of Qwen, with about one token per word."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     frame = "user\n system\nYou are a helpful assistant.\n Summarize above image and sentence in one word: assistant\n"
@@ -119,7 +114,7 @@ def make_config(size: str, tokenizer: Qwen2Tokenizer) -> Qwen2VLConfig:
 
 
 def save_checkpoint(size: str, folder: Path) -> None:
-    """What a publisher of such a model would upload."""
+    """Write a checkpoint with random weights, as it would be published."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     Qwen2VLForConditionalGeneration(make_config(size, tokenizer)).save_pretrained(folder, max_shard_size="20MB")
@@ -141,7 +136,7 @@ def make_items(kind: str, count: int, size: str) -> list[Any]:
 
 
 class StockForward:
-    """The whole model by transformers: the state of the last token after the last layer's norm, normalised."""
+    """The whole model of transformers: the state of the last token after the final norm, L2-normalised."""
 
     def __init__(self, model: Qwen2VLForConditionalGeneration, cache: bool = False, logits: bool = False) -> None:
         self.model, self.cache, self.logits = model, cache, logits
@@ -149,7 +144,7 @@ class StockForward:
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Embeddings `(N, D)`."""
         mask = batch["attention_mask"]
-        mask = mask[:, : int(mask.sum(1).max())]  # behind it stand the endings of other views
+        mask = mask[:, : int(mask.sum(1).max())]  # the endings of other views follow it
         ids = batch["input_ids"][:, : mask.shape[1]]
         inputs = {"input_ids": ids, "attention_mask": mask}
         if "pixel_values" in batch:
@@ -183,7 +178,7 @@ class Retriever:
             return self.model(**batch).embeddings
 
     def enter_stock_vision(self, stack: contextlib.ExitStack) -> None:
-        """Within `stack`, let the vision tower do what it does in transformers."""
+        """Within `stack`, run the vision tower as transformers does."""
         convolution = self.model.vision_model.patch_embed.proj
         stack.enter_context(mock.patch.object(self.model, "run_vision_tower", self.model._image_tokens))
         stack.enter_context(mock.patch.object(convolution, "forward", partial(type(convolution).forward, convolution)))
@@ -194,7 +189,7 @@ Variants = dict[str, Forward]
 
 
 def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
-    """All variants; on a CPU through a checkpoint on disk, elsewhere made on the device."""
+    """All variants: on a CPU loaded from a checkpoint on disk, otherwise made on the device."""
     if args.device == "cpu":
         stock = Qwen2VLForConditionalGeneration.from_pretrained(folder).eval()
         whole, pruned = (MllmRetrieverModel.from_mllm(folder, keep) for keep in (None, KEEP))
@@ -221,7 +216,7 @@ def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
 
 
 def seconds(function: Callable[[], Any], device: str) -> tuple[float, float]:
-    """By the clock and by the processor."""
+    """Wall time and processor time of a call."""
     start, cpu_start = time.perf_counter(), time.process_time()
     function()
     if device == "cuda":
@@ -230,7 +225,7 @@ def seconds(function: Callable[[], Any], device: str) -> tuple[float, float]:
 
 
 def operations(function: Callable[[], Any]) -> tuple[int, int]:
-    """Counted operations: all, and those outside the vision tower."""
+    """Counted operations: in total, and outside the vision tower."""
 
     def sdpa(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:
         return sdpa_flop_count(query, key, value)
@@ -243,14 +238,14 @@ def operations(function: Callable[[], Any]) -> tuple[int, int]:
 
 
 def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> list[dict]:
-    """The rows of one kind of input, one per variant."""
+    """The table rows of one kind of input, one per variant."""
     batch = dict(processor(make_items(kind, args.batch_size, args.size)).to(args.device))
     runs: dict[str, Callable[[], Any]] = {
         name: lambda forward=forward: forward(batch) for name, forward in variants.items()
     }
     counted, peaks, times = {}, {}, {name: [] for name in runs}
     for name, run in runs.items():
-        counted[name] = operations(run)  # the first, which warms up
+        counted[name] = operations(run)  # the first call is also the warm-up
         if args.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
@@ -283,12 +278,12 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
 
 
 def ratio(slower: list[tuple[float, float]], faster: list[tuple[float, float]], clock: int = 0) -> float:
-    """The median over the turns of how many times as long the slower one took."""
+    """Speed-up: the median over the turns of the ratio of times. `clock` 0 is wall time, 1 is processor time."""
     return statistics.median(first[clock] / second[clock] for first, second in zip(slower, faster, strict=True))
 
 
 def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> dict[str, float]:
-    """What sorting texts by length gains over batches as they come, and one pass of the tower over many images."""
+    """Speed-up of texts sorted by length over random order, and of one tower pass over many images."""
     size, forward = args.batch_size, variants["pruned"]
     texts = make_items("text", 4 * size, args.size)
     orders = {"random": texts, "sorted": sorted(texts, key=len)}
@@ -324,7 +319,7 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
 
 
 class CountedReads:
-    """Stands for `safe_open`: adds up the bytes of every tensor that is read."""
+    """Replaces `safe_open` and counts the bytes of every tensor that is read."""
 
     total = 0
 
@@ -343,20 +338,20 @@ class CountedReads:
         return self.file.keys()
 
     def get_slice(self, name: str) -> object:
-        """A tensor, read when it is copied."""
+        """A tensor; it is read when it is copied."""
         part = self.file.get_slice(name)
         CountedReads.total += (2 if part.get_dtype() in ("BF16", "F16") else 4) * math.prod(part.get_shape())
         return part
 
 
 def resident_bytes(name: str) -> int:
-    """Of this process, now (`VmRSS`) or at its peak (`VmHWM`), as Linux reports it."""
+    """Resident memory of this process, now (`VmRSS`) or at its peak (`VmHWM`), as Linux reports it."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return 1024 * int(line.split()[1])
 
 
 def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Run in a process of its own: seconds and bytes of loading, then the peak of one forward."""
+    """Seconds and bytes of loading, then the peak memory of one forward; runs in a separate process."""
     torch.set_num_threads(args.threads)
     processor = MllmRetrieverProcessor.from_mllm(folder)
     batch = dict(processor(make_items(kind, args.batch_size, args.size)))
@@ -377,7 +372,7 @@ def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespac
 
 
 def loading_in_children(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Loading of each model for each kind of input, the models taking turns; medians of the seconds."""
+    """Measure loading of each model for each kind of input; the models take turns; medians over the turns."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(min(args.turns, 3)):
         for kind in INPUTS:
@@ -393,7 +388,7 @@ def loading_in_children(folder: Path, args: argparse.Namespace) -> list[dict[str
 
 
 def vision_operations(config: Qwen2VLConfig, side: int) -> int:
-    """Counted for one picture of so many patches a side, at the full width; from one and two layers to all."""
+    """Operations of one picture with `side` patches per side, at full width; extrapolated from one and two layers."""
     counted = []
     for depth in (1, 2):
         vision = copy.deepcopy(config.vision_config)
@@ -405,7 +400,7 @@ def vision_operations(config: Qwen2VLConfig, side: int) -> int:
 
 
 def count_on_meta(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Operations of an item by part of the model, in a batch, without weights: prompts of 14 + item + 16 tokens."""
+    """Operations per item and part of the model, without weights; prompts have 14 + item + 16 tokens."""
     config, count = make_config(args.size, make_tokenizer()), args.batch_size
     side = SIZES[args.size]["image_side"] // 14
     vision = vision_operations(config, side)
@@ -467,7 +462,7 @@ def show(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that the arguments ask for, printed as it comes."""
+    """Measure what the arguments select and print each table when it is done."""
     if args.device == "meta":
         rows = count_on_meta(args)
         show(rows, {name: "{}" if isinstance(value, str) else "{:,}" for name, value in rows[0].items()})
@@ -499,8 +494,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--no-loading", action="store_true", help="leave out the part that runs in other processes")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--no-loading", action="store_true", help="skip the loading measurement")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--child", nargs=3, metavar=("MODEL", "INPUT", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

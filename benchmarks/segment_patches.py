@@ -1,7 +1,7 @@
-"""Images per second of `segment_patches` beside clustering anew for every cut of Algorithm 1, on the same images.
+"""Images per second of `segment_patches`, compared with reclustering for every cut of Algorithm 1.
 
-Images are patches of a few regions each, with noise, so that cuts move as on real features. The two take turns, and a
-row shows medians over the turns. The segments of both are compared.
+Each synthetic image has patches of a few regions with noise, so that cuts move as on real features. The two methods
+take turns on the same images; a row shows medians over the turns. The script also compares the segments of both.
 
     python benchmarks/segment_patches.py --images 256 --patches 196 --width 768 --threads 2
 """
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
-from conjoin.masking import segment_patches
+from conjoin.methods.solar.masking import segment_patches
 
 
 def features_of(images: int, patches: int, width: int, noise: float) -> Tensor:
@@ -32,7 +32,7 @@ def features_of(images: int, patches: int, width: int, noise: float) -> Tensor:
 
 
 def reclustering(features: Tensor) -> Tensor:
-    """Algorithm 1 as printed: distances and tree once more for every cut, each as fast as one image alone allows."""
+    """Algorithm 1 as printed: distances and tree again for every cut, one image at a time."""
     labels = []
     count = features.shape[1]
     rows, columns = torch.triu_indices(count, count, 1)
@@ -59,7 +59,7 @@ def timed(function: Callable[[Tensor], Tensor], features: Tensor) -> tuple[float
 
 
 def same_partition(first: Tensor, second: Tensor) -> bool:
-    """Whether two labelings `(P,)` name the same segments."""
+    """Whether two labelings `(P,)` define the same segments."""
     pairs = len(torch.stack([first, second]).unique(dim=1)[0])
     return pairs == len(first.unique()) == len(second.unique())
 
@@ -76,7 +76,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     features = features_of(arguments.images, arguments.patches, arguments.width, arguments.noise)
-    few = features[: max(1, arguments.images // 8)]  # clustering anew is slow; its rate does not depend on the number
+    few = features[: max(1, arguments.images // 8)]  # reclustering is slow; its rate is constant
     segment_patches(features[:8])
     turns = [(timed(segment_patches, features), timed(reclustering, few)) for _ in range(arguments.turns)]
     ours, theirs = turns[0][0][1], turns[0][1][1]
@@ -88,7 +88,7 @@ def main() -> None:
     }
     print(f"{arguments.images} images of {arguments.patches} patches x {arguments.width}, {arguments.threads} threads")
     print(f"segment_patches     {result['segment_patches']:8.0f} images/s")
-    print(f"clustering anew     {result['reclustering']:8.0f} images/s")
+    print(f"reclustering        {result['reclustering']:8.0f} images/s")
     print(f"ratio               {result['segment_patches'] / result['reclustering']:8.2f}")
     print(f"segments per image  {result['segments_per_image']:8.1f}")
     print(f"same segments       {result['same_segments']:8.1%} of {len(few)} images")

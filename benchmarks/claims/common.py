@@ -1,4 +1,4 @@
-"""What the claim scripts share: cached tower features of the sample, models that start alike, a resumable record."""
+"""Shared code of the claim scripts: cached tower features of the sample, untrained models, a resumable record."""
 
 import copy
 import hashlib
@@ -22,7 +22,7 @@ FEATURES = Path("runs/claims/features")
 
 
 class Sample:
-    """The demo's towers and processor, and the features of rows under them."""
+    """The demo's towers and processor, and the tower features of rows."""
 
     def __init__(self) -> None:
         logging.set_verbosity_error()
@@ -31,12 +31,12 @@ class Sample:
         self.encoder, self.processor = build_model(self.recipe.model)
 
     def cache(self, name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
-        """Tower features of rows, computed once per name for the same ids and texts."""
+        """Folder of the tower features of rows, computed once per name, ids and texts."""
         columns = {column: [row[column] for row in rows] if isinstance(rows, list) else list(rows[column])
                    for column in ("id", "text")}  # fmt: skip
         key = hashlib.sha256(repr(columns).encode()).hexdigest()
         return cache_features(
-            self.encoder, self.processor, rows, FEATURES / f"{name} {key[:8]}", dtype=torch.bfloat16, key=key
+            self.encoder, self.processor, rows, FEATURES / f"{name} {key[:8]}", dtype=torch.bfloat16, key={"rows": key}
         )
 
     def new_model(self, seed: int, **config: Any) -> JointEncoderModel:  # noqa: ANN401 - fields of the configuration
@@ -62,19 +62,18 @@ def embed(model: JointEncoderModel, features: CachedFeatures, views: tuple[str, 
     parts: dict[str, list[Tensor]] = {view: [] for view in views}
     for start in range(0, len(features), 128):
         batch = collate_features([features[index] for index in range(start, min(start + 128, len(features)))])
-        batch.pop("ids")
-        embedded = model(**batch, views=views).embeddings
+        embedded = model(**batch["pairs"], views=views).embeddings
         for view, rows in zip(views, embedded.chunk(len(views)), strict=True):
             parts[view].append(rows)
     return {view: torch.cat(rows) for view, rows in parts.items()}
 
 
 class Record:
-    """Finished runs in a JSON file, so that a script can be stopped and started again.
+    """Finished runs in a JSON file, so that an interrupted script can resume.
 
     Args:
         path: The file.
-        settings: What the runs have in common; a file with other settings is not gone on with.
+        settings: The common settings of the runs.
 
     Raises:
         ValueError: The file has other settings.
@@ -95,17 +94,17 @@ class Record:
         self.content["versions"] = versions | {"python": platform.python_version(), "device": "cpu"}
 
     def has(self, name: str, seed: int) -> bool:
-        """Whether this run is done."""
+        """Whether this run is finished."""
         return any((run["name"], run["seed"]) == (name, seed) for run in self.content["runs"])
 
-    def add(self, name: str, seed: int, **found: Any) -> None:  # noqa: ANN401 - anything JSON takes
-        """Keep a run."""
+    def add(self, name: str, seed: int, **found: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Add a run and save the file."""
         self.content["runs"].append({"name": name, "seed": seed} | found)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
 
     def table(self, columns: list[str], scale: float = 100.0) -> str:
-        """Mean ± standard deviation over seeds of some numbers of every run, as Markdown."""
+        """Mean ± standard deviation over seeds for each run and column, as Markdown."""
         names = list(dict.fromkeys(run["name"] for run in self.content["runs"]))
         lines = [f"| run | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
         for name in names:

@@ -1,10 +1,10 @@
 """Does GCL beat plain contrastive learning on the emoji sample? Same model, data and steps, several seeds.
 
-Trains the demo's joint encoder on cached tower features by each objective, then ranks one mixed gallery of image, text
-and image+text candidates for nine query/candidate combinations on unseen concepts. "CL + triplets" is the paper's
-baseline of composed queries: it also learns from a picture and an edit ("but with dark skin tone") that lead to the
-edited picture. Finished runs are kept in the result file, so the script can be stopped and started again; the picture
-of the modalities is drawn when the first seed's "untrained", "CL" and "GCL" are run in one go.
+The script trains the demo's joint encoder on cached tower features with each objective. Then it ranks one mixed
+gallery of image, text and image+text candidates for nine combinations of query and candidate modality, on unseen
+concepts. "CL + triplets" is the paper's baseline of composed queries: it also learns from a picture and an edit ("but
+with dark skin tone") whose target is the edited picture. The result file keeps finished runs, so an interrupted script
+resumes. The plot of the modalities is drawn if one call runs "untrained", "CL" and "GCL" for the first seed.
 
     python benchmarks/claims/gcl.py --steps 150 --seeds 0 1 2
 """
@@ -52,7 +52,7 @@ class Separation(GclLoss):
 
 
 class WithEdits(CachedFeatures):
-    """Pairs, each with a composed query drawn at random: what it starts from, how to edit it, what it leads to."""
+    """Pairs, each with a random composed query: the reference picture, the edit and the target picture."""
 
     def __init__(self, pairs: str | Path, queries: str | Path, targets: str | Path, seed: int) -> None:
         super().__init__(pairs, seed=seed)
@@ -64,26 +64,32 @@ class WithEdits(CachedFeatures):
         return super().__getitem__(index) | query | {"target_features": self.targets[edit]["image_features"]}
 
 
+def collate_edits(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
+    """Collate the rows of `WithEdits` into the parts `pairs`, `queries` and `targets`, with `target_ids`."""
+    batch = collate_features(
+        [{k: v for k, v in row.items() if not k.startswith(("query_", "target_"))} for row in rows]
+    )
+    queries = collate_features(
+        [{k.removeprefix("query_"): v for k, v in row.items() if k.startswith("query_")} for row in rows]
+    )
+    targets = {"image_features": torch.stack([row["target_features"] for row in rows])}
+    return batch | {"queries": queries["pairs"], "target_ids": queries["ids"], "targets": targets}
+
+
 class EditObjective(Objective):
     """Symmetric InfoNCE over the pairs and InfoNCE from each composed query to its target."""
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
         """The terms of the pairs, and `edit_loss`."""
-        query = {name.removeprefix("query_"): value for name, value in batch.items() if name.startswith("query_")}
-        targets = query.pop("ids")
-        composed = self.encoder(**query).pooler_output
-        found = self.encoder(image_features=batch["target_features"]).pooler_output
-        # several edits can lead to one picture: the copies are no negatives of each other
-        edit_loss = info_nce(composed, found, self.loss.temperature(), candidate_ids=targets)
+        composed = self.encoder(**batch["queries"]).pooler_output
+        found = self.encoder(**batch["targets"]).pooler_output
+        # several edits can have the same target: these copies are not negatives
+        edit_loss = info_nce(composed, found, self.loss.temperature(), candidate_ids=batch["target_ids"])
         return super().contrast(embeddings, ids, batch) | {"edit_loss": edit_loss}
-
-    def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Embeddings of the pairs."""
-        return super().embed(**{name: batch[name] for name in batch if not name.startswith(("query_", "target_"))})
 
 
 def objectives(model: JointEncoderModel, temperature: float = 0.07) -> dict[str, Objective]:
-    """What to train, by name."""
+    """The objectives by name."""
     fixed = {"temperature": temperature, "learn_temperature": False}
     two, three = ("image", "text"), ("image", "text", "fused")
     table = {
@@ -100,10 +106,9 @@ def objectives(model: JointEncoderModel, temperature: float = 0.07) -> dict[str,
 
 @torch.inference_mode()
 def embed(model: JointEncoderModel, features: CachedFeatures) -> dict[str, Tensor]:
-    """Embeddings of every row in the three views, with the last of each row's texts if it has two."""
+    """Embeddings of every row in the three views."""
     model.eval()
-    batch = collate_features([features[index] for index in range(len(features))])
-    batch.pop("ids")
+    batch = collate_features([features[index] for index in range(len(features))])["pairs"]
     parts = [
         model(**{name: value[start : start + 128] for name, value in batch.items()}, views=tuple(MODALITIES.values()))
         for start in range(0, len(features), 128)
@@ -113,7 +118,7 @@ def embed(model: JointEncoderModel, features: CachedFeatures) -> dict[str, Tenso
 
 
 def measure(model: JointEncoderModel, test: dict[str, CachedFeatures], concepts: list[str], keep: list[bool]) -> dict:
-    """Global hit rates, distances between the centroids of the modalities, and the vectors themselves."""
+    """Global hit rates, distances between the centroids of the modalities, and the gallery vectors."""
     query, gallery = embed(model, test["query"]), embed(model, test["gallery"])
     with_text = [name for name in MODALITIES if "text" in name]
     cells = evaluate_combinations(
@@ -136,7 +141,7 @@ def measure(model: JointEncoderModel, test: dict[str, CachedFeatures], concepts:
 
 
 def draw_pca(panels: dict[str, dict[str, Tensor]], path: Path, size: int = 300) -> None:
-    """Scatter of the three modalities in their first two principal components, one panel per model, as SVG."""
+    """Plot the three modalities in their first two principal components, one panel per model, as SVG."""
     colours = {"image": "#0b6bb5", "text": "#d1600a", "image,text": "#3a8f3a"}
     marks = []
     for column, (title, views) in enumerate(panels.items()):
@@ -168,12 +173,12 @@ def draw_pca(panels: dict[str, dict[str, Tensor]], path: Path, size: int = 300) 
 
 
 def main() -> None:
-    """Run what is missing and print the table."""
+    """Run the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", help="names of objectives to run")
+    parser.add_argument("--only", nargs="+", help="names of the objectives to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/gcl.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
@@ -196,7 +201,9 @@ def main() -> None:
     )
     rows["edit targets"] = edits.rename_columns({"target_image": "image", "target_text": "text"})
     folders = {
-        name: cache_features(encoder, processor, table, f"runs/claims/features/{name}", dtype=torch.bfloat16, key="v1")
+        name: cache_features(
+            encoder, processor, table, f"runs/claims/features/{name}", dtype=torch.bfloat16, key={"version": 1}
+        )
         for name, table in rows.items()
     }
     test_features = {name: CachedFeatures(folders[name], first_only=True) for name in ("query", "gallery")}
@@ -224,9 +231,8 @@ def main() -> None:
                     train = WithEdits(folders["train"], folders["edit queries"], folders["edit targets"], seed)
                 else:
                     train = CachedFeatures(folders["train"], seed=seed)
-                RetrievalTrainer(
-                    objectives(model)[name], config, train_dataset=train, data_collator=collate_features
-                ).train()
+                collator = collate_edits if name == "CL + triplets" else collate_features
+                RetrievalTrainer(objectives(model)[name], config, train_dataset=train, data_collator=collator).train()
             found = measure(model, test_features, concepts, keep)
             if seed == args.seeds[0] and name in ("untrained", "CL", "GCL"):
                 pictures[name] = found["vectors"]
@@ -252,7 +258,7 @@ def main() -> None:
 
 
 def print_table(record: dict) -> None:
-    """Mean and standard deviation over seeds, in percent."""
+    """Print mean and standard deviation over seeds, in percent."""
     names = list(dict.fromkeys(run["objective"] for run in record["runs"]))
     print(f"\n{'objective':32s} {'R@1':>12s} {'R@10':>12s} {'R@50':>12s} {'gap i–t':>8s} {'gap i–it':>8s}")
     for name in names:

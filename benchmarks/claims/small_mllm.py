@@ -1,8 +1,9 @@
-"""A small real MLLM made of sample weights: SmolLM2-135M sees through the sample ViT-S and a projector, as in LLaVA.
+"""A small real MLLM from sample weights: SmolLM2-135M with the sample ViT-S and a projector, as in LLaVA.
 
-The recipe is kept, not the weights. A picture becomes five tokens: the CLS state of the frozen tower at 98 px and its
-patches pooled to 2 x 2, so what the tower makes of a picture is computed once for all runs. The projector alone is
-trained, by a contrastive loss on the names of the training concepts: a picture's tokens shall resemble its name's.
+The repository has the script, not the weights. A picture becomes five tokens: the CLS state of the frozen tower at 98
+px and its patches, pooled to 2 x 2. So the tower features of a picture are computed once for all runs. Only the
+projector is trained, by a contrastive loss on the names of the training concepts: a picture's tokens match the tokens
+of its name.
 """
 
 import hashlib
@@ -35,16 +36,16 @@ PICTURE_TOKENS = 1 + POOLED**2
 IMAGE_TOKEN = "<repo_name>"
 ASK = "In one word:"
 TEMPLATE = {"start": "<|im_start|>", "image_start": "", "image_end": "\n", "ask": ASK, "end": ""}
-"""PUMA's question in fewer words and without those of a chat around it, which would be most of a prompt."""
+"""PUMA's prompt in fewer words and without a chat template, which would be most of the prompt."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class PictureFeatures:
-    """Stands where an image processor does: pictures become `(N, 5, 384)` features, each picture once.
+    """Replaces an image processor: turns pictures into `(N, 5, 384)` features and computes each picture once.
 
     Args:
-        path: Where they are kept.
+        path: File of the features.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +55,7 @@ class PictureFeatures:
         self.processor = sample_image_processor(SIZE)
 
     def __call__(self, images: Sequence[Image.Image], return_tensors: str = "pt") -> BatchFeature:
-        """Look pictures up, or compute them."""
+        """Look up the features of pictures, or compute them."""
         names = [hashlib.blake2b(image.tobytes() + repr(image.size).encode()).hexdigest() for image in images]
         new = {name: image for name, image in zip(names, images, strict=True) if name not in self.known}
         if new:
@@ -62,7 +63,7 @@ class PictureFeatures:
         return BatchFeature({"pixel_values": torch.stack([self.known[name] for name in names])})
 
     def prepare(self, folder: Path) -> None:
-        """Compute the pictures of a folder that are not known yet, and keep them."""
+        """Compute and save the features of new pictures in a folder."""
         paths = sorted(folder.rglob("*.png"))
         known = len(self.known)
         for start in range(0, len(paths), 64):
@@ -84,25 +85,25 @@ class PictureFeatures:
 
 
 class AsTheyAre(nn.Module):
-    """Stands where the vision tower does, for pictures that arrive as what it would make of them."""
+    """Replaces the vision tower if the inputs are already its features."""
 
     def forward(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:  # noqa: ANN401
-        """Hand them on."""
+        """Return the features unchanged."""
         return BaseModelOutputWithPooling(hidden_states=(pixel_values, pixel_values))
 
 
 def load_retriever(folder: Path, keep_layers: int, seed: int, **config: Any) -> MllmRetrieverModel:  # noqa: ANN401
-    """The first layers of the MLLM, frozen, for pictures that arrive as features."""
+    """Load the first layers of the MLLM, frozen; pictures are given as features."""
     torch.manual_seed(seed)
     model = MllmRetrieverModel.from_mllm(folder, keep_layers, dtype=torch.bfloat16, **config)
     model.backbone.vision_tower = AsTheyAre()
-    if DEVICE.type == "cpu":  # for short prompts in bfloat16 the plain kernel's backward is much faster there
+    if DEVICE.type == "cpu":  # for short bfloat16 prompts, the eager backward is much faster there
         model.text_model.set_attn_implementation("eager")
     return model.requires_grad_(False).to(DEVICE)
 
 
 def load_processor(folder: Path, pictures: PictureFeatures | None = None) -> MllmRetrieverProcessor:
-    """Its processor, with pictures as features if they are given."""
+    """Load the processor of the MLLM; `pictures` replaces its image processor."""
     processor = MllmRetrieverProcessor.from_mllm(folder, template=TEMPLATE)
     if pictures is not None:
         processor.image_processor = pictures
@@ -110,10 +111,10 @@ def load_processor(folder: Path, pictures: PictureFeatures | None = None) -> Mll
 
 
 def make_mllm(folder: Path, pictures: PictureFeatures, steps: int) -> dict[str, float]:
-    """Compose the MLLM and train its projector, or find it done; what the projector makes of concepts it has not seen.
+    """Compose the MLLM and train its projector, unless the folder has it; evaluate the projector on unseen concepts.
 
     Returns:
-        `projector_r@1` and `projector_r@5` of validation names among the pictures of one artist, by their means.
+        `projector_r@1` and `projector_r@5`: validation names against the pictures of one style, by mean embeddings.
     """
     recipe = {"steps": steps, "size": SIZE, "tokens": PICTURE_TOKENS}
     done = folder / "recipe.json"
@@ -146,12 +147,12 @@ def make_mllm(folder: Path, pictures: PictureFeatures, steps: int) -> dict[str, 
 
 
 class Names:
-    """Names of emoji as means of their tokens' embeddings `(N, D)`, and their pictures' features `(N, 5, 384)`.
+    """Names of emoji as mean token embeddings `(N, D)`, and the features of their pictures `(N, 5, 384)`.
 
     Args:
-        tokenizer: Of the language model.
-        table: Its embeddings `(V, D)`.
-        pictures: Of the pictures.
+        tokenizer: Tokenizer of the language model.
+        table: Token embeddings `(V, D)` of the language model.
+        pictures: Features of the pictures.
     """
 
     def __init__(self, tokenizer: Any, table: Tensor, pictures: PictureFeatures) -> None:  # noqa: ANN401
@@ -159,7 +160,7 @@ class Names:
         self.center = self._vectors(load_emoji("train")["text"][:]).mean(0)
 
     def train(self, projector: nn.Module, steps: int) -> None:
-        """Contrast the mean of some of a picture's tokens with that of its name's, give each a word's size."""
+        """Contrast the mean of some tokens of a picture with its name, and pull token norms to those of words."""
         rows = load_emoji("train")
         features = self.pictures(list(rows["image"]))["pixel_values"].float()
         texts = rows["text"][:]
@@ -184,7 +185,7 @@ class Names:
 
     @torch.inference_mode()
     def measure(self, projector: nn.Module) -> dict[str, float]:
-        """Hit rates of unseen names among pictures."""
+        """Hit rates of unseen names against pictures."""
         rows = load_emoji("validation")
         rows = rows.select([place for place, style in enumerate(rows["style"]) if style == "twemoji"])
         found = self._means(projector, self.pictures(list(rows["image"]))["pixel_values"].float())

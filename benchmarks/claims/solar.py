@@ -1,9 +1,9 @@
-"""Does SOLAR make symmetric image+text retrieval better on the emoji sample? Both stages, their ablations, seeds.
+"""Does SOLAR improve symmetric image+text retrieval on the emoji sample? Both stages, their ablations, several seeds.
 
-A query is a picture and a name; what it must find is the other artist's picture with the other name, among the test
-triplets and everything else that the other artist drew as distractors. Reported are Precision (against the most
-confusable concept), mean Recall@1/5/10, their average Avg, and text → image R@10, which stage 2 alone is known to give
-up. Finished runs are kept, so the script can be stopped and started again. Models of one seed share stage 1.
+A query is a picture and a name. Its positive is the picture in the other style with the other name. The candidates are
+the test triplets and all other pictures in that style. The script reports Precision (against the most confusable
+concept), mean Recall@1/5/10, their average Avg, and text → image R@10, which stage 2 alone loses. The result file
+keeps finished runs, so an interrupted script resumes. Runs of one seed share stage 1.
 
     python benchmarks/claims/solar.py --seeds 0 1 2
 """
@@ -20,29 +20,30 @@ import torch.nn.functional as F
 from common import ROOT, Record, Sample, copy_of, embed
 from torch import Tensor
 
-from conjoin.data import load_emoji, symmetric_triplets
+from conjoin.data import PairCollator, load_emoji, symmetric_triplets
 from conjoin.evaluation import best_ranks, evaluate_symmetric
 from conjoin.losses import ContrastiveLoss, GclLoss
+from conjoin.methods.contrastive import ContrastiveConfig
+from conjoin.methods.solar import (
+    SolarStage1Config,
+    SolarStage1Trainer,
+    SolarStage2Config,
+    SolarStage2Rows,
+    SolarStage2Trainer,
+)
+from conjoin.methods.solar.stage1 import ProjectionHeads, align, pair_tokens, threshold_of
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import load_mined
-from conjoin.retrieval.mined_negatives import write_mined
+from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.training import (
     CachedFeatures,
-    ContrastiveConfig,
-    JointEncoderStage1Config,
-    JointEncoderStage1Trainer,
-    JointEncoderStage2Config,
-    JointEncoderStage2Trainer,
     LoraArguments,
     Objective,
-    PairCollator,
     RetrievalTrainer,
-    Stage2Rows,
     add_lora,
     collate_features,
     merge_lora,
 )
-from conjoin.training.solar_stage1 import ProjectionHeads, align, pair_tokens, threshold_of
 
 ROLES = ("query", "positive", "negative")
 ITC_ONLY = {"gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, "mask": "none"}
@@ -66,7 +67,7 @@ STAGE_2: dict[str, tuple[str, dict[str, Any]]] = {
     "stage 2, random positives": ("stage 1", NO_CN | {"positive": "random"}),
     "stage 2, augmented positives": ("stage 1", NO_CN | {"positive": "augmented"}),
     "stage 2 without segments": ("stage 1", {"segments": False}),
-    "stage 2, towers run": ("stage 1", {"live": True}),  # at every step, so slow, and without augmentation
+    "stage 2, towers run": ("stage 1", {"live": True}),  # at every step: slow, and without augmentation
     "stage 2, input-level masks": ("stage 1", {"live": True, "mask_level": "input"}),
     "Mixed, input-level masks": ("stage 1", MIXED | {"live": True, "mask_level": "input"}),
     "stage 2 after ITC only": ("ITC only", {}),
@@ -80,7 +81,7 @@ COLUMNS = ["avg", "precision", "mean_recall", "recall@1", "text_to_image@10", "t
 
 @dataclass
 class Features:
-    """Cached features of everything that is trained on or measured."""
+    """Cached features of all training and evaluation data."""
 
     train: Path
     train_ids: list[str]
@@ -96,11 +97,11 @@ class Features:
 
 @dataclass
 class Probe:
-    """Test pictures with a text that names another concept too, to see whether tokens and patches are told apart.
+    """Test pictures with a text that also names a foreign concept, to test the scores of tokens and patches.
 
     Args:
         features: The rows.
-        own: `(N, T)` 1 for tokens that name what is depicted, 0 for foreign ones, -1 for neither.
+        own: `(N, T)` 1 for tokens of the depicted concept, 0 for tokens of the foreign one, -1 for others.
         ink: `(N, P)` bool, patches that the drawing covers: at least half of their pixels are not background.
     """
 
@@ -110,7 +111,7 @@ class Probe:
 
 
 def load_features(sample: Sample, split: str) -> Features:
-    """Compute or read all features; `split` is what is measured on."""
+    """Compute or read all features; `split` is evaluated."""
     train = load_emoji("train").rename_column("concept", "group")
     directions, ids = [], []
     for styles in (("twemoji", "openmoji"), ("openmoji", "twemoji")):
@@ -132,7 +133,7 @@ def load_features(sample: Sample, split: str) -> Features:
             CachedFeatures(sample.cache(f"distractors {place} {artist} for {split}", _by(rows, artist)), True)
             for place, rows in enumerate(others)
         ]
-        for artist in ("openmoji", "twemoji")  # of the positives of each direction
+        for artist in ("openmoji", "twemoji")  # the style of the positives in each direction
     ]
     probe = _probe(sample, split, parts["gallery"])
     return Features(
@@ -150,7 +151,7 @@ def load_features(sample: Sample, split: str) -> Features:
 
 
 def _by(rows: Any, artist: str) -> Any:  # noqa: ANN401
-    """The pictures of one artist."""
+    """The pictures in one style."""
     rows = rows.rename_column("concept", "group")
     return rows.select([index for index, style in enumerate(rows["style"]) if style == artist])
 
@@ -181,11 +182,10 @@ def _probe(sample: Sample, split: str, rows: Any) -> Probe:  # noqa: ANN401
 
 @torch.inference_mode()
 def intersection_quality(model: JointEncoderModel, probe: Probe) -> dict[str, float]:
-    """AUROC of token scores, own against foreign, and IoU of the patches above tau with the drawing."""
+    """AUROC of token scores (own against foreign), and IoU of the patches above tau with the drawing."""
     batch = collate_features([probe.features[index] for index in range(len(probe.features))])
-    batch.pop("ids")
     model.eval()
-    tokens = pair_tokens(model(**batch, views=(), output_tokens=True))
+    tokens = pair_tokens(model(**batch["pairs"], views=(), output_tokens=True))
     scores = align(tokens)
     width = scores.text.scores.shape[1]
     own = probe.own[:, :width]
@@ -200,10 +200,10 @@ def intersection_quality(model: JointEncoderModel, probe: Probe) -> dict[str, fl
 
 
 def measure(vectors: Any, features: Features, seed: int) -> dict[str, float]:  # noqa: ANN401 - features -> (N, D)
-    """Symmetric metrics of a way to embed rows as image and text together, the mean of both directions.
+    """Symmetric metrics of a function that embeds image and text together: the mean of both directions.
 
-    A pool holds the triplets of one direction only: those of the other would be right answers that count as wrong. The
-    interval is the mean of theirs, which is wider than that of all triplets together.
+    A pool holds the triplets of one direction only: those of the other are right answers that would count as wrong.
+    The interval is the mean of both intervals. It is wider than the interval of all triplets together.
     """
     results = [
         evaluate_symmetric(
@@ -222,7 +222,7 @@ def measure(vectors: Any, features: Features, seed: int) -> dict[str, float]:  #
 
 
 def measure_model(model: JointEncoderModel, features: Features, seed: int) -> dict[str, float]:
-    """Symmetric metrics, text → image and the quality of the intersection."""
+    """Symmetric metrics, text → image retrieval and the quality of the intersection."""
     found = measure(lambda rows: embed(model, rows, ("fused",))["fused"], features, seed)
     query, gallery = (
         embed(model, features.query, ("text",))["text"],
@@ -234,7 +234,7 @@ def measure_model(model: JointEncoderModel, features: Features, seed: int) -> di
 
 
 def tower_vectors(rows: CachedFeatures) -> Tensor:
-    """Zero-shot score fusion of towers that never met: the sum of both cosines."""
+    """Zero-shot score fusion of independent towers: the sum of both cosines."""
     tensors = [rows[index] for index in range(len(rows))]
     image = torch.stack([row["image_features"][0].float() for row in tensors])
     text = torch.stack(
@@ -247,7 +247,7 @@ def tower_vectors(rows: CachedFeatures) -> Tensor:
 
 
 def mine(model: JointEncoderModel, features: Features, folder: Path, k: int = 10) -> Path:
-    """The union of the top k of the text tower, the vision tower and the model, without the same concept."""
+    """Mine the union of the top k of the text tower, the vision tower and the model, without the same concept."""
     rows = CachedFeatures(features.train, first_only=True)
     both = tower_vectors(rows)
     width = rows[0]["image_features"].shape[1]
@@ -265,7 +265,7 @@ def mine(model: JointEncoderModel, features: Features, folder: Path, k: int = 10
         scores[scores > 0.9999] = -2  # the same text or picture
         for row, (values, places) in enumerate(zip(*(part.tolist() for part in scores.topk(k)), strict=True)):
             for rank, (value, place) in enumerate(zip(values, places, strict=True), start=1):
-                entry = {"metric": name, "rank": rank, "score": value}
+                entry = {"miner": name, "rank": rank, "score": value}
                 found[row].setdefault(features.train_ids[place], []).append(entry)
     write_mined(
         folder / "negatives.parquet",
@@ -280,7 +280,7 @@ def mine(model: JointEncoderModel, features: Features, folder: Path, k: int = 10
 
 
 def settings_of(sample: Sample, seed: int, steps: int, batch_size: int, rate: float) -> dict[str, Any]:
-    """Training arguments that all runs have in common."""
+    """Training arguments of all runs."""
     base = sample.recipe.training
     return {
         "output_dir": "runs/claims",
@@ -303,7 +303,7 @@ def settings_of(sample: Sample, seed: int, steps: int, batch_size: int, rate: fl
 def train_baseline(
     model: JointEncoderModel, loss: torch.nn.Module, features: Features, settings: dict[str, Any]
 ) -> None:
-    """Train in place by another objective."""
+    """Train in place with a baseline objective."""
     views = ("image", "text", "fused") if isinstance(loss, GclLoss) else ("image", "text")
     RetrievalTrainer(
         Objective(model, loss, views),
@@ -317,9 +317,9 @@ def train_stage_1(
     model: JointEncoderModel, features: Features, settings: dict[str, Any], changes: dict[str, Any]
 ) -> ProjectionHeads | None:
     """Train in place; returns the projection heads."""
-    trainer = JointEncoderStage1Trainer(
+    trainer = SolarStage1Trainer(
         model,
-        JointEncoderStage1Config(**(settings | changes)),
+        SolarStage1Config(**(settings | changes)),
         train_dataset=CachedFeatures(features.train, seed=settings["seed"]),
         data_collator=collate_features,
     )
@@ -335,17 +335,17 @@ def train_stage_2(
     mined: Path,
     heads: ProjectionHeads | None,
 ) -> JointEncoderModel:
-    """Train a copy: adapters and vision-language encoder whole, or the latter by LoRA as in the paper."""
+    """Train a copy: adapters and vision-language encoder fully, or the latter by LoRA as in the paper."""
     model, by_lora = copy_of(start), changes.get("lora", False)
     if by_lora:
         model = add_lora(model, LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
     fields = {name: value for name, value in changes.items() if name not in ("lora", "live")}
-    config = JointEncoderStage2Config(**settings, **fields)
+    config = SolarStage2Config(**settings, **fields)
     pairs: Any = CachedFeatures(features.train, seed=settings["seed"])
     collator: Any = collate_features
-    if changes.get("live"):  # pixels and words
+    if changes.get("live"):  # train on pixels and words
         pairs, collator = load_emoji("train").rename_column("concept", "group"), PairCollator(features.processor)
-    rows = Stage2Rows(
+    rows = SolarStage2Rows(
         pairs,
         features.train_ids,
         load_mined(mined),
@@ -353,7 +353,7 @@ def train_stage_2(
         augmented=config.positive == "augmented",
         seed=settings["seed"],
     )
-    trainer = JointEncoderStage2Trainer(model, config, train_dataset=rows, data_collator=collator)
+    trainer = SolarStage2Trainer(model, config, train_dataset=rows, data_collator=collator)
     if heads is not None and trainer.model.heads is not None:
         trainer.model.heads.load_state_dict(heads.state_dict())
     trainer.train()
@@ -361,7 +361,7 @@ def train_stage_2(
 
 
 def run_seed(seed: int, sample: Sample, features: Features, record: Record, args: argparse.Namespace) -> None:
-    """Everything of one seed that is missing."""
+    """Run the missing runs of one seed."""
     wanted = {*(args.only or ["untrained", "CL, score fusion", "GCL", *STAGE_1, *STAGE_2])}
 
     def missing(name: str) -> bool:
@@ -403,18 +403,18 @@ def run_seed(seed: int, sample: Sample, features: Features, record: Record, args
 
 
 def main() -> None:
-    """Run what is missing and print the table."""
+    """Run the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--split", choices=["validation", "test"], default="test", help="what is measured on")
-    parser.add_argument("--steps", type=int, default=120, help="of stage 1")
+    parser.add_argument("--split", choices=["validation", "test"], default="test", help="split to evaluate on")
+    parser.add_argument("--steps", type=int, default=120, help="steps of stage 1")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--steps-2", type=int, default=50, help="of stage 2")
+    parser.add_argument("--steps-2", type=int, default=50, help="steps of stage 2")
     parser.add_argument("--batch-size-2", type=int, default=64)
     parser.add_argument("--rate-2", type=float, default=1e-3)
     parser.add_argument("--token-dropout", type=float, default=0.5)
-    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/solar.json")
     args = parser.parse_args()
     sample = Sample()
