@@ -18,7 +18,7 @@ demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample
 	$(BIN)/conjoin demo
 
 test: $(BIN)/conjoin ## Run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(BIN)/conjoin ## Lint, format, types
 	$(BIN)/ruff check .
