@@ -19,6 +19,7 @@ from conjoin import __version__
 from conjoin.data.pairs import undecoded
 from conjoin.progress import progress
 from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.kept_rows import kept_values
 from conjoin.retrieval.store import STORE, EmbeddingStore, read_contents, write_embeddings
 from conjoin.storage import FolderWriter, row_digest
 
@@ -43,9 +44,12 @@ def encode_corpus(
     Finished shards are skipped without decoding their images. Their checksums are compared, and the ids, texts and
     undecoded images of their rows. A damaged shard is encoded again.
 
+    Beside the vectors, the store keeps the text and the image's path of each row, and what the row has under `"kept"`.
+
     Args:
-        rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none); a
-            `datasets` dataset, streaming or not, or any iterable that gives the same rows each time.
+        rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none), and
+            optionally `"kept"`, a mapping of further values to keep; a `datasets` dataset, streaming or not, or any
+            iterable that gives the same rows each time.
         encoder: Computes the vectors. The same batch size must be used on resuming for equal bytes.
         directory: The store; made if needed.
         instruction: Given to the model with every row.
@@ -66,6 +70,7 @@ def encode_corpus(
         raise ValueError(f"unknown dtype {dtype!r}; expected one of {list(_DTYPES)}")
     key = {
         "fingerprint": encoder.fingerprint,
+        "processor": encoder.processing,
         "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
         "dtype": dtype,
         "shard_size": shard_size,
@@ -164,8 +169,8 @@ class _Encoding:
                 if ids[offset : offset + 1] != [before]:
                     found = f"it is {ids[offset]!r}" if offset < len(ids) else "the data ends there"
                     raise self._changed(f"{row} had the id {before!r} and now {found}")
-                if row_digest(_item(before, rows[offset])) != contents[offset]:
-                    raise self._changed(f"{row} with the id {before!r} has another text or image than before")
+                if _content(_item(before, rows[offset]), rows[offset]) != contents[offset]:
+                    raise self._changed(f"{row} with the id {before!r} has another text, image or kept column")
             stored_ids, contents = stored_ids[at_once:], contents[at_once:]
         return file.rows
 
@@ -173,6 +178,7 @@ class _Encoding:
         """Encode the next rows into shard `number`; returns whether there were any."""
         all_ids: list[str] = []
         contents: list[int] = []
+        kept: list[dict[str, Any]] = []
         vectors: list[np.ndarray] = []
         while len(all_ids) < shard_size:
             ids, rows = self.source.take(min(self._rows_at_once, shard_size - len(all_ids)))
@@ -185,11 +191,12 @@ class _Encoding:
             items = [_item(id_, row) for id_, row in zip(ids, rows, strict=True)]
             self.parts.update(*items)
             vectors.append(self.encoder.encode(items, ids, on_batch=bar.update, instruction=self.instruction))
-            contents += map(row_digest, items)
+            contents += map(_content, items, rows)
+            kept += [kept_values(row, f"item {id_!r}") for id_, row in zip(ids, rows, strict=True)]
             all_ids += ids
         if all_ids:
             self.writer.details["parts"] = sorted(self.parts)
-            write_embeddings(self.writer, number, all_ids, np.concatenate(vectors).astype(dtype), contents)
+            write_embeddings(self.writer, number, all_ids, np.concatenate(vectors).astype(dtype), contents, kept)
         return bool(all_ids)
 
     def _is_closed(self, shard_size: int) -> bool:
@@ -208,6 +215,12 @@ def _item(id_: str, row: Row) -> dict[str, Any]:
     if not parts:
         raise ValueError(f'item {id_!r} has neither "image" nor "text"; its row has the keys {list(row)}')
     return parts
+
+
+def _content(item: Mapping[str, Any], row: Row) -> int:
+    """The digest of an item and of what is kept beside it."""
+    kept = row.get("kept")
+    return row_digest({**item, "kept": kept} if kept else item)
 
 
 def _require_id(columns: list[str]) -> None:

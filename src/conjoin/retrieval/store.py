@@ -1,18 +1,23 @@
 """Embeddings on disk: numbered shards of vectors with their ids, and a manifest that says what made them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
 
 from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.kept_rows import KeptRows, to_parquet
 from conjoin.storage import DamagedError, FolderKind, FolderWriter, StoredFolder, text_digest
 
 STORE = FolderKind("embedding store", 2, "run `conjoin encode`")
+_KEPT = "kept"
 
 
 class EmbeddingStore(StoredFolder):
@@ -68,6 +73,17 @@ class EmbeddingStore(StoredFolder):
         """All ids, in the order of the data."""
         return [id_ for ids, _ in self for id_ in ids]
 
+    @property
+    def kept(self) -> KeptRows | None:
+        """The text, the image's path and the kept columns of each row; None if an earlier version wrote the store."""
+        if _KEPT not in self.manifest.details:
+            return None
+        return KeptRows([file.rows for file in self.manifest.files], self._read_kept)
+
+    def _read_kept(self, number: int) -> pa.Table:
+        content: torch.Tensor = self.shard(number).get_tensor(_KEPT)
+        return pq.read_table(pa.BufferReader(content.numpy()))
+
     def __len__(self) -> int:
         return self.rows
 
@@ -102,7 +118,12 @@ class EmbeddingStore(StoredFolder):
 
 
 def write_embeddings(
-    writer: FolderWriter, number: int, ids: Sequence[str], embeddings: np.ndarray, contents: Sequence[int]
+    writer: FolderWriter,
+    number: int,
+    ids: Sequence[str],
+    embeddings: np.ndarray,
+    contents: Sequence[int],
+    kept: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a shard of a store.
 
@@ -112,12 +133,20 @@ def write_embeddings(
         ids: N ids.
         embeddings: `(N, D)`, in the type to store.
         contents: The `row_digest` of each row, which a resumed run compares.
+        kept: The `kept_values` of each row.
+
+    Raises:
+        ValueError: A kept column holds values of different types.
     """
     tensors = {
         "embeddings": torch.from_numpy(np.ascontiguousarray(embeddings)),
         "ids": torch.frombuffer(bytearray(json.dumps(list(ids)).encode("ascii")), dtype=torch.uint8),
         "contents": torch.tensor(contents, dtype=torch.int64),
     }
+    if kept is not None:
+        columns, content = to_parquet(ids, kept)
+        tensors[_KEPT] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        writer.details[_KEPT] = sorted({*writer.details.get(_KEPT, ()), *columns})
     writer.details["dimension"] = embeddings.shape[1]
     writer.write(number, tensors, len(ids))
 

@@ -6,6 +6,7 @@ from .fingerprints import (
     content_digest as content_digest,
     model_fingerprint as model_fingerprint,
     name_ids as name_ids,
+    part_digest as part_digest,
     processor_digest as processor_digest,
     row_digest as row_digest,
     rows_digest as rows_digest,
