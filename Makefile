@@ -1,12 +1,13 @@
 .DEFAULT_GOAL := help
 VENV ?= .venv
+LOWEST ?= .venv-lowest
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-lowest check format clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/conjoin: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +20,11 @@ demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample
 
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e ".[dev]" torchvision
+	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal
 
 check: $(BIN)/conjoin ## Lint, format, types
 	$(BIN)/ruff check .

@@ -130,7 +130,7 @@ def test_accumulation_is_the_mean_over_micro_batches(tiny_checkpoints, tmp_path,
 
 def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, tmp_path):
     weights = []
-    for arguments in ({}, {"gradient_checkpointing": True, "gradient_cache_chunk_size": 4}):
+    for arguments in ({}, {"activation_checkpointing": True, "gradient_cache_chunk_size": 4}):
         trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, make_rows(8), **arguments)
         trainer.train()
         weights.append(_snapshot(trainer.model))
