@@ -108,9 +108,21 @@ class PairTokens(NamedTuple):
 
 
 class PairObjective(Objective):
-    """An objective of SOLAR. Frozen towers run without dropout, because their output serves as target or score."""
+    """An objective of SOLAR. Frozen towers run without dropout, because their output serves as target or score.
+
+    Raises:
+        ValueError: The encoder drops tokens at random. Masks and constructed samples choose which tokens to drop.
+    """
 
     encoder: JointEncoderModel
+
+    def __init__(self, encoder: JointEncoderModel, loss: nn.Module) -> None:
+        super().__init__(encoder, loss, ("image", "text"))
+        if encoder.config.token_dropout:
+            raise ValueError(
+                f"token_dropout={encoder.config.token_dropout}: SOLAR needs 0, because random drops blur what its "
+                "masks and constructed samples drop; set token_dropout in the model's config"
+            )
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules except frozen towers, which stay in evaluation mode."""
@@ -136,7 +148,7 @@ class SolarStage1Objective(PairObjective):
     """
 
     def __init__(self, encoder: JointEncoderModel, args: SolarStage1Config, teacher: Teacher | None = None) -> None:
-        super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature), ("image", "text"))
+        super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature))
         self.heads = ProjectionHeads(encoder.config.hidden_size) if args.projection_heads and args.itc_weight else None
         self.args = args
         self._teacher = (teacher,)  # a tuple hides it from the module: not trained, not saved
@@ -210,9 +222,10 @@ class SolarStage1Objective(PairObjective):
 class SolarStage1Trainer(RetrievalTrainer):
     """Trains a joint encoder by stage 1 of SOLAR (Sec. 4.1).
 
-    The log contains every term, rho, the thresholds, the share of tokens above them, and the mean and standard
-    deviation of both score populations. `save_model` also writes the projection heads, for the Mixed variant of
-    stage 2; `from_pretrained` does not read them.
+    The log contains every term, rho, the thresholds, the share of tokens above them, the share of rows without any,
+    the mean and standard deviation of both score populations, and how well these separate (0.5 is chance).
+    `save_model` also writes the projection heads, for the Mixed variant of stage 2; `from_pretrained` does not read
+    them.
 
     Args:
         model: The student.
@@ -251,14 +264,27 @@ def threshold_of(scores: LocalScores) -> Threshold:
     return qda_threshold(positive.mean, positive.std, negative.mean, negative.std)
 
 
+def separation(scores: LocalScores) -> Tensor:
+    """P(s+ > s-) for scores drawn from the Gaussians fitted to both populations: 0.5 is chance."""
+    positive, negative = scores.positive, scores.negative
+    deviation = (positive.std.square() + negative.std.square()).sqrt().clamp(min=1e-12)
+    return torch.special.ndtr((positive.mean - negative.mean) / deviation)
+
+
 def _mask(scores: LocalScores, exists: Tensor, rho: float, name: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the evolutionary mask `(N, T)` of one modality and its metrics."""
     tau, fallback = threshold_of(scores)
-    shared = ((scores.scores > tau) & exists).sum() / exists.sum().clamp(min=1)
-    metrics = {f"{name}_threshold": tau, f"{name}_threshold_fallback": fallback, f"{name}_shared_rate": shared}
+    above = (scores.scores > tau) & exists
+    metrics = {
+        f"{name}_threshold": tau,
+        f"{name}_threshold_fallback": fallback,
+        f"{name}_shared_rate": above.sum() / exists.sum().clamp(min=1),
+        f"{name}_empty_rate": (~above.any(1)).float().mean(),
+        f"{name}_separation": separation(scores),
+    }
     for sign, population in (("positive", scores.positive), ("negative", scores.negative)):
         metrics |= {f"{name}_{sign}_mean": population.mean, f"{name}_{sign}_std": population.std}
-    return evolutionary_mask(scores.scores, tau, rho), metrics
+    return evolutionary_mask(scores.scores, exists, tau, rho), metrics
 
 
 def split_teacher(pairs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
