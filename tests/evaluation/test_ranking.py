@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from conjoin.evaluation import best_ranks, rank_of_relevant
-from conjoin.evaluation.ranking import count_at_least, unit_rows
+from conjoin.evaluation.ranking import count_at_least, ranks_of_pairs, unit_rows
 
 
 def naive_rank(scores, relevant):
@@ -33,6 +33,21 @@ def test_rank_equals_a_naive_loop_with_many_ties():
     expected = [naive_rank(*row) for row in zip(scores, relevant, strict=True)]
     assert rank_of_relevant(scores, relevant).tolist() == expected
     assert rank_of_relevant(scores.astype(int), relevant).tolist() == expected
+
+
+@pytest.mark.parametrize("block_scores", [1, 40, 2**24])
+def test_ranks_of_pairs_equal_a_naive_loop(block_scores):
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (torch.randint(-1, 2, (count, 3), generator=generator).double() for count in (9, 14))
+    queries[:, 0] = candidates[:, 0] = 2.0
+    relevant = torch.rand(9, 14, generator=generator) < 0.2
+    relevant[:, 3] |= ~relevant.any(dim=1)
+    scores = unit_rows(queries) @ unit_rows(candidates).T
+    expected = [naive_rank(*row) for row in zip(scores.mul(1e9).round(), relevant, strict=True)]
+    pairs = relevant.nonzero()[torch.randperm(int(relevant.sum()), generator=generator)]
+    assert ranks_of_pairs(queries, candidates, pairs, block_scores).tolist() == expected
+    with pytest.raises(ValueError, match="have no relevant candidate"):
+        ranks_of_pairs(queries, candidates, pairs[pairs[:, 0] != 4], block_scores)
 
 
 def test_bad_scores():

@@ -115,6 +115,34 @@ def best_ranks(
     return torch.cat(ranks).cpu() if ranks else torch.empty(0, dtype=torch.long)
 
 
+def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_scores: int = BLOCK_SCORES) -> Tensor:
+    """`rank_of_relevant` by cosine similarity, where pairs name the right candidates, one block of queries at a time.
+
+    Args:
+        queries: `(N, D)`, normalised here.
+        candidates: `(M, D)`, normalised here.
+        pairs: `(P, 2)` int: the number of a query, and the number of a candidate that is right for it.
+        block_scores: Upper bound of the scores in memory at once.
+
+    Returns:
+        `(N,)` int64 ranks, from 1.
+
+    Raises:
+        ValueError: Widths differ, embeddings are not finite, or a query has no right candidate.
+    """
+    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
+    _check_sizes(q, c, torch.arange(len(q)), torch.arange(len(c)))
+    rows = max(1, block_scores // len(c))
+    ranks = []
+    for start in range(0, len(q), rows):
+        scores = q[start : start + rows] @ c.T
+        own = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + rows)]
+        relevant = torch.zeros_like(scores, dtype=torch.bool)
+        relevant[own[:, 0] - start, own[:, 1]] = True
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
+    return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.long)
+
+
 def count_at_least(
     queries: Tensor, thresholds: Tensor, blocks: Iterable[Array], block_scores: int = BLOCK_SCORES
 ) -> tuple[Tensor, int]:

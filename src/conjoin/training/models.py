@@ -91,7 +91,7 @@ def compose_mllm(arguments: ModelArguments) -> ModelAndProcessor:
         arguments.mllm,
         min_pixels=arguments.min_pixels,
         max_pixels=arguments.max_pixels,
-        max_length=arguments.max_text_length,
+        max_text_length=arguments.max_text_length,
         ret_token=None if model.config.readout == "last" else arguments.config.get("ret_token", "[RET]"),
         revision=arguments.config.get("revision"),
     )

@@ -32,7 +32,7 @@ class ModelArguments:
         image_size: Image side in pixels, for the `sample` tower only.
         min_pixels: Enlarge smaller images to this size, for an MLLM with dynamic resolution only.
         max_pixels: Shrink larger images to this size, likewise.
-        max_text_length: Maximum text length in tokens; for an MLLM, of the prompt with its images. None for the
+        max_text_length: Maximum length of a text in tokens; for an MLLM, with the instruction before it. None for the
             tokenizer's limit.
         freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if set in `config`, [RET].
         lora: Low-rank adapters on the towers, instead of full training.
