@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from conjoin import __version__
-from conjoin.data.pairs import undecoded
+from conjoin.data.image_columns import undecoded
 from conjoin.progress import progress
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.store import STORE, EmbeddingStore, read_contents, write_embeddings
