@@ -69,8 +69,8 @@ INDEX_KINDS = ("exact", "flat", "hnsw", "ivfpq")
 """What `conjoin.retrieval.INDEX_KINDS` holds, known without importing it."""
 
 DATA_HELP = (
-    "a folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset on the "
-    'Hub, or "emoji", the embedded sample'
+    "a folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset "
+    'on the Hub, or "emoji", the embedded sample'
 )
 MODEL_HELP = (
     "folder or Hub name of a model: of this package, of sentence-transformers, or a text encoder, vision transformer "
