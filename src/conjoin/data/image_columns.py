@@ -1,10 +1,11 @@
 """Columns of images of a dataset: one per row or several, undecoded."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import datasets
+import pyarrow
 import pyarrow.compute
 
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
@@ -21,6 +22,13 @@ def undecoded(dataset: Source) -> Source:
         elif isinstance(element_of(feature), datasets.Image):
             dataset = dataset.cast_column(name, datasets.List(IMAGE))
     return dataset
+
+
+def strings(columns: Mapping[str, Sequence[Any]], several: bool = False) -> datasets.Dataset:
+    """Make a dataset of strings or nulls, or with `several` of lists of strings; its columns may be all null."""
+    kind = pyarrow.list_(pyarrow.string()) if several else pyarrow.string()
+    arrays = {name: pyarrow.array(values, kind) for name, values in columns.items()}
+    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table(arrays)))
 
 
 def element_of(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`

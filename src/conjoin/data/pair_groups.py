@@ -2,14 +2,17 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import datasets
+
+from conjoin.data.image_columns import strings
 
 
 def number_pairs(ids: Iterable[str]) -> list[str]:
     """Number the pairs that share an id, from 0: `a`, `b#0`, `b#1`."""
     ids = list(ids)
+    if len(set(ids)) == len(ids):
+        return ids
     counts, seen = Counter(ids), Counter[str]()
     numbered = []
     for name in ids:
@@ -32,7 +35,7 @@ def group_rows(ids: Sequence[str], images: Sequence[Hashable], owners: Sequence[
 
 
 def join_pairs(
-    images: datasets.Dataset, owners: Sequence[int], columns: Mapping[str, Sequence[Any]], features: datasets.Features
+    images: datasets.Dataset, owners: Sequence[int], columns: Mapping[str, Sequence[str | None]]
 ) -> datasets.Dataset:
     """Join the columns of pairs with the images of their rows, which are read from where they lie, never repeated.
 
@@ -40,10 +43,9 @@ def join_pairs(
         images: The column `image` of N rows.
         owners: The row of each of M pairs.
         columns: Of the pairs, M values each.
-        features: Of `columns`.
     """
     if isinstance(owners, range):  # a pair for each row
-        return _beside(datasets.Dataset.from_dict(dict(columns), features=features), images)
+        return _beside(strings(columns), images)
     seen = Counter[int]()
     layers: list[datasets.Dataset] = []
     places = [0] * len(owners)
@@ -59,12 +61,12 @@ def join_pairs(
         chosen = images
         if 2 * len(rows) < len(images):
             chosen, rows = images.select(rows), range(len(rows))
-        cells: dict[str, list[Any]] = {name: [None] * len(chosen) for name in columns}
+        cells: dict[str, list[str | None]] = {name: [None] * len(chosen) for name in columns}
         for pair, row in zip(pairs, rows, strict=True):
             places[pair] = start + row
             for name, values in columns.items():
                 cells[name][row] = values[pair]
-        layers.append(_beside(datasets.Dataset.from_dict(cells, features=features), chosen))
+        layers.append(_beside(strings(cells), chosen))
         start += len(chosen)
     return datasets.concatenate_datasets(layers).select(places)
 

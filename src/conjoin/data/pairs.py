@@ -7,7 +7,7 @@ from typing import Any, Literal
 import datasets
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.image_columns import IMAGE, element_of, is_text, missing_images, undecoded
+from conjoin.data.image_columns import IMAGE, element_of, is_text, missing_images, strings, undecoded
 from conjoin.data.pair_columns import COMMON_COLUMNS as COMMON_COLUMNS, PairColumns, choose_columns
 from conjoin.data.pair_groups import group_rows, join_pairs, number_pairs
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
@@ -162,11 +162,7 @@ class _RowReader:
             pairs["group"] = [groups[row] for row in owners]
         if self.keep:
             pairs["problem"] = [checks.problems.get(row) for row in owners]
-        features = datasets.Features({name: datasets.Value("string") for name in pairs})
-        if images is None:
-            joined = datasets.Dataset.from_dict(pairs, features=features)
-        else:
-            joined = join_pairs(images, owners, pairs, features)
+        joined = strings(pairs) if images is None else join_pairs(images, owners, pairs)
         return joined.select_columns([name for name in PAIR_COLUMNS if name in joined.column_names])
 
     def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
@@ -274,8 +270,7 @@ class _RowReader:
         target = IMAGE if element is None else datasets.List(IMAGE)
         if is_text(kind):
             paths = {"image": checks.run(self._image, dataset[column][:])}
-            features = datasets.Features({"image": dataset.features[column]})
-            return datasets.Dataset.from_dict(paths, features=features).cast_column("image", target)
+            return strings(paths, several=element is not None).cast_column("image", target)
         if not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
             raise ValueError(
                 f"column {column!r} holds {dataset.features[column]}; expected images, image bytes, paths or URLs"
