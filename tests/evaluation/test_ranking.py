@@ -112,3 +112,14 @@ def test_counting_a_stream_equals_counting_at_once():
     assert total == 101
     with pytest.raises(ValueError, match="distractor block 1 has width 5"):
         count_at_least(queries, thresholds, [stream, torch.ones(1, 5)])
+
+
+def test_a_second_label_makes_candidates_relevant_too():
+    queries = torch.eye(3)
+    candidates = torch.tensor([[0.6, 0.8, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.9, 0.0, 0.1]])
+    labels = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3])
+    texts = torch.tensor([7, 8, 9]), torch.tensor([7, 8, 9, 7])
+    assert best_ranks(queries, candidates, *labels).tolist() == [3, 4, 1]
+    for block_scores in (1, 2**24):
+        found = best_ranks(queries, candidates, *labels, texts=texts, block_scores=block_scores)
+        assert found.tolist() == [2, 4, 1]

@@ -59,7 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     for old, new in (("--metric", "--miner"), ("--metrics", "--miners")):
         parser.add_argument(old, action=RenamedOption, new=new)
-    reading = add_data_options(parser, COLUMN_OPTIONS)
+    reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
     add_storing_options(parser, shard_size={"help": "rows per file, and rows searched at once (default: %(default)s)"})
     computing = add_compute_options(parser)

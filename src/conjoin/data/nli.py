@@ -6,8 +6,8 @@ from typing import Any
 
 import datasets
 
+from conjoin.data.pair_columns import unknown_column
 from conjoin.data.pair_sources import open_source
-from conjoin.data.pairs import unknown_column
 from conjoin.processing.item_inputs import check_text
 
 NLI_COLUMNS = {"query": "sent0", "positive": "sent1", "negative": "hard_neg"}

@@ -8,8 +8,10 @@ from typing import Any
 import datasets
 
 from conjoin.data.json_lines import JsonLines
+from conjoin.data.pair_columns import unknown_column
 from conjoin.data.pair_sources import open_table
-from conjoin.data.pairs import check_ids, resolve_image_path, unknown_column
+from conjoin.data.pairs import resolve_image_path
+from conjoin.data.row_checks import check_ids
 from conjoin.processing.item_inputs import check_text
 
 TRIPLET_ROLES = ("query", "positive", "negative", "variant")

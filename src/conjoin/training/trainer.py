@@ -21,8 +21,10 @@ from transformers import (
 
 from conjoin.data import EpochRows, PairCollator
 from conjoin.evaluation import best_ranks
+from conjoin.evaluation.ranking import integer_labels
 from conjoin.hub import export
 from conjoin.training.config import RetrievalConfig
+from conjoin.training.features import CachedFeatures
 from conjoin.training.gradient_cache import average_gradients, cached_backward
 from conjoin.training.lora import merge_lora
 from conjoin.training.objective import Objective, total_loss
@@ -162,6 +164,8 @@ class RetrievalTrainer(Trainer):
     ) -> dict[str, float]:
         """Measure hit rates between image and text over the whole evaluation set; ties count as misses.
 
+        Rows of one group, and rows of the same text, are right answers for one another.
+
         Returns:
             `{prefix}_{query}_to_{candidate}_hit_rate@{k}` in both directions, and `{prefix}_mean_hit_rate@{k}`.
         """
@@ -169,7 +173,7 @@ class RetrievalTrainer(Trainer):
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
         embeddings, labels = self._embed_dataset(dataset)
-        ranks = self._rank(embeddings, labels)
+        ranks = self._rank(embeddings, labels, _text_labels(dataset))
         metrics: dict[str, float] = {}
         for k in self.args.eval_ks:
             hits = {name: (found <= k).float().mean().item() for name, found in ranks.items()}
@@ -179,10 +183,11 @@ class RetrievalTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Return the rank `(N,)` of every row's best match, by direction."""
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, texts: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the rank `(N,)` of every row's best match, by direction; rows of equal `texts` `(N,)` match, too."""
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
-        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels) for a, b in pairs}
+        same = None if texts is None else (texts, texts)
+        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}
 
     @torch.no_grad()
     def _embed_dataset(self, dataset: Dataset[Any] | datasets.Dataset) -> tuple[dict[str, Tensor], Tensor]:
@@ -240,3 +245,12 @@ class RetrievalTrainer(Trainer):
 
     def _mean(self, value: Tensor) -> float:
         return self.accelerator.gather(value.detach().float().reshape(1)).mean().item()
+
+
+def _text_labels(dataset: Any) -> Tensor | None:  # noqa: ANN401 - any rows
+    """Return a label `(N,)` of each row's text, equal for equal texts; None if rows have no texts or hide them."""
+    if isinstance(dataset, CachedFeatures):
+        return dataset.texts
+    if not isinstance(dataset, datasets.Dataset) or "text" not in dataset.column_names:
+        return None
+    return integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]
