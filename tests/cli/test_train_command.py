@@ -90,7 +90,7 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--training.temperature=true"], "training: temperature is True; expected float"),
         (["--data.split=null"], "data: split is None; expected str"),
         (["--training.per_device_train_batch_size=64"], "a batch of 64 rows"),
-        (["--resume"], "No valid checkpoint found in output directory"),
+        (["--resume"], "no checkpoint to resume from in"),
     ],
 )
 def test_a_mistake_is_one_line(recipe, capsys, words, message):

@@ -110,7 +110,7 @@ def _train(
     overrides |= parse_overrides(args.overrides)
     if args.recipe in DEMOS:
         return DEMOS[args.recipe].train(out, overrides, _say)
-    return train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides)), lambda results: None
+    return train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides), overwrite=True), lambda results: None
 
 
 def _say(text: str) -> None:

@@ -18,7 +18,9 @@ from .fingerprints import (
 from .folder import (
     FolderWriter as FolderWriter,
     StoredFolder as StoredFolder,
+    check_place as check_place,
     is_current as is_current,
+    lock_folder as lock_folder,
     read_folder as read_folder,
     replace_folder as replace_folder,
 )
@@ -31,3 +33,4 @@ from .manifest import (
     recorded_rows as recorded_rows,
 )
 from .row_shards import NAMES as NAMES, RowShards as RowShards
+from .sealed import check_sealed as check_sealed, seal_folder as seal_folder
