@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -274,15 +275,19 @@ def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
     """Refuse to write into a folder that holds something else.
 
     Args:
-        folder: Absent, empty, or with a manifest, which is checked when it is read.
+        folder: Absent, empty, or with a manifest.
         kind: What is to be written.
         own: Pattern of the names of files that an interrupted writer leaves before the manifest.
 
     Raises:
-        ValueError: It has other files; the message names one.
+        ValueError: It has other files (the message names one), or a manifest of another kind or version.
     """
     folder = Path(folder)
-    if not folder.is_dir() or (folder / MANIFEST).exists():
+    if not folder.is_dir():
+        return
+    if (folder / MANIFEST).exists():
+        with suppress(DamagedError):  # its writer decides
+            read_manifest(folder, kind)
         return
     for name in sorted(path.name for path in folder.iterdir()):
         if not name.startswith(".") and not name.endswith(TEMPORARY) and not re.fullmatch(own, name):
