@@ -1,6 +1,7 @@
 """`conjoin train`: from a recipe to a folder that loads, on one process and on two."""
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -138,14 +139,15 @@ def test_a_signal_saves_a_checkpoint_that_resumes(recipe, tmp_path, capsys, monk
         "--training.eval_strategy=epoch",
     ]
     words += ["--data.eval_split=train", f"--training.per_device_train_batch_size={4 if step == 3 else 8}"]
-    words += ["--training.max_steps=5"]
+    words += ["--training.max_steps=5", f"--training.dataloader_num_workers={int(number == signal.SIGINT)}"]
     assert main([*words, f"--training.output_dir={tmp_path / 'whole'}"]) == 0
     plain, steps = RetrievalTrainer.training_step, []
 
     def interrupted(self, *arguments):
         steps.append(1)
         if len(steps) == step:
-            os.kill(os.getpid(), number)
+            for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+                os.kill(process.pid, signal.SIGINT if process.name != "MainProcess" else number)  # as from a terminal
         return plain(self, *arguments)
 
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

@@ -26,6 +26,7 @@ class Interruption(TrainerCallback):
 
     def __init__(self) -> None:
         self._requested = self._stopping = False
+        self._process = os.getpid()
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -40,6 +41,10 @@ class Interruption(TrainerCallback):
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker of the data loader, which inherits the handlers
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return  # Ctrl-C reaches workers too; the step still needs their rows
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
