@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
+from conjoin.storage import flush
+
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
 
@@ -46,6 +48,8 @@ def export(
             part.save_pretrained(staging)
         _drop_local_paths(staging / "config.json")
         add_sentence_transformers_files(staging, prompts)
+        for file in staging.rglob("*.*"):
+            flush(file)
         _move_files(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

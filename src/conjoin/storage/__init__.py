@@ -1,6 +1,6 @@
 """What every resumable folder needs: atomic writes, files with checksums under a manifest, and fingerprints."""
 
-from .atomic import atomic_path as atomic_path, write_text as write_text
+from .atomic import atomic_path as atomic_path, flush as flush, write_text as write_text
 from .checksum_file import check_checksum as check_checksum, write_with_checksum as write_with_checksum
 from .fingerprints import (
     content_digest as content_digest,
