@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import MODEL_HELP, add_compute_options, make_encoder
+from .options import MODEL_HELP, add_compute_options, check_out, make_encoder
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Benchmark
@@ -30,6 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     args, benchmark = parse(args.overrides, args)
+    out = check_out(args.out)
     if args.data is not None and benchmark.reads_data != "source" and not Path(args.data).exists():
         raise FileNotFoundError(f"no such file or folder: {args.data!r}")
 
@@ -38,7 +39,6 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.evaluation import format_results, render_report
 
     encoder = make_encoder(args, args.model)
-    out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     results = benchmark.run(encoder, args, out)
     results.model |= {"name": encoder.name, "fingerprint": encoder.fingerprint}

@@ -11,6 +11,7 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_storing_options,
+    check_out,
     encoder_loader,
     load_rows,
 )
@@ -74,6 +75,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    check_out(args.out)
     from conjoin.ops import choose_device
     from conjoin.retrieval import mine_hard_negatives, plan_mining
     from conjoin.retrieval.mining.miners import check_miners, needed_parts

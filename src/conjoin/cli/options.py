@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ _STORING: dict[str, dict[str, Any]] = {
         "default": "float32",
         "help": "type of the stored numbers; 16 bits halve the space and round (default: %(default)s)",
     },
+}
+_HELD = {
+    "config.json": "a model",
+    "modules.json": "a model",
+    "adapter_config.json": "the adapters of a model",
+    "manifest.json": "a store, an index or a cache",
 }
 _OPTIONS = _DATA | _COMPUTE | _STORING
 
@@ -179,6 +186,25 @@ def check_counts(args: argparse.Namespace, **least: int) -> None:
         if vars(args)[name] < number:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} must be at least {number}, got {vars(args)[name]}")
+
+
+def check_out(out: str) -> Path:
+    """Refuse an output folder that holds a model, or the files of another command; other files may lie there.
+
+    Args:
+        out: The folder; it need not exist.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ValueError: The message names what it holds.
+    """
+    folder = Path(out)
+    for name, held in _HELD.items():
+        if (folder / name).exists():
+            raise ValueError(f"--out {out!r} holds {held} ({name}); choose another folder")
+    return folder
 
 
 class RenamedOption(argparse.Action):

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import datasets
@@ -18,6 +19,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 
 from conjoin.data import EpochRows, PairCollator
 from conjoin.evaluation import best_ranks
@@ -28,6 +30,7 @@ from conjoin.training.features import CachedFeatures
 from conjoin.training.gradient_cache import average_gradients, cached_backward
 from conjoin.training.lora import merge_lora
 from conjoin.training.objective import Objective, total_loss
+from conjoin.training.run_folder import UNFINISHED, publish, remove_old, remove_unfinished, saving
 
 
 class EpochCallback(TrainerCallback):
@@ -100,6 +103,7 @@ class RetrievalTrainer(Trainer):
         self.objective = model
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
+        self._unfinished: Path | None = None
         super().__init__(
             model=model,
             args=args,
@@ -230,6 +234,32 @@ class RetrievalTrainer(Trainer):
             model.save_pretrained(folder)  # a class without an auto class
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
+
+    def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401 - a trial of a hyperparameter search
+        """Return the folder of the checkpoints; while one is written, a folder aside."""
+        return super()._get_output_dir(trial) if self._unfinished is None else str(self._unfinished)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ANN401
+        """Write a checkpoint aside, and move it to its place when all processes have written their part."""
+        folder, name = Path(self._get_output_dir(trial)), f"checkpoint-{self.state.global_step}"
+        written, place = folder / UNFINISHED / name, folder / name
+        if self.args.should_save:
+            remove_unfinished(folder)
+        self.accelerator.wait_for_everyone()
+        self._unfinished = written.parent
+        try:
+            with saving(name, folder):
+                super()._save_checkpoint(model, trial)
+                if self.state.best_model_checkpoint == str(written):
+                    self.state.best_model_checkpoint = str(place)
+                    if self.args.should_save:
+                        self.state.save_to_json(str(written / TRAINER_STATE_NAME))
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    publish(written, place)
+                    remove_old(folder, self.args.save_total_limit, self.state.best_model_checkpoint)
+        finally:
+            self._unfinished = None
 
     def _record(self, terms: dict[str, Tensor]) -> None:
         for name, term in terms.items():

@@ -21,6 +21,7 @@ from conjoin.methods.solar.masking.evolutionary import evolutionary_mask, mask_s
 from conjoin.methods.solar.masking.threshold import Threshold, qda_threshold
 from conjoin.methods.solar.targets import TeacherTargets, TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
+from conjoin.storage import atomic_path
 from conjoin.training import Objective, RetrievalTrainer, TemperatureConfig
 
 HEADS_FILE = "projection_heads.safetensors"
@@ -251,11 +252,14 @@ class SolarStage1Trainer(RetrievalTrainer):
         super().__init__(SolarStage1Objective(model, args, teacher), args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the encoder and the projection heads to one folder."""
-        super().save_model(output_dir, _internal_call=_internal_call)
+        """Write the encoder and the projection heads to one folder, the encoder's weights last."""
         if not _internal_call and self.args.should_save and self.objective.heads is not None:
             heads = {name: value.contiguous() for name, value in self.objective.heads.state_dict().items()}
-            save_file(heads, str(Path(str(output_dir or self.args.output_dir)) / HEADS_FILE))
+            folder = Path(str(output_dir or self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic_path(folder / HEADS_FILE) as path:
+                save_file(heads, str(path))
+        super().save_model(output_dir, _internal_call=_internal_call)
 
 
 def threshold_of(scores: LocalScores) -> Threshold:
