@@ -151,7 +151,9 @@ def objectives(model: JointEncoderModel, inputs: dict[str, Tensor], args: argpar
         return objective
 
     def stage2(mined: int, constructed: bool = True) -> SolarStage2Objective:
-        config = SolarStage2Config(mined_per_anchor=mined, constructed_negatives=constructed, **common)
+        config = SolarStage2Config(
+            mined_per_anchor=mined, constructed_negatives=constructed, min_separation=0.0, **common
+        )
         return SolarStage2Objective(student("vl_encoder"), config)
 
     batch = {"pairs": inputs}

@@ -143,9 +143,11 @@ class StockForward:
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Embeddings `(N, D)`."""
-        mask = batch["attention_mask"]
-        mask = mask[:, : int(mask.sum(1).max())]  # the endings of other views follow it
-        ids = batch["input_ids"][:, : mask.shape[1]]
+        rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+        prompts = [row[kept] for row, kept in rows]  # without the tokens of other views
+        ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=ids.device)
+        mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         inputs = {"input_ids": ids, "attention_mask": mask}
         if "pixel_values" in batch:
             inputs["pixel_values"] = batch["pixel_values"].flatten(0, 1).to(self.model.dtype)

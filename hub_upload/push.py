@@ -9,17 +9,31 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
+from transformers.dynamic_module_utils import get_relative_import_files
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "model_cards"
 NEEDED = ("config.json", "modules.json", "processor_config.json")
-LEFT_OUT = ("README.md", "training_args.bin")
+BELONGS = (
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+    "projection_heads.safetensors",  # of SOLAR's first stage
+    *("config.json", "generation_config.json"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("LICENSE", "NOTICE"),
+)
+"""What is pushed as it is; besides these the code that the configurations name, `recipe.json` and the card."""
+CODE_OWNERS = ("config.json", "processor_config.json", "tokenizer_config.json", "preprocessor_config.json")
 SETTINGS = ("per_device_train_batch_size", "learning_rate", "temperature", "learn_temperature", "seed")
 
 
@@ -31,10 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         validate_repo_id(arguments.repo_id)
         results = None if arguments.results is None else read_json(arguments.results)
         card = render_card(arguments.folder, arguments.repo_id, arguments.license, results)
+        files = choose_files(arguments.folder)
+        report_files(arguments.folder, files)
         if arguments.dry_run:
             print(card)
             return 0
-        print(f"pushed to {push(arguments, card)}")
+        print(f"pushed to {push(arguments, files, card)}")
     except (ValueError, OSError, HTTPError) as error:
         print(f"push: {_explain(error)}", file=sys.stderr)
         return 2
@@ -65,7 +81,7 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {str(folder)!r}")
     absent = [name for name in NEEDED if not (folder / name).is_file()]
-    if not list(folder.glob("*.safetensors")):
+    if not list(folder.glob("model*.safetensors")):
         absent.append("*.safetensors")
     if absent:
         raise FileNotFoundError(f"{str(folder)!r} lacks {', '.join(absent)}: was it written by `conjoin train`?")
@@ -118,18 +134,52 @@ def render_card(folder: Path, repo_id: str, license: str | None = None, results:
     )
 
 
-def push(arguments: argparse.Namespace, card: str) -> str:
+def choose_files(folder: Path) -> list[Path]:
+    """Return the files that belong to a model: those of `BELONGS`, its code, and the recipe.
+
+    Raises:
+        ValueError: One of them is a symbolic link, so what it points to would be published.
+    """
+    code = {name for owner in CODE_OWNERS if (folder / owner).is_file() for name in _code_files(folder / owner)}
+    chosen = []
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()):
+        name = path.relative_to(folder).as_posix()
+        if name not in code | {"recipe.json"} and not any(fnmatchcase(name, pattern) for pattern in BELONGS):
+            continue
+        if path.resolve() != folder.resolve() / name or not path.is_file():
+            raise ValueError(
+                f"{str(path)!r} is a symbolic link or no file; push takes real files: copy its target here"
+            )
+        chosen.append(path)
+    return chosen
+
+
+def report_files(folder: Path, files: list[Path]) -> None:
+    """Print what is pushed and what is left out."""
+    kept = [path.relative_to(folder).as_posix() for path in files]
+    top = {name.partition("/")[0] for name in kept}
+    left_out = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name not in top)
+    print(f"files: {', '.join([*kept, 'README.md, made from the folder'])}", file=sys.stderr)
+    print(f"left out: {', '.join(left_out) or 'nothing'}", file=sys.stderr)
+
+
+def push(arguments: argparse.Namespace, files: list[Path], card: str) -> str:
     """Create the repository and the branch if needed, commit the files and the card; return the URL of the commit.
 
-    The folder does not change. Checkpoints, other sub-folders, hidden files and the folder's README.md are not pushed.
+    The folder does not change. The recipe is pushed with local paths shortened to their last part.
     """
     api = HfApi()
     api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
     if arguments.revision is not None:
         api.create_branch(arguments.repo_id, branch=arguments.revision, exist_ok=True)
-    files = [path for path in sorted(arguments.folder.iterdir()) if path.is_file()]
-    kept = [path for path in files if path.name not in LEFT_OUT and not path.name.startswith(".")]
-    operations = [CommitOperationAdd(path.name, path) for path in kept]
+    operations = [
+        CommitOperationAdd(path.relative_to(arguments.folder).as_posix(), path)
+        for path in files
+        if path.name != "recipe.json"
+    ]
+    if any(path.name == "recipe.json" for path in files):
+        recipe = json.dumps(_without_paths(read_json(arguments.folder / "recipe.json")), indent=2) + "\n"
+        operations.append(CommitOperationAdd("recipe.json", recipe.encode()))
     operations.append(CommitOperationAdd("README.md", card.encode()))
     commit = api.create_commit(
         arguments.repo_id, operations, commit_message=arguments.message, revision=arguments.revision
@@ -140,7 +190,7 @@ def push(arguments: argparse.Namespace, card: str) -> str:
 def count_parameters(folder: Path) -> int:
     """Number of stored parameters, read from the headers of the weight files."""
     total = 0
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(str(path), "numpy") as file:
             for name in file.keys():
                 size = 1
@@ -189,6 +239,28 @@ def _public(source: str | list[str]) -> str:
 
 def _is_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists()
+
+
+def _without_paths(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Shorten every absolute path in a JSON value to its last part."""
+    if isinstance(value, dict):
+        return {key: _without_paths(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(part) for part in value]
+    if isinstance(value, str) and (value.startswith("~") or PurePosixPath(value).is_absolute()):
+        return PurePosixPath(value).name
+    if isinstance(value, str) and PureWindowsPath(value).is_absolute():
+        return PureWindowsPath(value).name
+    return value
+
+
+def _code_files(owner: Path) -> set[str]:
+    """Return the names of the files with the classes of a configuration's `auto_map`, and of those they import."""
+    entries = (read_json(owner).get("auto_map") or {}).values()
+    references = [part for entry in entries for part in (entry if isinstance(entry, list) else [entry]) if part]
+    modules = [owner.with_name(f"{part.rpartition('--')[2].rpartition('.')[0]}.py") for part in references]
+    found = [file for module in modules if module.is_file() for file in (module, *get_relative_import_files(module))]
+    return {Path(file).name for file in found}
 
 
 def _length(training: dict[str, Any]) -> dict[str, Any]:

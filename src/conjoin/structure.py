@@ -8,6 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 PLAIN = {str, int, float, bool, types.NoneType}
+SYNONYMS = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "bs": "per_device_train_batch_size",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "wd": "weight_decay",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "output": "output_dir",
+    "out": "output_dir",
+    "rank": "r",
+}
+"""Names that users know from elsewhere, and the keys here."""
+LISTED = 20
+"""How many keys an error lists at most."""
 
 
 def build(kind: Any, value: Any, where: str, sections: Mapping[str, type[Any]] | None = None) -> Any:  # noqa: ANN401
@@ -48,17 +64,30 @@ def _build_dataclass(kind: Any, value: Any, where: str, sections: Mapping[str, t
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is a section with keys of its own, got {value!r:.80}")
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    hints = typing.get_type_hints(kind) | dict(sections)
     for key in value:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {sorted(fields)}"
-            raise ValueError(f"{where}: unknown key {key!r}; {hint}")
+            known = {name: hints[name] for name in fields}
+            raise ValueError(f"{where}: unknown key {key!r}; {_suggest(str(key), known)}")
     unset = dataclasses.MISSING
     missing = [n for n, f in fields.items() if n not in value and f.default is unset and f.default_factory is unset]
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}")
-    hints = typing.get_type_hints(kind) | dict(sections)
     return kind(**{key: build(hints[key], entry, f"{where}: {key}") for key, entry in value.items()})
+
+
+def _suggest(key: str, hints: Mapping[str, Any]) -> str:
+    """Name the keys that are like an unknown one, also those of sections; if there are none, list the keys."""
+    places = {name: name for name in hints}
+    for section, hint in hints.items():
+        for option in typing.get_args(hint) or (hint,):
+            fields = dataclasses.fields(option) if dataclasses.is_dataclass(option) else ()
+            places = {field.name: f"{section}.{field.name}" for field in fields if field.init} | places
+    near = difflib.get_close_matches(SYNONYMS.get(key, key), places, n=1)
+    near = near or sorted(name for name in places if key in name.split("_"))[:5]
+    if near:
+        return f"did you mean {' or '.join(repr(places[name]) for name in near)}?"
+    return f"expected one of {sorted(hints)}" if len(hints) <= LISTED else f"none of the {len(hints)} keys is like it"
 
 
 def _fits(value: Any, options: tuple[Any, ...]) -> bool:  # noqa: ANN401

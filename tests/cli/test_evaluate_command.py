@@ -92,6 +92,28 @@ def test_symmetric(model, tmp_path, capsys):
         assert pool() == 10
 
 
+def test_pairs(model, tmp_path, capsys):
+    lines = []
+    for number, colour in enumerate(("red", "green", "blue")):
+        Image.new("RGB", (20, 20), colour).save(tmp_path / f"{colour}.png")
+        lines += [f"{number}a,{colour}.png,{colour}", f"{number}b,{colour}.png,a {colour} thing"]
+    path = tmp_path / "captions.csv"
+    path.write_text("\n".join(["key,photo,words", *lines]))
+    out = tmp_path / "out"
+    command = ["evaluate", model, "--benchmark", "pairs", "--data", str(path), "--out", str(out), "--quiet"]
+    assert main(command) == 2
+    assert "found no image column" in capsys.readouterr().err
+    assert main([*command, "--image-column", "photo", "--text-column", "words"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"text → image, R@5 \(6 queries\) +100\.0", printed) and "image → text " in printed
+    results = json.loads((out / "results.json").read_text())
+    counts = {"pairs": 6, "images": 3, "texts": 6, "source": str(path), "split": "train"}
+    assert (results["title"], results["dataset"]) == ("captions", counts)
+    assert "MRR@10" in (out / "report.html").read_text()
+    assert main([*command[:4], "--out", str(out)]) == 2
+    assert "--benchmark pairs needs --data" in capsys.readouterr().err
+
+
 def test_emoji(model, tmp_path, monkeypatch, capsys):
     few = functools.partial(EmojiSample, limit=24, cache_dir=str(tmp_path / "cache"))
     monkeypatch.setattr(sample, "EmojiSample", few)
@@ -122,7 +144,7 @@ def test_help_lists_the_benchmarks_and_the_options_of_one(capsys):
         return capsys.readouterr().out
 
     text = shown("--help")
-    assert all(f"  {name} " in text for name in ("emoji", "mbeir", "symmetric")) and "--cells" not in text
+    assert all(f"  {name} " in text for name in ("emoji", "mbeir", "pairs", "symmetric")) and "--cells" not in text
     text = shown("--benchmark", "mbeir", "--help")
     assert "--cells" in text and "--batch-size" in text and "--query-style" not in text
 

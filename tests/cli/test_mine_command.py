@@ -114,6 +114,26 @@ def test_rows_need_only_what_the_metrics_look_at(model, data, tmp_path, query, c
     assert all(len(negatives) == 2 for negatives in load_mined(tmp_path / "out").values())
 
 
+def test_rows_of_a_group_are_no_negatives(model, data, tmp_path):
+    lines = [f"{colour},{data}/{colour}.png,{number // 3}" for number, colour in enumerate(COLOURS)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,image,product", *lines]))
+    arguments = [
+        "mine",
+        str(tmp_path / "a.csv"),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--quiet",
+        "-k",
+        "5",
+    ]
+    arguments += ["--group-column", "product", "--duplicate-above", "1.1"]
+    assert main([*arguments, "--miner", "one", str(model), "image", "image"]) == 0
+    mined = load_mined(tmp_path / "out")
+    assert {*mined["red"]} == {*mined["blue"]} == {*COLOURS[3:]} and {*mined["white"]} == {*COLOURS[:3]}
+
+
 def test_a_part_that_a_metric_looks_at_must_be_there(model, data, tmp_path, capsys):
     (tmp_path / "images.csv").write_text(f"id,image\nred,{data}/red.png\n")
     metrics = ["--miner", "one", str(model), "image", "image", "--miner", "two", str(model), "text", "text"]

@@ -10,6 +10,7 @@ import torch
 
 import conjoin.cli
 from conjoin.cli import encode, mine, options, search, teacher_cache
+from conjoin.cli.main import main
 from conjoin.retrieval import INDEX_KINDS, ItemEncoder
 
 MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))
@@ -69,6 +70,24 @@ def test_encoders_are_loaded_by_the_options(tiny_checkpoints):
 
 def test_the_parser_knows_every_kind_of_index():
     assert set(options.INDEX_KINDS) == set(INDEX_KINDS)
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json", "manifest.json"])
+def test_an_output_folder_that_holds_something_is_refused(tmp_path, name, capsys):
+    assert options.check_out(str(tmp_path)) == options.check_out(f"{tmp_path}/") == tmp_path
+    (tmp_path / "notes.txt").write_text("x")
+    options.check_out(str(tmp_path))
+    (tmp_path / name).write_text("{}")
+    commands = (
+        ["mine", "emoji", "--miner", "a", "m", "text", "text"],
+        ["evaluate", "m", "--benchmark", "emoji"],
+        ["explain", "m", "--image", "a.png", "--text", "x"],
+        ["analyze", "m", "emoji"],
+        ["demo"],
+    )
+    for words in commands:
+        assert main([*words, "--out", str(tmp_path)]) == 2
+        assert f"({name}); choose another folder" in capsys.readouterr().err
 
 
 def test_small_counts_are_refused():

@@ -108,6 +108,26 @@ def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, 
         assert (tmp_path / "b" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize("streaming", [[], ["--streaming"]])
+def test_encode_leaves_out_what_cannot_be_used(model, data, tmp_path, capsys, streaming):
+    lines = [f"{data}/{colour}.png,{colour}" for colour in COLOURS]
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "a.csv").write_text("\n".join(["image,sku", *lines[:3], "broken.jpg,x", *lines[3:], "gone.png,y"]))
+    arguments = ["encode", model, tmp_path / "a.csv", "--only", "image", "--out", tmp_path / "store", "--quiet"]
+    arguments += ["--shard-size", 3, *streaming]
+    with pytest.raises((ValueError, FileNotFoundError), match=r"broken\.jpg|gone\.png"):
+        conjoin(*arguments)
+    conjoin(*arguments, "--on-error", "skip")
+    assert (
+        f"left out 2 rows that cannot be used: {tmp_path / 'store' / 'left_out.jsonl'}\n7 vec"
+        in capsys.readouterr().out
+    )
+    store = EmbeddingStore.open(tmp_path / "store")
+    assert store.ids == list(COLOURS)
+    assert [(row.row, row.id) for row in store.left_out] == [(3, "x"), (8, "y")]
+    assert "gone.png': no such file" in store.left_out[1].reason
+
+
 def test_encode_images_that_have_no_captions(model, data, built, tmp_path):
     for colour in COLOURS:
         (tmp_path / f"{colour}.png").write_bytes((data / f"{colour}.png").read_bytes())

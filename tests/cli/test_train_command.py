@@ -1,16 +1,20 @@
 """`conjoin train`: from a recipe to a folder that loads, on one process and on two."""
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
-from conjoin.training import RetrievalConfig
+from conjoin.storage import lock_folder
+from conjoin.training import RetrievalConfig, RetrievalTrainer, recipe_folder
 
 
 @pytest.fixture
@@ -81,6 +85,12 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
     ("words", "message"),
     [
         (["--training.lerning_rate", "1"], "unknown key 'lerning_rate'; did you mean 'learning_rate'?"),
+        (["--training.lr", "1"], "unknown key 'lr'; did you mean 'learning_rate'?"),
+        (["--lr", "1"], "unknown key 'lr'; did you mean 'training.learning_rate'?"),
+        (["--training.batch_size=4"], "did you mean 'per_device_train_batch_size'?"),
+        (["--training.epochs=4"], "did you mean 'num_train_epochs'?"),
+        (["--training.zzz=4"], "unknown key 'zzz'; none of the 1"),
+        (["--model.vision=runs/absent/model"], "model.vision: cannot load the model 'runs/absent/model': there is no"),
         (["--training.learning_rate"], "--training.learning_rate needs a value"),
         (["--model.architecture=clap"], "unknown architecture 'clap'; expected one of"),
         (["--model.vision=null"], "name both towers (vision, text) or a checkpoint"),
@@ -90,7 +100,7 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--training.temperature=true"], "training: temperature is True; expected float"),
         (["--data.split=null"], "data: split is None; expected str"),
         (["--training.per_device_train_batch_size=64"], "a batch of 64 rows"),
-        (["--resume"], "No valid checkpoint found in output directory"),
+        (["--resume"], "no checkpoint to resume from in"),
     ],
 )
 def test_a_mistake_is_one_line(recipe, capsys, words, message):
@@ -98,6 +108,102 @@ def test_a_mistake_is_one_line(recipe, capsys, words, message):
     error = capsys.readouterr().err
     assert message in error.splitlines()[-1] and error.splitlines()[-1].startswith("conjoin: ")
     assert "Traceback" not in error
+
+
+def test_a_missing_recipe_lists_those_there_are(tmp_path, capsys):
+    wanted = os.path.relpath(recipe_folder() / "gcl/sampel.yaml")
+    assert main(["train", wanted]) == 2
+    said = capsys.readouterr().err
+    assert f"did you mean {wanted.replace('sampel', 'sample')!r}?" in said and "clip_base.yaml" in said
+    assert "accelerate" not in said
+
+
+def test_a_batch_larger_than_the_data_is_found_before_features(recipe, capsys, monkeypatch):
+    monkeypatch.setattr("conjoin.training.run.cache_run_features", None)
+    assert main(["train", str(recipe), "--features.copies=1", "--training.per_device_train_batch_size=64"]) == 2
+    assert "a batch of 64 rows" in capsys.readouterr().err
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 2)])
+def test_a_signal_saves_a_checkpoint_that_resumes(recipe, tmp_path, capsys, monkeypatch, number, step):
+    """Within an epoch (step 3 of 4), with evaluation and no checkpoints of its own; step 2 ends an epoch."""
+    words = [
+        "train",
+        str(recipe),
+        "--training.save_strategy=no",
+        "--model.lora=null",
+        "--training.eval_strategy=epoch",
+    ]
+    words += ["--data.eval_split=train", f"--training.per_device_train_batch_size={4 if step == 3 else 8}"]
+    words += ["--training.max_steps=5", f"--training.dataloader_num_workers={int(number == signal.SIGINT)}"]
+    assert main([*words, f"--training.output_dir={tmp_path / 'whole'}"]) == 0
+    plain, steps = RetrievalTrainer.training_step, []
+
+    def interrupted(self, *arguments):
+        steps.append(1)
+        if len(steps) == step:
+            for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+                os.kill(process.pid, signal.SIGINT if process.name != "MainProcess" else number)  # as from a terminal
+        return plain(self, *arguments)
+
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(RetrievalTrainer, "training_step", interrupted)
+        assert main(words) == 130
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    out = tmp_path / "out"
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"stopped after step {step} of 5; checkpoint-{step} in {str(out)!r} is complete" in said
+    assert "--resume" in said and [path.name for path in out.glob("[!.]*")] == [f"checkpoint-{step}"]
+
+    assert main(words) == 2
+    assert f"holds checkpoint-{step} of an unfinished run" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+    whole, resumed = weights(tmp_path / "whole"), weights(out)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    folders = (tmp_path / "whole", out)
+    logs = [[entry for entry in record(folder)["log"] if "train_loss" not in entry] for folder in folders]
+    assert logs[0] == logs[1]
+
+
+def test_a_second_ctrl_c_stops_at_once(recipe, tmp_path, capsys, monkeypatch):
+    def interrupted(self, *arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RetrievalTrainer, "training_step", interrupted)
+    assert main(["train", str(recipe)]) == 130
+    assert list((tmp_path / "out").glob("[!.]*")) == []
+
+
+def test_a_finished_model_is_replaced_only_if_asked(recipe, tmp_path, capsys):
+    words, out = ["train", str(recipe), "--training.max_steps=1"], tmp_path / "out"
+    assert main(words) == 0
+    before = weights(out)
+    assert main([*words, "--training.seed=1"]) == 2
+    assert "holds a model (config.json); choose another training.output_dir" in capsys.readouterr().err
+    assert main([*words, "--overwrite", "--data.source=absent.csv"]) == 2  # nothing is removed before training starts
+    assert (out / "checkpoint-1").exists() and weights(out).keys() == before.keys()
+    assert main([*words, "--overwrite", "--training.seed=1", "--training.save_strategy=no"]) == 0
+    assert not (out / "checkpoint-1").exists()
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(out).items())
+    lock = lock_folder(out)
+    capsys.readouterr()
+    assert main([*words, "--overwrite"]) == 2
+    assert "another process is writing into" in capsys.readouterr().err
+    lock.release()
+
+
+def test_a_recipe_in_a_model_folder_has_no_paths_of_the_machine(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(recipe), "--training.max_steps=1", "--training.save_strategy=no"]) == 0
+    found = record(tmp_path / "out")
+    assert (found["data"]["source"], found["training"]["output_dir"]) == ("pairs", "out")
+    assert str(tmp_path) not in (tmp_path / "out/recipe.json").read_text()
 
 
 def test_accelerate_launch_trains_on_two_processes(recipe, tmp_path, launch):

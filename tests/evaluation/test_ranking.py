@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from conjoin.evaluation import best_ranks, rank_of_relevant
-from conjoin.evaluation.ranking import count_at_least, unit_rows
+from conjoin.evaluation.ranking import count_at_least, ranks_of_pairs, unit_rows
 
 
 def naive_rank(scores, relevant):
@@ -33,6 +33,21 @@ def test_rank_equals_a_naive_loop_with_many_ties():
     expected = [naive_rank(*row) for row in zip(scores, relevant, strict=True)]
     assert rank_of_relevant(scores, relevant).tolist() == expected
     assert rank_of_relevant(scores.astype(int), relevant).tolist() == expected
+
+
+@pytest.mark.parametrize("block_scores", [1, 40, 2**24])
+def test_ranks_of_pairs_equal_a_naive_loop(block_scores):
+    generator = torch.Generator().manual_seed(0)
+    queries, candidates = (torch.randint(-1, 2, (count, 3), generator=generator).double() for count in (9, 14))
+    queries[:, 0] = candidates[:, 0] = 2.0
+    relevant = torch.rand(9, 14, generator=generator) < 0.2
+    relevant[:, 3] |= ~relevant.any(dim=1)
+    scores = unit_rows(queries) @ unit_rows(candidates).T
+    expected = [naive_rank(*row) for row in zip(scores.mul(1e9).round(), relevant, strict=True)]
+    pairs = relevant.nonzero()[torch.randperm(int(relevant.sum()), generator=generator)]
+    assert ranks_of_pairs(queries, candidates, pairs, block_scores).tolist() == expected
+    with pytest.raises(ValueError, match="have no relevant candidate"):
+        ranks_of_pairs(queries, candidates, pairs[pairs[:, 0] != 4], block_scores)
 
 
 def test_bad_scores():
@@ -97,3 +112,14 @@ def test_counting_a_stream_equals_counting_at_once():
     assert total == 101
     with pytest.raises(ValueError, match="distractor block 1 has width 5"):
         count_at_least(queries, thresholds, [stream, torch.ones(1, 5)])
+
+
+def test_a_second_label_makes_candidates_relevant_too():
+    queries = torch.eye(3)
+    candidates = torch.tensor([[0.6, 0.8, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.9, 0.0, 0.1]])
+    labels = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3])
+    texts = torch.tensor([7, 8, 9]), torch.tensor([7, 8, 9, 7])
+    assert best_ranks(queries, candidates, *labels).tolist() == [3, 4, 1]
+    for block_scores in (1, 2**24):
+        found = best_ranks(queries, candidates, *labels, texts=texts, block_scores=block_scores)
+        assert found.tolist() == [2, 4, 1]

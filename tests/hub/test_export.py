@@ -1,5 +1,8 @@
 """A saved model works where the package is not installed, through transformers and sentence-transformers."""
 
+import json
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +144,20 @@ class TestFolder:
         with pytest.raises(OSError, match="No space left"):
             export(model, processor, folder)
         assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+    def test_an_interruption_never_mixes_two_models(self, tiny_checkpoints, tmp_path, monkeypatch):
+        """While files are moved, the folder has the old weights with the old files, no weights, or all new files."""
+        folder = export(*self.parts(tiny_checkpoints, hidden_size=24), tmp_path / "model")
+        replace, states = os.replace, []
+
+        def watched(source, target):
+            size = json.loads((folder / "config.json").read_text())["hidden_size"]
+            states.append((size, len(list(folder.glob("*.safetensors")))))
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", watched)
+        export(*self.parts(tiny_checkpoints), folder)
+        assert set(states) == {(24, 0), (16, 0)} and load_model(folder)[0].config.hidden_size == 16
 
     def test_a_model_in_shards_loads(self, tiny_checkpoints, tmp_path, monkeypatch):
         model, processor = self.parts(tiny_checkpoints)

@@ -1,6 +1,8 @@
+import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,12 +21,22 @@ SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
     "method": "gcl",
     "model": {"vision": "openai/clip-vit-base-patch32", "text": "/home/someone/bert"},
-    "data": {"source": "emoji"},
-    "training": {"max_steps": 300, "num_train_epochs": 3.0, "learning_rate": 2e-3, "seed": 0},
+    "data": {"source": "emoji", "mined": "/home/someone/mined"},
+    "training": {
+        "output_dir": "/home/someone/out",
+        "max_steps": 300,
+        "num_train_epochs": 3.0,
+        "learning_rate": 2e-3,
+        "seed": 0,
+    },
 }
 RESULTS = {
     "headline": [{"label": "text → image, R@10", "metric": {"value": 0.451, "low": 0.4, "high": 0.5, "chance": 0.027}}]
 }
+STRANGERS = (
+    *("credentials.json", "optimizer.pt", "training_args.bin", "notes.py", "README.md", ".env", "extra.safetensors"),
+    *("checkpoint-2/optimizer.pt", "checkpoint-2/config.json"),
+)
 BUILD = {
     "joint_encoder": lambda clip, bert: JointEncoderModel.from_backbones(
         clip, bert, hidden_size=24, num_attention_heads=2
@@ -103,7 +115,9 @@ def folder(request, tiny_checkpoints, tmp_path_factory):
     (saved / "recipe.json").write_text(json.dumps(RECIPE))
     (saved / "results.json").write_text(json.dumps(RESULTS))
     (saved / "checkpoint-2").mkdir()
-    (saved / "checkpoint-2" / "optimizer.pt").write_text("state")
+    for name in STRANGERS:
+        (saved / name).write_text("secret")
+    (saved / "link.json").symlink_to("/etc/hostname")
     return saved
 
 
@@ -121,11 +135,18 @@ def push(tmp_path, *arguments, endpoint="http://127.0.0.1:9"):
 
 def test_pushes_the_folder_and_the_card_in_one_commit(hub, folder, tmp_path):
     before = sorted(path.name for path in folder.iterdir())
+    left_out = {"results.json", "link.json", "checkpoint-2"} | {name for name in STRANGERS if "/" not in name}
     result = push(tmp_path, folder, "me/model", "--private", "--revision", "trial", endpoint=hub.url)
     assert result.returncode == 0, result.stderr
     assert f"{hub.url}/me/model/commit/1" in result.stdout
     assert hub.created.get("private") is True or hub.created.get("visibility") == "private"
-    assert set(hub.files) == {name for name in before if name != "checkpoint-2"} | {"README.md"}
+    assert set(hub.files) == (set(before) - left_out) | {"README.md"}
+    assert {"item_inputs.py", "modules.json", "tokenizer.json"} <= set(hub.files)
+    told = result.stderr.partition("left out: ")[2].splitlines()[0].split(", ")
+    assert set(told) == (left_out - {"checkpoint-2"}) | {"checkpoint-2/"}
+    recipe = json.loads(base64.b64decode(hub.files["recipe.json"]["content"]))
+    assert recipe["model"] == {"vision": "openai/clip-vit-base-patch32", "text": "bert"}
+    assert (recipe["data"]["mined"], recipe["training"]["output_dir"]) == ("mined", "out")
     assert hub.files["model.safetensors"]["oid"] in hub.stored
     assert any(path.endswith("/commit/trial") for path in hub.log)
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -141,6 +162,15 @@ def test_card_says_what_the_folder_says(folder, tmp_path):
     assert "| text → image, R@10 | 45.1 % | 40.0 to 50.0 | 2.7 % |" in card
     assert "CC BY-SA 4.0" in card and 'SentenceTransformer("me/model"' in card
     assert "{{" not in card and "{%" not in card
+
+
+def test_a_link_among_the_files_of_the_model_is_refused(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, symlinks=True)
+    (copy / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (copy / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    result = push(tmp_path, copy, "me/model", "--dry-run")
+    assert result.returncode == 2 and "tokenizer.json' is a symbolic link" in result.stderr
 
 
 @pytest.mark.parametrize(("status", "message"), [(401, "hf auth login"), (403, "a token that may write")])

@@ -43,7 +43,7 @@ def test_equals_the_full_model_at_that_layer(name, retriever, mllm_checkpoints, 
     full = copy.deepcopy(mllm_checkpoints(name)[1].model)
     for item in messages:
         batch = processor([item])
-        ids = batch["input_ids"][:, : int(batch["attention_mask"].sum())]
+        ids = batch["input_ids"][batch["attention_mask"].bool()][None]
         inputs = {"input_ids": ids}
         if "pixel_values" in batch:
             inputs["pixel_values"] = batch["pixel_values"][0]

@@ -1,14 +1,18 @@
 """The prompts of the MLLM retriever."""
 
+import json
 import logging
+import string
 
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoProcessor, AutoTokenizer
+from tokenizers import normalizers
+from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
 from transformers.utils import logging as library_logging
 
 from conjoin.processing import MllmRetrieverProcessor
+from conjoin.processing.processing_mllm import TEMPLATES
 from tiny_mllms import MLLMS
 
 START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -67,19 +71,106 @@ def test_a_prompt_of_each_kind(processor):
 def test_an_instruction_stands_before_the_first_text(processor):
     items = ["a box", image(16, 16), {"image": image(16, 16), "text": "red"}]
     box = "<|vision_start|><4><|vision_end|>"
-    assert prompts(processor, processor(items, instruction="Find it.")) == [
-        f"{START}Find it.\na box\nSummarize above sentence in one word: {END}",
-        f"{START}{box}Find it.\nSummarize above image in one word: {END}",
-        f"{START}{box}Find it.\nred\nSummarize above image and sentence in one word: {END}",
+    batch = processor(items, instruction="Find it.")
+    assert prompts(processor, batch) == [
+        f"{START}Find it. a box\nSummarize above sentence in one word: {END}",
+        f"{START}{box}Find it.\nSummarize above image and sentence in one word: {END}",
+        f"{START}{box}Find it. red\nSummarize above image and sentence in one word: {END}",
     ]
+    assert prompts(processor, batch, "image_view_mask")[2] == prompts(processor, batch)[1]
+    text_view = f"{START}Find it. red\nSummarize above sentence in one word: {END}"
+    assert prompts(processor, batch, "text_view_mask")[2] == text_view
     own = prompts(processor, processor(items, instruction=[None, "One.", "Two."]))
-    assert own[0] == prompts(processor, processor(["a box"]))[0] and "One.\n" in own[1] and "Two.\nred" in own[2]
+    assert own[0] == prompts(processor, processor(["a box"]))[0] and "One.\n" in own[1] and "Two. red" in own[2]
     system = [{"role": "system", "content": "Find it."}, {"role": "user", "content": "a box"}]
     assert prompts(processor, processor([system])) == prompts(processor, processor(["a box"], instruction="Find it."))
     with pytest.raises(ValueError, match="2 instructions for 3 items; pass one for all, or one for each"):
         processor(items, instruction=["a", "b"])
     with pytest.raises(ValueError, match="item 0: text is empty"):
         processor(["a box"], instruction=" ")
+
+
+def test_checkpoints_from_before_keep_their_prompts(mllm_checkpoints, tmp_path):
+    """There the instruction is on a line of its own and does not count, and each part is tokenised on its own."""
+    for name in ("qwen2_vl", "llava"):
+        MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0]).save_pretrained(tmp_path / name)
+        settings = tmp_path / name / "processor_config.json"
+        saved = json.loads(settings.read_text())
+        assert saved.pop("prompt_version") == 2 and saved.pop("max_text_length", None) is None
+        settings.write_text(json.dumps(saved))
+    items = ["a box", image(16, 16), {"image": image(16, 16), "text": "red"}]
+    box = "<|vision_start|><4><|vision_end|>"
+    old = MllmRetrieverProcessor.from_pretrained(tmp_path / "qwen2_vl")
+    assert prompts(old, old(items, instruction="Find it.")) == [
+        f"{START}Find it.\na box\nSummarize above sentence in one word: {END}",
+        f"{START}{box}Find it.\nSummarize above image in one word: {END}",
+        f"{START}{box}Find it.\nred\nSummarize above image and sentence in one word: {END}",
+    ]
+    old = MllmRetrieverProcessor.from_pretrained(tmp_path / "llava")
+    old = MllmRetrieverProcessor(
+        old.image_processor, llama_tokenizer(), old.image_token, template=old.template, tokens_per_picture=4
+    )
+    parts = ["<s>USER: ", "<image>" * 4, "\n", "red\n", "Summarize above image and sentence in one word: "]
+    parts[-1] += "ASSISTANT: [RET]"
+    expected = [token for part in parts for token in old.tokenizer(part, add_special_tokens=False)["input_ids"]]
+    batch = old([items[2]])
+    assert batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist() == expected
+
+
+def llama_tokenizer(marks="first"):
+    """A tokenizer like Llama's: no split before BPE, and a mark at the start of the text, or of each part (always)."""
+    letters = [*string.ascii_letters, *string.punctuation, *string.digits]
+    merged = ["▁a", "in", "▁in", "▁S", "ar"]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, *merged]
+    merges = [("▁", "a"), ("i", "n"), ("▁", "in"), ("▁", "S"), ("a", "r")]
+    made = LlamaTokenizer(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges)
+    if marks == "always":  # as in Llama's own tokenizer.json
+        made.backend_tokenizer.pre_tokenizer = None
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        made.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    made.add_tokens(["<image>", "[RET]"], special_tokens=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "marks"), [*((name, None) for name in MLLMS), ("llava", "first"), ("llava", "always")]
+)
+def test_the_ids_are_those_of_the_whole_prompt(name, marks, mllm_checkpoints):
+    processor = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0])
+    if marks is not None:
+        processor.tokenizer = llama_tokenizer(marks)
+    parts = [{"type": "text", "text": "like an ark"}, {"type": "image", "image": image(16, 16)}]
+    parts += [{"type": "image", "image": image(16, 16)}, {"type": "text", "text": "but in pink."}]
+    items = ["a box.", image(16, 16), {"image": image(16, 16), "text": "red."}, [{"role": "user", "content": parts}]]
+    template = processor.template
+    box = f"{template['image_start']}{processor.image_token * 4}{template['image_end']}"
+    line = "" if template["image_end"].endswith("\n") else "\n"
+    both = "image and sentence"
+
+    def whole(body, noun):
+        prompt = template["start"] + body + template["ask"].format(noun) + template["end"] + "[RET]"
+        return processor.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+
+    def found(batch, mask="attention_mask"):
+        return [ids[kept.bool()].tolist() for ids, kept in zip(batch["input_ids"], batch[mask], strict=True)]
+
+    plain, instructed = processor(items), processor(items, instruction="Find it.")
+    assert found(plain) == [
+        whole("a box.\n", "sentence"),
+        whole(box + line, "image"),
+        whole(f"{box}red.\n", both),
+        whole(f"like an ark\n{box}{box}but in pink.\n", both),
+    ]
+    assert found(instructed) == [
+        whole("Find it. a box.\n", "sentence"),
+        whole(f"{box}Find it.\n", both),
+        whole(f"{box}Find it. red.\n", both),
+        whole(f"Find it. like an ark\n{box}{box}but in pink.\n", both),
+    ]
+    images = [whole(boxes + line, "image") for boxes in (box, box, box + box)]
+    assert found(plain, "image_view_mask")[1:] == images
+    texts = ("red.\n", "like an ark\nbut in pink.\n")
+    assert found(plain, "text_view_mask")[2:] == [whole(text, "sentence") for text in texts]
 
 
 def test_interleaved_messages_keep_their_order(processor):
@@ -101,6 +192,11 @@ def test_words_like_special_tokens_are_words(processor):
     special = processor.tokenizer.convert_tokens_to_ids(["[RET]", "<|image_pad|>", "<|im_end|>"])
     counts = [(batch["input_ids"] == token).sum().item() for token in special]
     assert counts == [1, 0, 2]  # what the prompt itself has
+    processor.tokenizer, processor.image_token = llama_tokenizer(), "<image>"
+    processor.template = TEMPLATES["llava"]
+    ids = processor(["a <image>[RET]</s>"])["input_ids"][0].tolist()
+    special = processor.tokenizer.convert_tokens_to_ids(["<image>", "[RET]", "</s>"])
+    assert [ids.count(token) for token in special] == [0, 1, 0]
 
 
 def test_every_tensor_has_a_row_per_item(processor):
@@ -161,6 +257,30 @@ def test_texts_are_cut_and_images_never(processor, warnings):
         ValueError, match=r"item 1: images, instruction and prompt take .*they cannot be truncated; lower max_pixels"
     ):
         processor(["a", image(24, 24)], max_length=100)
+
+
+def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, warnings, tmp_path):
+    """As LamRA does at 480 tokens: however large the image is, and the instruction counts."""
+    folder = mllm_checkpoints("qwen2_vl")[0]
+    processor = MllmRetrieverProcessor.from_mllm(folder, max_text_length=12)
+    letters = "abcdefghijklmnop"
+    parts = [{"type": "text", "text": letters}, {"type": "image", "image": image(24, 24)}]
+    message = [{"role": "user", "content": [*parts, {"type": "text", "text": "0123456789ABCDEF"}]}]
+    items = [letters, letters[:12], {"image": image(24, 24), "text": letters}, message, "é" * 8]
+    batch = processor(items, ids=list("uvwxy"))
+    found = [text.removeprefix(START).partition("Summarize")[0] for text in prompts(processor, batch)]
+    box = "<|vision_start|><9><|vision_end|>"
+    assert found[:3] == ["abcdefghijkl\n", "abcdefghijkl\n", f"{box}abcdefghijkl\n"]
+    assert found[3] == f"abcdefghijkl\n{box}0123456789AB\n" and found[4] == "éééééé\n"
+    assert "abcdefghijkl\nSumm" in prompts(processor, batch, "text_view_mask")[2]
+    assert "text cut to fit 12 tokens: item 0 (id 'u'), item 2 (id 'w'), item 3 (id 'x') and 1 more" in warnings()
+    told = prompts(processor, processor([*items[:3], image(8, 8)], instruction="Find it."))
+    assert "Find it. abc\n" in told[0] and "Find it. abc\n" in told[2] and "Find it.\n" in told[3]
+    assert "Find it at once. a\n" in prompts(processor, processor(["abc"], instruction="Find it at once."))[0]
+    processor.save_pretrained(tmp_path)
+    assert MllmRetrieverProcessor.from_pretrained(tmp_path).max_text_length == 12
+    with pytest.raises(ValueError, match="max_text_length=0 must be at least 1"):
+        MllmRetrieverProcessor.from_mllm(folder, max_text_length=0)
 
 
 def test_one_warning_tells_whose_texts_are_cut(processor, warnings):
@@ -256,3 +376,5 @@ def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
         MllmRetrieverProcessor.from_mllm(tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match=r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"):
         MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})
+    with pytest.raises(ValueError, match=r"prompt_version=3; expected one of \(1, 2\)"):
+        MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, prompt_version=3)

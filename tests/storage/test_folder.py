@@ -14,11 +14,14 @@ from conjoin.storage import (
     FolderWriter,
     Manifest,
     StoredFolder,
+    check_place,
+    check_sealed,
     is_current,
     read_folder,
     read_manifest,
     recorded_rows,
     replace_folder,
+    seal_folder,
 )
 from conjoin.storage.folder import lock_folder
 from conjoin.storage.manifest import StoredFile
@@ -225,9 +228,9 @@ class TestReplacing:
         return read_folder(folder, CACHE, lambda opened: [opened.path(number).read_text() for number in (0, 1)])
 
     def test_the_new_files_take_the_place_of_the_old(self, tmp_path):
-        (tmp_path / "a-mine.txt").write_text("not ours")
         for text in ("old", "new"):
             self.replace(tmp_path, text)
+            (tmp_path / "a-mine.txt").write_text("not ours")
             assert self.read(tmp_path) == [f"a.txt {text}", f"b.bin {text}"]
         assert len(contents(tmp_path)) == 4 and is_current(tmp_path, CACHE, {"text": "new"})
         assert not is_current(tmp_path, CACHE, {"text": "old"})
@@ -261,3 +264,38 @@ class TestReplacing:
             return first, opened.path(1).read_text()
 
         assert read_folder(tmp_path, CACHE, read) == ("a.txt new", "b.bin new") and len(reads) == 2
+
+
+class TestPlaces:
+    @pytest.mark.parametrize("make", [write, TestReplacing().replace], ids=["shards", "files"])
+    def test_a_folder_with_other_files_is_refused(self, tmp_path, make):
+        (tmp_path / "model.safetensors").write_text("not ours")
+        with pytest.raises(ValueError, match=r"is not empty and not an earlier .* it has 'model.safetensors'"):
+            make(tmp_path, *([] if make is write else ["text"]))
+        assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+    def test_what_an_interruption_leaves_before_the_manifest_is_ours(self, tmp_path):
+        write(tmp_path)
+        (tmp_path / "manifest.json").unlink()
+        write(tmp_path)
+        assert StoredFolder(tmp_path, STORE).rows == 15
+
+    def test_a_manifest_of_another_kind_is_refused_early(self, tmp_path):
+        write(tmp_path)
+        check_place(tmp_path, STORE)
+        check_place(tmp_path / "absent", STORE)
+        with pytest.raises(ValueError, match="has format 'store of numbers'"):
+            check_place(tmp_path, CACHE)
+
+
+class TestSealing:
+    def test_a_sealed_folder_knows_its_files(self, tmp_path):
+        for name in ("a.bin", "b.bin"):
+            (tmp_path / name).write_text(name)
+        with pytest.raises(FileNotFoundError, match=r"has no manifest.json"):
+            check_sealed(tmp_path, STORE)
+        seal_folder(tmp_path, STORE)
+        check_sealed(tmp_path, STORE)
+        (tmp_path / "b.bin").write_text("b.bim")
+        with pytest.raises(DamagedError, match=r"b.bin' is truncated or damaged"):
+            check_sealed(tmp_path, STORE)

@@ -191,6 +191,21 @@ def test_a_recipe_caches_and_trains(recipe):
     assert trainer.state.global_step == 1
 
 
+def test_evaluation_on_a_cache_is_evaluation_on_the_rows(recipe, tmp_path):
+    for row in range(4):
+        (tmp_path / f"pairs/row{row}.txt").write_text("the same text")
+    (tmp_path / "group.csv").write_text(
+        "file_name,text,shown\n" + "".join(f"pairs/row{row}.png,text {row},{row // 4}\n" for row in range(7))
+    )
+    for source, column in ((str(tmp_path / "pairs"), "null"), (str(tmp_path / "group.csv"), "shown")):
+        data = {"data__source": source, "data__eval_source": source, "data__group_column": column}
+        data["training__eval_ks"] = "[4]"
+        found = [_trainer(recipe, **data, **features).evaluate() for features in ({}, {"features": "null"})]
+        assert found[0] == pytest.approx(found[1])
+        hit_rates = [value for name, value in found[0].items() if "hit_rate" in name]
+        assert min(hit_rates) > 4 / 7 - 1e-6  # four rows answer for each other, and only three could beat them
+
+
 def test_features_of_a_tower_in_training_are_refused(recipe):
     with pytest.raises(ValueError, match="vision_model is being trained"):
         _trainer(recipe, model__freeze_towers="false")

@@ -68,6 +68,21 @@ def test_evaluation_covers_every_row_and_equals_a_naive_one(tiny_checkpoints, tm
     )
 
 
+def test_rows_of_one_text_are_right_answers_in_evaluation(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    distinct = make_rows(6)
+    same = distinct.map(lambda row: {"text": "a"})
+    groups = distinct.map(lambda row: {"group": "g", "text": "a"})
+    found = [
+        make_trainer("contrastive", model, processor, tmp_path, rows, rows, eval_ks=(1,)).evaluate()
+        for rows in (same, groups)
+    ]
+    assert found[0] == found[1]
+    assert found[0]["eval_mean_hit_rate@1"] == 1
+    unlike = make_trainer("contrastive", model, processor, tmp_path, distinct, distinct, eval_ks=(1,)).evaluate()
+    assert unlike["eval_mean_hit_rate@1"] < 1
+
+
 def test_rows_without_names_show_each_their_own(tiny_checkpoints, tmp_path):
     model, processor = make_encoder(tiny_checkpoints)
     named = make_rows(7)

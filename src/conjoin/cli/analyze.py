@@ -1,10 +1,9 @@
 """`conjoin analyze`: what each layer of an MLLM contributes and costs."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from conjoin.cli.options import add_compute_options, add_data_options, check_counts, load_rows
+from conjoin.cli.options import add_compute_options, add_data_options, check_counts, check_out, load_rows
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -40,6 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     check_counts(args, pairs=1, attention_pairs=1, batch_size=1)
+    out = check_out(args.out)
 
     from conjoin.evaluation.report.page import render_report
     from conjoin.methods.puma.analysis import analyse_mllm
@@ -61,7 +61,6 @@ def run(args: argparse.Namespace) -> None:
     )
     results.model |= {"name": str(args.model)}
     results.dataset |= {"name": str(args.data), "split": args.split}
-    out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     results.save(out / "analysis.json")
     page = render_report(results, out / "analysis.html")

@@ -25,11 +25,48 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
             metavar="N",
             help=f"the most queries of a cell for {split} (default: %(default)s)",
         )
-    mini.set_defaults(func=run)
+    mini.set_defaults(func=write_mbeir)
+    scenes = kinds.add_parser(
+        "make-scenes",
+        help="pictures of objects with texts that name some of them, composed from the embedded sample",
+        description="Write scenes to OUT: training pairs, distractors, symmetric triplets for validation and test, "
+        'and the truth of what picture and text share (pip install "conjoin[sample]"). After an interruption, the '
+        "same command resumes; finished scenes are left as they are.",
+        epilog="example: conjoin data make-scenes runs/scenes",
+    )
+    scenes.add_argument("out", metavar="OUT", help="folder to make")
+    for name, default, what in (
+        ("train", 20000, "training scenes"),
+        ("distractors", 20000, "further candidates of both test sets"),
+        ("triplets", 600, "triplets of each test set; validation has half as many"),
+    ):
+        scenes.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
+    scenes.add_argument(
+        "--languages", nargs="+", default=["en"], metavar="LANGUAGE", help="of the texts (default: en)"
+    )
+    scenes.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
+    scenes.set_defaults(func=write_scenes)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+def write_scenes(args: argparse.Namespace) -> None:
+    """Run `conjoin data make-scenes`."""
+    from conjoin.data import make_scenes
+
+    out = make_scenes(
+        args.out,
+        train=args.train,
+        distractors=args.distractors,
+        triplets=args.triplets,
+        languages=args.languages,
+        seed=args.seed,
+        show_progress=True,
+    )
+    print(f"scenes in {out}")
+    print(f"next: conjoin evaluate MODEL --benchmark scenes --data {out} --out ...")
+
+
+def write_mbeir(args: argparse.Namespace) -> None:
+    """Run `conjoin data make-mini-mbeir`."""
     from conjoin.data import make_mini_mbeir
 
     out = make_mini_mbeir(

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
     from transformers.utils import logging
 
+    from conjoin.cli.options import check_out
     from conjoin.cli.train import usage
     from conjoin.evaluation import format_combinations, format_table, render_report
     from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started = time.perf_counter()
-    out = Path(args.out or (f"runs/demo-{args.recipe}" if args.recipe in DEMOS else "runs/demo"))
+    out = check_out(args.out or (f"runs/demo-{args.recipe}" if args.recipe in DEMOS else "runs/demo"))
     model = str(out / "model")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _say("1/4  Data and training")
@@ -110,7 +111,7 @@ def _train(
     overrides |= parse_overrides(args.overrides)
     if args.recipe in DEMOS:
         return DEMOS[args.recipe].train(out, overrides, _say)
-    return train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides)), lambda results: None
+    return train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides), overwrite=True), lambda results: None
 
 
 def _say(text: str) -> None:

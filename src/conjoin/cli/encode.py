@@ -1,6 +1,7 @@
 """`conjoin encode`: a dataset through a model into an embedding store."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from conjoin.cli.options import (
@@ -27,8 +28,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("data", metavar="DATA", help=DATA_HELP)
     parser.add_argument("--out", required=True, metavar="DIR", help="the store to write or to resume")
-    add_data_options(parser)
-    add_storing_options(parser)
+    add_data_options(parser).add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="what to do with a row that cannot be used: stop, or leave it out and list it in left_out.jsonl in --out "
+        "(default: %(default)s)",
+    )
+    add_storing_options(parser).add_argument(
+        "--keep",
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="further columns of DATA to store and to show in results (the text and the image's path always are)",
+    )
     add_compute_options(parser)
     parser.set_defaults(func=run)
 
@@ -36,8 +49,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from conjoin.retrieval import encode_corpus
+    from conjoin.retrieval.store import LEFT_OUT_FILE
 
-    rows = load_rows(args, args.data)
+    rows = load_rows(args, args.data, on_error="keep" if args.on_error == "skip" else "raise", keep=args.keep)
     encoder = make_encoder(args, args.model)
     store = encode_corpus(
         rows,
@@ -45,8 +59,11 @@ def run(args: argparse.Namespace) -> None:
         args.out,
         shard_size=args.shard_size,
         dtype=args.dtype,
-        source={"data": args.data, "only": args.only},
+        source={"data": args.data, "only": args.only} | ({"keep": args.keep} if args.keep else {}),
+        on_error=args.on_error,
         show_progress=not args.quiet,
     )
+    if store.left_out:
+        print(f"left out {len(store.left_out)} rows that cannot be used: {Path(args.out) / LEFT_OUT_FILE}")
     print(f"{len(store)} vectors of {store.dimension} dimensions in {args.out}")
     print(f"next: conjoin index {args.out} --out ...")

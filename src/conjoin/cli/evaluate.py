@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import MODEL_HELP, add_compute_options, make_encoder
+from .options import MODEL_HELP, add_compute_options, check_out, make_encoder
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Benchmark
@@ -30,7 +30,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     args, benchmark = parse(args.overrides, args)
-    if args.data is not None and not Path(args.data).exists():
+    out = check_out(args.out)
+    if args.data is not None and benchmark.reads_data != "source" and not Path(args.data).exists():
         raise FileNotFoundError(f"no such file or folder: {args.data!r}")
 
     import datetime
@@ -38,7 +39,6 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.evaluation import format_results, render_report
 
     encoder = make_encoder(args, args.model)
-    out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     results = benchmark.run(encoder, args, out)
     results.model |= {"name": encoder.name, "fingerprint": encoder.fingerprint}
@@ -77,7 +77,7 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
         near = difflib.get_close_matches(rest[0].split("=")[0], re.findall(r"--[\w-]+", parser.format_usage()), n=1)
         hint = f"did you mean {near[0]}?" if near else f"see {PROG} --benchmark {name} --help"
         raise ValueError(f"unknown argument {rest[0]!r} of --benchmark {name}; {hint}")
-    if args.data is None and benchmark.reads_data == "required":
+    if args.data is None and benchmark.reads_data in ("required", "source"):
         raise ValueError(f"--benchmark {name} needs --data")
     if args.data is not None and benchmark.reads_data == "none":
         raise ValueError(f"--benchmark {name} reads no --data; leave it out")

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, check_counts, load_rows
+from conjoin.cli.options import add_compute_options, check_counts, check_out, load_rows
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Curve
@@ -40,6 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     check_counts(args, pairs=2)
+    check_out(args.out)
 
     from conjoin.hub import load_model
     from conjoin.methods.solar.explain.constructed import construct_masked

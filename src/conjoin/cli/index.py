@@ -30,7 +30,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from conjoin.retrieval import build_index
+    from conjoin.retrieval.index.base import INDEX
+    from conjoin.storage import check_place
 
+    check_place(args.out, INDEX)
     index = build_index(args.store, args.kind)
     index.save(args.out)
     print(f"{args.kind} index of {len(index.ids)} vectors in {args.out}")

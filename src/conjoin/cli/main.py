@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print("conjoin:", " ".join(str(error).split()), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if error.args:
+            print("conjoin:", error, file=sys.stderr)
         return 130
     return 0
 

@@ -11,6 +11,7 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_storing_options,
+    check_out,
     encoder_loader,
     load_rows,
 )
@@ -59,7 +60,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     for old, new in (("--metric", "--miner"), ("--metrics", "--miners")):
         parser.add_argument(old, action=RenamedOption, new=new)
-    reading = add_data_options(parser, COLUMN_OPTIONS)
+    reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
     add_storing_options(parser, shard_size={"help": "rows per file, and rows searched at once (default: %(default)s)"})
     computing = add_compute_options(parser)
@@ -74,6 +75,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    check_out(args.out)
     from conjoin.ops import choose_device
     from conjoin.retrieval import mine_hard_negatives, plan_mining
     from conjoin.retrieval.mining.miners import check_miners, needed_parts

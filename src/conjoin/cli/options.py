@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
 _DATA: dict[str, dict[str, Any]] = {
     "--image-column": {"metavar": "NAME", "help": "column of the images, when it cannot be guessed"},
     "--text-column": {"metavar": "NAME", "help": "column of the texts, when it cannot be guessed"},
-    "--id-column": {"metavar": "NAME", "help": "column of the ids, when it cannot be guessed"},
+    "--id-column": {"metavar": "NAME", "help": 'column of the ids, when it cannot be guessed; "" for row numbers'},
+    "--group-column": {
+        "metavar": "NAME",
+        "help": "column of what a row shows: rows of one group are not negatives of one another",
+    },
     "--split": {
         "default": "train",
         "metavar": "NAME",
@@ -54,9 +59,16 @@ _STORING: dict[str, dict[str, Any]] = {
         "help": "type of the stored numbers; 16 bits halve the space and round (default: %(default)s)",
     },
 }
+_HELD = {
+    "config.json": "a model",
+    "modules.json": "a model",
+    "adapter_config.json": "the adapters of a model",
+    "manifest.json": "a store, an index or a cache",
+}
 _OPTIONS = _DATA | _COMPUTE | _STORING
 
-DATA_OPTIONS, COMPUTE_OPTIONS, STORING_OPTIONS = tuple(_DATA), tuple(_COMPUTE), tuple(_STORING)
+DATA_OPTIONS = tuple(name for name in _DATA if name != "--group-column")
+COMPUTE_OPTIONS, STORING_OPTIONS = tuple(_COMPUTE), tuple(_STORING)
 COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
 """The data options of commands that read all parts of every row, more than once."""
 
@@ -64,8 +76,8 @@ INDEX_KINDS = ("exact", "flat", "hnsw", "ivfpq")
 """What `conjoin.retrieval.INDEX_KINDS` holds, known without importing it."""
 
 DATA_HELP = (
-    "a folder of images with captions, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset on the "
-    'Hub, or "emoji", the embedded sample'
+    "a folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset "
+    'on the Hub, or "emoji", the embedded sample'
 )
 MODEL_HELP = (
     "folder or Hub name of a model: of this package, of sentence-transformers, or a text encoder, vision transformer "
@@ -123,7 +135,7 @@ def load_rows(args: argparse.Namespace, source: str, **changes: Any) -> "AnyData
     from conjoin.data import load_pairs
 
     given = vars(args)
-    options = {name.strip("-").replace("-", "_") for name in DATA_OPTIONS}
+    options = {name.strip("-").replace("-", "_") for name in _DATA}
     return load_pairs(source, **{name: given[name] for name in options if name in given} | changes)
 
 
@@ -174,6 +186,25 @@ def check_counts(args: argparse.Namespace, **least: int) -> None:
         if vars(args)[name] < number:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} must be at least {number}, got {vars(args)[name]}")
+
+
+def check_out(out: str) -> Path:
+    """Refuse an output folder that holds a model, or the files of another command; other files may lie there.
+
+    Args:
+        out: The folder; it need not exist.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ValueError: The message names what it holds.
+    """
+    folder = Path(out)
+    for name, held in _HELD.items():
+        if (folder / name).exists():
+            raise ValueError(f"--out {out!r} holds {held} ({name}); choose another folder")
+    return folder
 
 
 class RenamedOption(argparse.Action):

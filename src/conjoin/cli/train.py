@@ -15,12 +15,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "train",
         help="train a model by a recipe",
         description="Train by RECIPE, a YAML file. Any of its keys can be changed on the command line with "
-        "--section.key value. Runs on one device as it is, on several under accelerate launch -m conjoin train ...",
+        "--section.key value. Runs on one device as it is, on several under accelerate launch -m conjoin train ... "
+        "Ctrl-C saves a checkpoint after the next step; --resume continues.",
         epilog="example: conjoin train training_args/gcl/sample.yaml --training.learning_rate 1e-3 "
         "--model.config.hidden_size 384",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, see training_args/")
-    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
+    start.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the model in the output folder when the new one is complete; remove its checkpoints",
+    )
     parser.set_defaults(func=run, overrides=[])
 
 
@@ -29,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     overrides = parse_overrides(args.overrides)
     from conjoin.training import load_recipe, train
 
-    trainer = train(load_recipe(args.recipe, overrides), resume=args.resume)
+    trainer = train(load_recipe(args.recipe, overrides), resume=args.resume, overwrite=args.overwrite)
     if trainer.args.should_save:
         folder = str(trainer.args.output_dir)
         print(f"\nSaved to {folder}. Load it anywhere:\n\n{usage(folder)}")

@@ -6,9 +6,10 @@ from conjoin.data.collator import ItemCollator as ItemCollator
 from conjoin.data.construction.models import (
     describe_with as describe_with,
     edit_with as edit_with,
+    rewrite_with as rewrite_with,
     synthesise_with as synthesise_with,
 )
-from conjoin.data.construction.symmetric import construct_symmetric as construct_symmetric
+from conjoin.data.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
 from conjoin.data.emoji.edits import (
     EDIT_FEATURES as EDIT_FEATURES,
     edit_triplets as edit_triplets,
@@ -56,5 +57,6 @@ from conjoin.data.pairs import (
     load_training_pairs as load_training_pairs,
 )
 from conjoin.data.retrieval_collator import MODALITY_IDS as MODALITY_IDS, RetrievalCollator as RetrievalCollator
+from conjoin.data.scenes.make import make_scenes as make_scenes
 from conjoin.data.taught_rows import TaughtRows as TaughtRows
 from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets

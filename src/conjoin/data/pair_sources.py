@@ -2,16 +2,20 @@
 
 import csv
 import glob
+import gzip
 import logging
 import tarfile
+import zlib
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import datasets
+import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.picture_files import describe_unreadable, is_picture, is_readable
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -32,6 +36,9 @@ _TABLE_LOADERS = {
     ".parquet": "parquet",
 }
 _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_SAVED_FILES = ("state.json", "dataset_dict.json")
+_SPLITS = {word: str(split) for split, words in datasets.data_files.SPLIT_KEYWORDS.items() for word in words}
+"""From the names of folders, such as `valid`, to the splits that they hold."""
 
 
 def open_source(
@@ -61,18 +68,20 @@ def open_source(
         return _open_shards([str(source)], split, streaming), None
     path = Path(source).expanduser()
     if path.is_dir():
-        return _open_folder(path, split, streaming, captions), path
-    if path.suffix.lower() in _TABLE_LOADERS:
+        return _open_folder(path, split, streaming, captions)
+    if _table_suffix(path) in _TABLE_LOADERS:
         return open_table(path, split, streaming), path.parent
     if isinstance(source, PathLike) or path.exists() or source.startswith((".", "/", "~")):
-        kinds = ", ".join([*_TABLE_LOADERS, *_SHARD_SUFFIXES])
+        kinds = ", ".join([*_TABLE_LOADERS, *_SHARD_SUFFIXES]) + " (tables also compressed, as .csv.gz)"
         problem = ValueError if path.exists() else FileNotFoundError
         raise problem(f"source {str(source)!r} is neither a folder nor one of the file kinds {kinds}")
     return _open_hub(source, split, streaming), None
 
 
 def open_table(path: Path, split: str = "train", streaming: bool = False) -> AnyDataset:
-    """Open a CSV, TSV, JSON, JSON-lines or Parquet file. Every column of a CSV is text: the id `007` stays `007`.
+    """Open a CSV, TSV, JSON, JSON-lines or Parquet file, also compressed (`.csv.gz`).
+
+    Every column of a CSV is text: the id `007` stays `007`.
 
     Raises:
         FileNotFoundError: No such file.
@@ -86,7 +95,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
     try:
         table = _read_table(path, split, streaming)
-    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, datasets.exceptions.DatasetGenerationError) as error:
         cause = error.__cause__ or error
         hint = "; save it as UTF-8" if isinstance(cause, UnicodeDecodeError) else ""
         raise ValueError(f"{str(path)!r} cannot be read: {cause}{hint}") from error
@@ -95,12 +104,18 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     return table
 
 
+def _table_suffix(path: Path) -> str:
+    """Return the suffix of a file, without that of its compression: `.csv` of `a.csv.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
-    loader = _TABLE_LOADERS[path.suffix.lower()]
+    loader = _TABLE_LOADERS[_table_suffix(path)]
     options: dict[str, Any] = {}
     if loader == "csv":
-        separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        separator = "\t" if _table_suffix(path) == ".tsv" else ","
+        opener = gzip.open if path.suffix.lower() == ".gz" else open
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             header = next(csv.reader(file, delimiter=separator))
         if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
             raise ValueError(f"its one column is {header[0]!r}; expected columns separated by {separator!r}")
@@ -133,33 +148,115 @@ def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:
         raise ValueError(f"{shards[:3]} cannot be read as webdataset shards: {error.__cause__ or error}") from error
 
 
-def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> AnyDataset:
-    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+def _open_saved(folder: Path, split: str, streaming: bool) -> AnyDataset:
+    """Open what `save_to_disk` of `datasets` wrote."""
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except (ValueError, OSError, KeyError, TypeError, pyarrow.ArrowException) as error:
+        raise ValueError(f"the saved dataset in {str(folder)!r} cannot be read: {error}") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise ValueError(f"split is {split!r}; {str(folder)!r} has the splits {', '.join(map(repr, saved))}")
+        saved = saved[split]
+    elif split not in ("train", str(saved.split)):
+        raise ValueError(f"split is {split!r}; {str(folder)!r} holds one dataset, of the split {str(saved.split)!r}")
+    return saved.to_iterable_dataset() if streaming else saved
+
+
+def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> tuple[AnyDataset, Path]:
+    """Open a folder of pictures; returns also the folder of its relative image paths, that of the split."""
+    if any((folder / name).is_file() for name in _SAVED_FILES):
+        return _open_saved(folder, split, streaming), folder
+    pictures = sorted(path for path in folder.rglob("*") if is_picture(path))
     for name in METADATA_FILES:
         if (folder / name).is_file():
             table = open_table(folder / name, split, streaming)
-            _warn_of_unlisted(folder / name, table, images)
-            return table
-    if not images:
-        raise ValueError(f"the folder {str(folder)!r} holds no images ({', '.join(IMAGE_SUFFIXES)})")
-    uncaptioned = [image for image in images if captions and not image.with_suffix(".txt").is_file()]
-    if uncaptioned:
-        raise ValueError(
-            f"{len(uncaptioned)} of {len(images)} images in {str(folder)!r} have no caption, such as "
-            f"{uncaptioned[0].name!r}; expected a .txt of the same name beside each, or one of "
-            f"{', '.join(METADATA_FILES)} with the columns file_name and text"
-        )
+            _warn_of_unlisted(folder / name, table, pictures)
+            return table, folder
+    found = _split_folder(folder, pictures, split)
+    if found is not None:
+        return _open_folder(found, "train", streaming, captions)
     if split != "train":
         raise ValueError(f"split is {split!r}; a folder of images and captions has only the split 'train'")
+    captioned = [path for path in pictures if path.with_suffix(".txt").is_file()]
+    labelled = captions and not captioned and _are_labelled(folder, pictures)
+    images = _readable(folder, pictures, pictures if labelled else captioned)
     names = [image.relative_to(folder).as_posix() for image in images]
     columns = {"id": names, "file_name": names}
-    if captions:
+    if labelled:
+        columns["label"] = [image.parent.name for image in images]
+    elif captions:
+        _check_captions(folder, images, captioned)
         columns["text"] = [image.with_suffix(".txt").read_text(encoding="utf-8").strip() for image in images]
     pairs = datasets.Dataset.from_dict(columns)
-    return pairs.to_iterable_dataset() if streaming else pairs
+    if labelled:
+        pairs = pairs.cast_column("label", datasets.ClassLabel(names=sorted(set(columns["label"]))))
+    return (pairs.to_iterable_dataset() if streaming else pairs), folder
 
 
-def _warn_of_unlisted(metadata: Path, table: AnyDataset, images: list[Path]) -> None:
-    """Log how many images of the folder the metadata omits (no error, since a file may list a subset)."""
-    if isinstance(table, datasets.Dataset) and 0 < len(table) < len(images):
-        logger.warning("%s lists %d of the %d images in its folder", metadata, len(table), len(images))
+def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None:
+    """Return the subfolder of a split (`train`, `test`, `val` ...), if all pictures lie in such subfolders.
+
+    Raises:
+        ValueError: The folder has splits, but not this one, or two folders for it.
+    """
+    names = sorted({picture.relative_to(folder).parts[0] for picture in pictures})
+    if not names or not all(name.lower() in _SPLITS for name in names):
+        return None
+    same = [name for name in names if _SPLITS[name.lower()] == _SPLITS.get(split.lower(), split)]
+    chosen = [split] if split in names else same
+    if len(chosen) != 1:
+        raise ValueError(f"split is {split!r}; {str(folder)!r} has the splits {', '.join(map(repr, names))}")
+    return folder / chosen[0]
+
+
+def _readable(folder: Path, pictures: list[Path], captioned: list[Path]) -> list[Path]:
+    """Return the pictures that Pillow reads.
+
+    Raises:
+        ValueError: There are none, or one of the others has a caption.
+    """
+    images = [path for path in pictures if is_readable(path)]
+    others = [path for path in pictures if not is_readable(path)]
+    lost = sorted(set(others) & set(captioned))
+    if lost:
+        raise ValueError(
+            f"{len(lost)} of {len(pictures)} pictures in {str(folder)!r} have captions but cannot be read: "
+            f"{describe_unreadable(lost)}"
+        )
+    if not images:
+        found = f" that can be read: {describe_unreadable(others)}" if others else f" ({', '.join(IMAGE_SUFFIXES)})"
+        raise ValueError(f"the folder {str(folder)!r} holds no images{found}")
+    if others:
+        logger.warning(
+            "%d of the %d pictures in %r cannot be read and are left out: %s",
+            len(others), len(pictures), str(folder), describe_unreadable(others),
+        )  # fmt: skip
+    return images
+
+
+def _are_labelled(folder: Path, pictures: list[Path]) -> bool:
+    """Whether pictures lie in one folder per label: all exactly one level below `folder`, in several folders."""
+    return len({picture.parent for picture in pictures}) > 1 and all(
+        picture.parent.parent == folder for picture in pictures
+    )
+
+
+def _check_captions(folder: Path, images: list[Path], captioned: list[Path]) -> None:
+    """Refuse images without a caption, and log captions without an image."""
+    without = sorted(set(images) - set(captioned))
+    if without:
+        raise ValueError(
+            f"{len(without)} of {len(images)} images in {str(folder)!r} have no caption, such as "
+            f"{without[0].name!r}; expected a .txt of the same name beside each, or one of "
+            f"{', '.join(METADATA_FILES)} with the columns file_name and text, or one folder per label"
+        )
+    alone = sorted(set(folder.rglob("*.txt")) - {image.with_suffix(".txt") for image in images})
+    if alone:
+        logger.warning("%d .txt files in %r have no image, such as %r", len(alone), str(folder), alone[0].name)
+
+
+def _warn_of_unlisted(metadata: Path, table: AnyDataset, pictures: list[Path]) -> None:
+    """Log how many pictures of the folder the metadata omits (no error, since a file may list a subset)."""
+    if isinstance(table, datasets.Dataset) and 0 < len(table) < len(pictures):
+        logger.warning("%s lists %d of the %d images in its folder", metadata, len(table), len(pictures))

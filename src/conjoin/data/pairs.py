@@ -1,45 +1,28 @@
 """Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
-import difflib
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 import datasets
-import pyarrow.compute
 
 from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.image_columns import IMAGE, element_of, is_text, missing_images, strings, undecoded
+from conjoin.data.pair_columns import (
+    COMMON_COLUMNS as COMMON_COLUMNS,
+    PairColumns,
+    check_kept,
+    choose_columns,
+    kept_columns,
+)
+from conjoin.data.pair_groups import group_rows, join_pairs, number_pairs
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
+from conjoin.data.picture_files import is_readable, remedy
+from conjoin.data.row_checks import RowChecks, check_ids, check_same_images, row_name
 from conjoin.processing.item_inputs import check_text
 
-logger = logging.getLogger(__name__)
-
-Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
-
-PAIR_FEATURES = datasets.Features(
-    {"id": datasets.Value("string"), "image": datasets.Image(decode=False), "text": datasets.Value("string")}
-)
-
-COMMON_COLUMNS = {
-    "image": ("image", "img", "jpg", "jpeg", "png", "webp", "image_path", "img_path", "file_name", "filename",
-              "file_path", "filepath", "path", "image_url", "img_url", "url"),
-    "text": ("text", "caption", "captions", "title", "txt", "description", "alt_text", "sentence"),
-    "id": ("id", "key", "__key__", "item_id", "uid"),
-}  # fmt: skip
-"""Default column names, in order of preference; case is ignored."""
-
-
-class _Columns(NamedTuple):
-    image: str | None
-    text: str | None
-    id: str | None
-
-    @property
-    def features(self) -> datasets.Features:
-        chosen = self._asdict() | {"id": True}  # there are always ids
-        return datasets.Features({name: feature for name, feature in PAIR_FEATURES.items() if chosen[name]})
+PAIR_FEATURES = datasets.Features({"id": datasets.Value("string"), "image": IMAGE, "text": datasets.Value("string")})
+PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "kept")
 
 
 def load_pairs(
@@ -48,9 +31,12 @@ def load_pairs(
     image_column: str | None = None,
     text_column: str | None = None,
     id_column: str | None = None,
+    group_column: str | None = None,
     split: str = "train",
     streaming: bool = False,
     only: Literal["image", "text"] | None = None,
+    on_error: Literal["raise", "keep"] = "raise",
+    keep: Sequence[str] = (),
 ) -> AnyDataset:
     """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
 
@@ -58,36 +44,52 @@ def load_pairs(
     on access. With streaming, each row is checked when it is read, and duplicate ids are not detected. A row that
     cannot be used raises an error that names it; no row is skipped.
 
+    A row with a list of captions becomes a pair for each caption, with the ids `ID#0`, `ID#1` ...; so do rows of one
+    id and one image. Pairs of one image share a `group`, a fourth column that exists where it is needed (with
+    streaming, images of several rows are not compared). A row with a list of images is one item with all of them. If
+    no column is a text, but one is a `datasets.ClassLabel`, its names are the texts and the groups.
+
     Args:
         source: One of
 
-            * a folder with `metadata.csv`, `.jsonl` or `.parquet` (columns `file_name` and `text`), or with a `.txt`
-              caption next to each image;
+            * a folder with `metadata.csv`, `.jsonl` or `.parquet` (columns `file_name` and `text`), with a `.txt`
+              caption next to each image, or with a folder of images per label; or such folders below `train`, `test`;
+            * a folder that `save_to_disk` of `datasets` wrote;
             * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or URLs, or embedded);
             * webdataset tar shards: a path, a glob or a list;
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
         image_column: Column of the images. When None, the first match in `COMMON_COLUMNS`, as for the next two.
         text_column: Column of the captions.
-        id_column: Column of unique row names; row numbers when there is no such column.
+        id_column: Column of unique row names. When None, that of `SURE_IDS`, else the only other match, else row
+            numbers; "" for row numbers.
+        group_column: Column of what a row shows: rows of one group are not each other's negatives.
         split: The split, for sources with several.
         streaming: Return an `IterableDataset` that reads rows on access.
         only: Load this part only: the source may lack the other, and the result has no column for it.
+        on_error: "keep" leaves a row whose image or text cannot be used in its place, with the reason in a further
+            column `problem` (null for the others).
+        keep: Further columns of the source; their values are in the column `kept`, under their own names.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
         ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, or `only`
-            is unknown.
+            or `on_error` is unknown.
     """
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
+    if on_error not in ("raise", "keep"):
+        raise ValueError(f"on_error={on_error!r}; expected 'raise' or 'keep'")
     dataset, folder = open_source(source, split, streaming, captions=only != "image")
     dataset = undecoded(dataset)
-    available = _column_names(dataset)
-    columns = _choose_columns(available, {"image": image_column, "text": text_column, "id": id_column}, only)
+    first = _first_row(dataset)
+    given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
+    columns = choose_columns(list(first), given, dataset.features or {}, only)
+    check_kept(keep, list(first), dataset.features or {})
+    reader = _RowReader(columns, folder, on_error == "keep", keep)
     if isinstance(dataset, datasets.IterableDataset):
-        return _stream_pairs(dataset, available, columns, folder)
-    pairs = _collect_pairs(dataset, columns, folder)
+        return reader.stream(dataset, first)
+    pairs = reader.collect(dataset)
     return pairs.to_iterable_dataset() if streaming else pairs
 
 
@@ -104,28 +106,12 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
     return load_pairs(source, split=split, **options)
 
 
-def check_ids(ids: Sequence[str]) -> None:
-    """Reject duplicate ids.
-
-    Raises:
-        ValueError: An id occurs twice; the message gives the first few.
-    """
-    duplicates = [f"{name!r} ({count} times)" for name, count in Counter(ids).items() if count > 1]
-    if duplicates:
-        raise ValueError(f"{len(duplicates)} ids occur more than once: {', '.join(duplicates[:3])}")
-
-
-def row_name(index: int, row_id: str) -> str:
-    """Return the name of a row for error messages."""
-    return f"row {index} (id {row_id!r})"
-
-
 def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
     """Resolve a path against `folder` and check that the file exists; URLs and data URIs are returned as is.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The path is missing.
+        ValueError: The path is missing, or Pillow does not read files of this kind.
     """
     if not path:
         raise ValueError(f"{name}: the image is missing")
@@ -134,130 +120,181 @@ def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
     file = ((folder or Path()) / path).absolute()
     if not file.is_file():
         raise FileNotFoundError(f"{name}, image {str(file)!r}: no such file")
+    if not is_readable(file):
+        raise ValueError(f"{name}, image {str(file)!r}: cannot be read; {remedy(file.suffix.lower())}")
     return str(file)
 
 
-def unknown_column(column: str, available: Iterable[str]) -> ValueError:
-    """Return the error for a missing column: it lists the columns and suggests the nearest name."""
-    available = list(available)
-    nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
-
-
-def undecoded(dataset: Source) -> Source:
-    """Return the dataset as plain rows, with images as bytes or paths."""
-    dataset = dataset.with_format(None)
-    for name, feature in (dataset.features or {}).items():
-        if isinstance(feature, datasets.Image):
-            dataset = dataset.cast_column(name, datasets.Image(decode=False))
-    return dataset
-
-
-def _column_names(dataset: AnyDataset) -> list[str]:
+def _first_row(dataset: AnyDataset) -> dict[str, Any]:
     first = next(iter(dataset), None)
     if first is None:
         raise ValueError("the dataset is empty: it has no rows")
-    return list(first)
+    return dict(first)
 
 
-def _choose_columns(available: Sequence[str], given: Mapping[str, str | None], only: str | None) -> _Columns:
-    chosen: dict[str, str | None] = {}
-    by_lower_name = {name.lower(): name for name in reversed(available)}
-    for role, column in given.items():
-        if only is not None and role not in (only, "id"):
-            chosen[role] = None
-            continue
-        if column is not None and column not in available:
-            raise unknown_column(column, available)
-        known = [by_lower_name[name] for name in COMMON_COLUMNS[role] if name in by_lower_name]
-        chosen[role] = column if column is not None else next(iter(known), None)
-        if column is None and len(known) > 1:
-            others = ", ".join(map(repr, known[1:]))
-            logger.warning("the column %r is read as %s, not %s; choose by %s_column", known[0], role, others, role)
-        if chosen[role] is None and role != "id":
-            raise ValueError(
-                f"found no {role} column among {', '.join(map(repr, available))}; "
-                f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}"
-            )
-    return _Columns(**chosen)
+class _RowReader:
+    """Reads rows as pairs.
 
+    Args:
+        columns: What to read.
+        folder: Of relative paths.
+        keep: Whether rows that cannot be used stay, with the reason.
+        kept: Further columns.
+    """
 
-def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | None) -> datasets.Dataset:
-    """Check ids and texts and join them with the image column, which stays unchanged on disk."""
-    given_ids = dataset[columns.id][:] if columns.id else range(len(dataset))
-    ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
-    check_ids(ids)
-    names = [row_name(index, row_id) for index, row_id in enumerate(ids)]
-    cheap = {"id": ids}
-    if columns.text:
-        cheap["text"] = _check_all(check_text, dataset[columns.text][:], names)
-    parts = [datasets.Dataset.from_dict(cheap)]
-    if columns.image:
-        parts.append(_collect_images(dataset, columns.image, folder, names))
-    return datasets.concatenate_datasets(parts, axis=1).select_columns(list(columns.features))
+    def __init__(self, columns: PairColumns, folder: Path | None, keep: bool, kept: Sequence[str]) -> None:
+        self.columns, self.folder, self.keep, self.kept = columns, folder, keep, kept
 
+    def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
+        """Check ids and texts and join them with the image column, which stays unchanged on disk."""
+        columns = self.columns
+        given_ids = dataset[columns.id][:] if columns.id else range(len(dataset))
+        ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
+        checks = RowChecks([row_name(index, row_id) for index, row_id in enumerate(ids)], self.keep)
+        owners: Sequence[int] = range(len(dataset))
+        pairs: dict[str, list[Any]] = {}
+        if columns.text and element_of(dataset.features[columns.text]) is None:
+            pairs["text"] = checks.run(self._text, dataset[columns.text][:])
+        elif columns.text:
+            found: list[list[Any]] = [texts or [None] for texts in checks.run(self._texts, dataset[columns.text][:])]
+            pairs["text"] = [text for texts in found for text in texts]
+            owners = [row for row, texts in enumerate(found) for _ in texts]
+        images = self._collect_images(dataset, checks) if columns.image else None
+        if len(set(ids)) < len(ids):
+            check_same_images(dataset, columns.picture, ids)
+            if columns.text is None:
+                first: dict[str, int] = {}
+                owners = [row for row, row_id in enumerate(ids) if first.setdefault(row_id, row) == row]
+        pairs["id"] = number_pairs([ids[row] for row in owners])
+        check_ids(pairs["id"])
+        groups = self._groups(dataset, ids, owners)
+        if groups is not None:
+            pairs["group"] = [groups[row] for row in owners]
+        if self.keep:
+            pairs["problem"] = [checks.problems.get(row) for row in owners]
+        joined = strings(pairs) if images is None else join_pairs(images, owners, pairs)
+        if self.kept:
+            joined = datasets.concatenate_datasets([joined, kept_columns(dataset, self.kept, owners)], axis=1)
+        return joined.select_columns([name for name in PAIR_COLUMNS if name in joined.column_names])
 
-def _collect_images(
-    dataset: datasets.Dataset, column: str, folder: Path | None, names: Sequence[str]
-) -> datasets.Dataset:
-    feature = dataset.features[column]
-    if feature in (datasets.Value("string"), datasets.Value("large_string")):
-        paths = _check_all(lambda path, name: resolve_image_path(path, folder, name), dataset[column][:], names)
-        images = datasets.Dataset.from_dict({"image": paths})
-    elif isinstance(feature, datasets.Image | dict) or feature == datasets.Value("binary"):
-        images = dataset.select_columns(column).rename_columns({column: "image"})
-    else:
-        raise ValueError(f"column {column!r} holds {feature}; expected images, image bytes, paths or URLs")
-    images = images.cast_column("image", PAIR_FEATURES["image"])
-    for index in _missing_images(images):
-        raise ValueError(f"{names[index]}: the image is missing")
-    return images
+    def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
+        """Read each row when it is used.
 
+        Args:
+            dataset: The rows.
+            first: The first of them.
+        """
+        columns, known = self.columns, dataset.features or {}
+        several = {
+            part: isinstance(first.get(name or ""), list) or element_of(known.get(name or "")) is not None
+            for part, name in (("image", columns.image), ("text", columns.text))
+        }
+        features = PAIR_FEATURES | ({"image": datasets.List(IMAGE)} if several["image"] else {})
+        features["kept"] = {name: known.get(name) for name in self.kept}
+        chosen = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.keep}
+        chosen["kept"] = bool(self.kept)
+        features = datasets.Features(
+            {name: features.get(name, datasets.Value("string")) for name in PAIR_COLUMNS if chosen[name]}
+        )
 
-def _check_all(check: Callable[[Any, str], str], values: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Check every row, then raise the first error with the number of wrong rows."""
-    checked: list[str] = []
-    wrong: list[ValueError | FileNotFoundError] = []
-    for value, name in zip(values, names, strict=True):
-        try:
-            checked.append(check(value, name))
-        except (ValueError, FileNotFoundError) as error:
-            wrong.append(error)
-    if len(wrong) > 1:
-        raise type(wrong[0])(f"{wrong[0]} ({len(wrong)} of {len(names)} rows cannot be used)") from wrong[0]
-    if wrong:
-        raise wrong[0]
-    return checked
+        def one(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+            pairs = self._pairs(row, index)
+            if len(pairs) > 1:
+                raise ValueError(f"row {index}: {len(pairs)} texts, but the rows before have one each")
+            return {name: pairs[0].get(name) for name in features}
 
+        def all_of_one(batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+            pairs = self._pairs({name: values[0] for name, values in batch.items()}, indices[0])
+            return {name: [pair.get(name) for pair in pairs] for name in features}
 
-def _missing_images(images: datasets.Dataset) -> Iterator[int]:
-    """Yield the rows whose image is null, without reading the bytes of the others."""
-    start = 0
-    for batch in images.with_format("arrow").iter(batch_size=1000):
-        data, path = (pyarrow.compute.struct_field(batch["image"], field) for field in ("bytes", "path"))
-        missing = pyarrow.compute.and_(data.is_null(), path.is_null())
-        yield from (start + offset for offset, value in enumerate(missing.to_pylist()) if value)
-        start += len(batch)
+        options: dict[str, Any] = {"with_indices": True, "remove_columns": list(first), "features": features}
+        if not known.keys() >= set(self.kept):  # a stream of JSON lines does not know its types
+            options["features"] = None
+        if several["text"]:
+            return dataset.map(all_of_one, batched=True, batch_size=1, **options)
+        return dataset.map(one, **options)
 
-
-def _stream_pairs(
-    dataset: datasets.IterableDataset, available: list[str], columns: _Columns, folder: Path | None
-) -> datasets.IterableDataset:
-    def pair(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+    def _pairs(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
+        """Return the pairs of a row of a stream."""
+        columns = self.columns
         row_id = _check_id(index, row[columns.id] if columns.id else index)
         name = row_name(index, row_id)
-        checked: dict[str, Any] = {"id": row_id}
-        if columns.image:
-            image = row[columns.image]
-            if image is None or isinstance(image, str):
-                image = resolve_image_path(image, folder, name)
-            checked["image"] = PAIR_FEATURES["image"].encode_example(image)
-        if columns.text:
-            checked["text"] = check_text(row[columns.text], name)
-        return checked
+        common: dict[str, Any] = {"id": row_id, "kept": {name: row.get(name) for name in self.kept}}
+        texts: list[str | None] = [None]
+        try:
+            if columns.image:
+                image = self._image(row[columns.image], name)
+                encode = IMAGE.encode_example
+                common["image"] = list(map(encode, image)) if isinstance(image, list) else encode(image)
+            if columns.text:
+                texts = [*self._texts(row[columns.text], name)]
+        except (ValueError, FileNotFoundError) as error:
+            if not self.keep:
+                raise
+            common["problem"] = str(error)
+        if columns.group:
+            common["group"] = self._group(row[columns.group])
+        elif columns.text and isinstance(row[columns.text], list):
+            common["group"] = row_id
+        ids = number_pairs([row_id] * len(texts))
+        return [common | {"id": pair_id, "text": text} for pair_id, text in zip(ids, texts, strict=True)]
 
-    return dataset.map(pair, with_indices=True, remove_columns=_column_names(dataset), features=columns.features)
+    def _text(self, value: Any, name: str) -> str:  # noqa: ANN401
+        return check_text(self._class_name(value), name)
+
+    def _texts(self, value: Any, name: str) -> list[str]:  # noqa: ANN401
+        """Check a text or a list of texts."""
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise ValueError(f"{name}: the list of texts is empty")
+        return [self._text(text, name) for text in values]
+
+    def _class_name(self, value: Any) -> Any:  # noqa: ANN401
+        """Return the name of a class in place of its number."""
+        if self.columns.label is None or not isinstance(value, int):
+            return value
+        return self.columns.label.int2str(value) if value >= 0 else None  # -1: it has none
+
+    def _image(self, value: Any, name: str) -> Any:  # noqa: ANN401
+        """Check the image of a row, or its list of images, as far as possible without reading it."""
+        if isinstance(value, list) and value:
+            return [self._image(one, name) for one in value]
+        if isinstance(value, str) or not value:
+            return resolve_image_path(value or None, self.folder, name)
+        return value
+
+    def _group(self, value: Any) -> str | None:  # noqa: ANN401
+        value = self._class_name(value) if self.columns.group == self.columns.text else value
+        return None if value is None or value == "" else str(value)
+
+    def _groups(self, dataset: datasets.Dataset, ids: list[str], owners: Sequence[int]) -> Sequence[str | None] | None:
+        """Return the group of each row: that of the column, else rows of one image."""
+        if self.columns.group is not None:
+            return [self._group(value) for value in dataset[self.columns.group][:]]
+        pictures: list[Hashable] = list(ids)
+        picture = self.columns.picture
+        if picture is not None and is_text(element_of(dataset.features[picture]) or dataset.features[picture]):
+            paths = dataset[picture][:]
+            pictures = [(str(path),) if path else row_id for path, row_id in zip(paths, ids, strict=True)]
+        return group_rows(ids, pictures, owners)
+
+    def _collect_images(self, dataset: datasets.Dataset, checks: RowChecks) -> datasets.Dataset:
+        """Return the column `image` of the rows."""
+        column = self.columns.image or ""
+        element = element_of(dataset.features[column])
+        kind = dataset.features[column] if element is None else element
+        target = IMAGE if element is None else datasets.List(IMAGE)
+        if is_text(kind):
+            paths = {"image": checks.run(self._image, dataset[column][:])}
+            return strings(paths, several=element is not None).cast_column("image", target)
+        if not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
+            raise ValueError(
+                f"column {column!r} holds {dataset.features[column]}; expected images, image bytes, paths or URLs"
+            )
+        images = dataset.select_columns(column).rename_columns({column: "image"}).cast_column("image", target)
+        for row in missing_images(images):
+            checks.fail(row, ValueError(f"{checks.names[row]}: the image is missing"))
+        return images
 
 
 def _check_id(index: int, value: Any) -> str:  # noqa: ANN401

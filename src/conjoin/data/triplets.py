@@ -8,8 +8,10 @@ from typing import Any
 import datasets
 
 from conjoin.data.json_lines import JsonLines
+from conjoin.data.pair_columns import unknown_column
 from conjoin.data.pair_sources import open_table
-from conjoin.data.pairs import check_ids, resolve_image_path, unknown_column
+from conjoin.data.pairs import resolve_image_path
+from conjoin.data.row_checks import check_ids
 from conjoin.processing.item_inputs import check_text
 
 TRIPLET_ROLES = ("query", "positive", "negative", "variant")
@@ -20,16 +22,20 @@ TRIPLET_FEATURES = datasets.Features(
         for role in TRIPLET_ROLES
         for part in ("image", "text")
     }
+    | {"kind": datasets.Value("string")}
 )
-"""`id`, then `{role}_image` and `{role}_text` for query, positive, negative and the optional variant of the query."""
+"""`id`, then `{role}_image` and `{role}_text` for query, positive, negative and the optional variant of the query,
+then the optional kind of the negative."""
+_OPTIONAL = ("id", "variant_image", "variant_text", "kind")
 
 
 def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     """Load triplets from a JSON-lines file (or a CSV), columns `TRIPLET_FEATURES`.
 
     Each line is an object with `query_image`, `query_text`, `positive_image`, `positive_text`, `negative_image` and
-    `negative_text`; optionally `id` (the row number otherwise), `variant_image` and `variant_text`. Images are paths
-    relative to the folder of the file, or URLs. The image or the text of an item may be null, but not both.
+    `negative_text`; optionally `id` (the row number otherwise), `variant_image`, `variant_text` and `kind`: the kind
+    of negative, for which Precision is also reported by itself. Images are paths relative to the folder of the file,
+    or URLs. The image or the text of an item may be null, but not both.
 
     Raises:
         FileNotFoundError: The file or a listed image does not exist; the message names line and field.
@@ -45,7 +51,7 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
         raise ValueError(f"{str(path)!r} has no triplets")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in TRIPLET_FEATURES:
-        if column not in columns and column != "id" and not column.startswith("variant"):
+        if column not in columns and column not in _OPTIONAL:
             raise unknown_column(column, columns)
     triplets = []
     for index, row in enumerate(rows):
@@ -56,7 +62,8 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
 
 
 def _triplet(row_id: str, row: Mapping[str, Any], folder: Path, name: str) -> dict[str, Any]:
-    triplet: dict[str, Any] = {"id": row_id}
+    kind = row.get("kind")
+    triplet: dict[str, Any] = {"id": row_id, "kind": None if kind is None else check_text(kind, f"{name}, kind")}
     for role in TRIPLET_ROLES:
         image_field, text_field = f"{role}_image", f"{role}_text"
         image, text = row.get(image_field), row.get(text_field)

@@ -21,14 +21,15 @@ class Benchmark:
         add_arguments: Adds the benchmark's own options to the parser of the command.
         run: Called as `run(encoder, args, out)` with the model, all options, and the folder to write to. `args` holds
             the benchmark's own options and the shared ones: `data`, `seed`, `quiet` and so on.
-        reads_data: Whether `--data` must, can or cannot be given.
+        reads_data: Whether `--data` must, can or cannot be given. It is a path, or with `"source"`, any source of
+            `conjoin.data.load_pairs`, and must be given.
     """
 
     name: str
     help: str
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[ItemEncoder, Namespace, Path], Results]
-    reads_data: Literal["required", "optional", "none"] = "required"
+    reads_data: Literal["required", "optional", "none", "source"] = "required"
 
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.benchmarks", "conjoin.benchmarks")

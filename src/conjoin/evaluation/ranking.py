@@ -83,6 +83,7 @@ def best_ranks(
     candidate_labels: Tensor,
     ignored_labels: Tensor | None = None,
     block_scores: int = BLOCK_SCORES,
+    texts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """`rank_of_relevant` by cosine similarity, one block of queries at a time.
 
@@ -93,6 +94,8 @@ def best_ranks(
         candidate_labels: `(M,)` int.
         ignored_labels: `(N,)` int; a query's pool leaves out the candidates of its label.
         block_scores: Upper bound of the scores in memory at once.
+        texts: Further labels `(N,)` and `(M,)` of the queries and candidates; a candidate is relevant if either its
+            label or its further label is the query's.
 
     Returns:
         `(N,)` int64 ranks, from 1.
@@ -111,8 +114,39 @@ def best_ranks(
         scores = q[block] @ c.T
         if ignored_labels is not None:
             scores.masked_fill_(ignored_labels[block, None].to(q.device) == found, float("-inf"))
-        ranks.append(rank_of_relevant(scores, wanted[block, None] == found, tie_tolerance(q.dtype)))
+        relevant = wanted[block, None] == found
+        if texts is not None:
+            relevant |= texts[0][block, None].to(q.device) == texts[1].to(q.device)
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
     return torch.cat(ranks).cpu() if ranks else torch.empty(0, dtype=torch.long)
+
+
+def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_scores: int = BLOCK_SCORES) -> Tensor:
+    """`rank_of_relevant` by cosine similarity, where pairs name the right candidates, one block of queries at a time.
+
+    Args:
+        queries: `(N, D)`, normalised here.
+        candidates: `(M, D)`, normalised here.
+        pairs: `(P, 2)` int: the number of a query, and the number of a candidate that is right for it.
+        block_scores: Upper bound of the scores in memory at once.
+
+    Returns:
+        `(N,)` int64 ranks, from 1.
+
+    Raises:
+        ValueError: Widths differ, embeddings are not finite, or a query has no right candidate.
+    """
+    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
+    _check_sizes(q, c, torch.arange(len(q)), torch.arange(len(c)))
+    rows = max(1, block_scores // len(c))
+    ranks = []
+    for start in range(0, len(q), rows):
+        scores = q[start : start + rows] @ c.T
+        own = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + rows)]
+        relevant = torch.zeros_like(scores, dtype=torch.bool)
+        relevant[own[:, 0] - start, own[:, 1]] = True
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
+    return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.long)
 
 
 def count_at_least(

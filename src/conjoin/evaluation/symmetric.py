@@ -20,6 +20,7 @@ def evaluate_symmetric(
     variant: Array | None = None,
     distractors: Iterable[Array] = (),
     ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None = None,
+    kinds: Sequence[str | None] | None = None,
     ks: Sequence[int] = (1, 5, 10),
     resamples: int = 10000,
     seed: int = 0,
@@ -38,6 +39,7 @@ def evaluate_symmetric(
         distractors: Blocks `(B, D)`, read once and one at a time, so they need not fit in memory together.
         ids: For each triplet the ids of (X, X⁺, X⁻). An item that occurs in several triplets enters the pool once.
             Without ids, all 3 N items are different.
+        kinds: For each triplet the kind of its negative: Precision is also given for each kind by itself.
         ks: Cut-offs.
         resamples: Bootstrap samples per interval.
         seed: Of the bootstrap.
@@ -57,6 +59,9 @@ def evaluate_symmetric(
         return Metric.from_values(values, chance, resamples, seed)
 
     metrics = {"precision": metric(wins, 0.5)}
+    for kind in sorted({kind for kind in kinds or () if kind is not None}):
+        chosen = torch.tensor([other == kind for other in kinds or ()])
+        metrics[f"precision, {kind.replace('_', ' ')}"] = metric(wins[chosen], 0.5)
     metrics |= {f"recall@{k}": metric(hits[row], recall_chance[row]) for row, k in enumerate(ks)}
     metrics["mean_recall"] = metric(mean_recall, mean_chance)
     metrics["average"] = metric((mean_recall + wins) / 2, (mean_chance + 0.5) / 2)

@@ -1,6 +1,7 @@
 """Saving models so that others can load them, and loading what was saved."""
 
 from conjoin.hub.export import export as export
+from conjoin.hub.find import check_model as check_model
 from conjoin.hub.load import (
     is_own_model as is_own_model,
     load_config as load_config,

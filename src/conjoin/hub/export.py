@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.storage import write_checksums
+from conjoin.storage import flush, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
@@ -51,6 +51,8 @@ def export(
         saved = sorted(file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py")
         write_checksums(staging, saved)
         add_sentence_transformers_files(staging, prompts)
+        for file in staging.rglob("*.*"):
+            flush(file)
         _move_files(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -79,16 +81,18 @@ def add_sentence_transformers_files(folder: str | Path, prompts: dict[str, str] 
 
 
 def _move_files(staging: Path, folder: Path) -> None:
-    """Move the files of `staging` to `folder`, weights last; weights of an earlier model are removed."""
+    """Move the files of `staging` to `folder`. An earlier model's weights go first, the new weights come last.
+
+    So a process that is killed here leaves a folder without weights, never the files of two models.
+    """
     weights = sorted({file.name for pattern in _WEIGHTS for file in staging.glob(pattern)})
     others = sorted({file.name for file in staging.iterdir()} - set(weights))
+    for file in [file for pattern in _WEIGHTS for file in folder.glob(f"model{pattern}")]:
+        file.unlink()
     for name in others:
         if (folder / name).is_dir():  # of chat templates
             shutil.rmtree(folder / name)
         os.replace(staging / name, folder / name)
-    for file in [file for pattern in _WEIGHTS for file in folder.glob(f"model{pattern}")]:
-        if file.name not in weights:  # in other shards than the new ones
-            file.unlink()
     for name in weights:
         os.replace(staging / name, folder / name)
 

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
+from conjoin.hub.find import check_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -104,10 +105,11 @@ def loading(path: str | Path) -> Iterator[None]:
         FileNotFoundError: There is no such model, or a part of it is missing.
         ValueError: Its weights are damaged, it is of another kind than expected, or it needs code of its own.
     """
+    check_model(path)
     try:
         yield
     except OSError as error:
-        where = "" if Path(path).exists() else "there is no such folder, and on the hub: "
+        where = "" if Path(path).exists() else "from the hub: "
         raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
     except SafetensorError as error:
         raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error

@@ -1,24 +1,20 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
-from transformers.utils import logging
 
 from .item_inputs import Item, check_text, parse_item
-
-logger = logging.get_logger(__name__)
+from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
 
 ASK = "Summarize above {} in one word: "
-"""The request of every prompt (PUMA, after LamRA); `{}` is one of `NOUNS`."""
-
-NOUNS = {"image": "image", "text": "sentence", "image,text": "image and sentence"}
+"""The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
 
 CHATML = {"start": "<|im_start|>user\n", "end": "<|im_end|>\n<|im_start|>assistant\n", "ask": ASK}
 QWEN = CHATML | {"image_start": "<|vision_start|>", "image_end": "<|vision_end|>"}
@@ -32,10 +28,6 @@ TEMPLATES = {
 }
 """The text around and between the parts of an item, by architecture."""
 
-VIEWS = ("image", "text", "fused")
-VIEW_MODALITIES = {"fused": "image,text", "image": "image", "text": "text"}
-"""The views of an item with both modalities and the modality of each, in the order of their prompt endings."""
-
 
 class Pictures(NamedTuple):
     """The images of a batch: the pixel rows of all images, and the number of rows and of tokens of each image."""
@@ -45,22 +37,14 @@ class Pictures(NamedTuple):
     tokens: list[int]
 
 
-class Piece(NamedTuple):
-    """A part of a prompt: token ids, the views of the item that contain it, and its kind."""
-
-    ids: list[int]
-    views: tuple[str, ...]
-    kind: Literal["image", "text", "frame"] = "frame"
-
-
 class MllmRetrieverProcessor(ProcessorMixin):
     """Turns items (text, images, both, interleaved in any way) into one batch of prompts for `MllmRetrieverModel`.
 
     A prompt is the images and texts in the item's own order, each text on a line of its own, with the instruction
-    before the first text, then "Summarize above image and sentence in one word: ", then [RET] as the answer. In the
-    paper's prompts the image comes first; its period after [RET] is omitted, since [RET] does not attend to it.
-    The endings of the item's other views (images alone, texts alone) follow the prompt, outside `attention_mask`.
-    Special tokens that occur in an item's text are read as ordinary words.
+    and a space before the first text, then "Summarize above image and sentence in one word: ", then [RET] as the
+    answer. An instruction counts as a sentence. In the paper's prompts the image comes first; its period after [RET]
+    is omitted, since [RET] does not attend to it. The tokens of the item's other views (images alone, texts alone)
+    are outside `attention_mask`. Special tokens that occur in an item's text are read as ordinary words.
 
     Args:
         image_processor: The backbone's image processor: Qwen's with its dynamic resolution, or one that resizes
@@ -71,10 +55,14 @@ class MllmRetrieverProcessor(ProcessorMixin):
         template: The texts `start`, `image_start`, `image_end`, `ask` and `end`; one of `TEMPLATES`.
         tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, whose patch grid gives the number.
         max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
+        max_text_length: Longest text in tokens, with the instruction before it; no limit when None.
+        prompt_version: How prompts are written, see `PromptWriter`. The default is that of processors saved without
+            this field; `from_mllm` makes processors of version 2.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
 
     Raises:
-        ValueError: The tokenizer does not know the image token or the readout token, or the template lacks a text.
+        ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
+            `max_text_length` or `prompt_version` is out of range.
     """
 
     def __init__(
@@ -87,6 +75,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
         tokens_per_picture: int | None = None,
         max_length: int | None = None,
         chat_template: str | None = None,
+        max_text_length: int | None = None,
+        prompt_version: int = 1,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.image_token = image_token
@@ -94,6 +84,12 @@ class MllmRetrieverProcessor(ProcessorMixin):
         self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)
         self.tokens_per_picture = tokens_per_picture
         self.max_length = max_length
+        self.max_text_length = max_text_length
+        self.prompt_version = prompt_version
+        if max_text_length is not None and max_text_length < 1:
+            raise ValueError(f"max_text_length={max_text_length} must be at least 1")
+        if prompt_version not in PROMPT_VERSIONS:
+            raise ValueError(f"prompt_version={prompt_version!r}; expected one of {PROMPT_VERSIONS}")
         absent = [key for key in QWEN if key not in self.template]
         if absent:
             raise ValueError(f"template lacks {absent}; expected {list(QWEN)}")
@@ -148,6 +144,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
             if min_pixels is not None or max_pixels is not None:
                 raise ValueError(f"{config.model_type!r} has a fixed resolution; omit min_pixels and max_pixels")
         kwargs.setdefault("template", TEMPLATES[config.model_type])
+        kwargs.setdefault("prompt_version", PROMPT_VERSIONS[-1])
         if kwargs.get("max_length") is None:  # some tokenizers have no limit
             kwargs["max_length"] = config.get_text_config().max_position_embeddings
         image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
@@ -196,8 +193,14 @@ class MllmRetrieverProcessor(ProcessorMixin):
         pictures = self._pictures(parsed, names)
         limits = (max_length, self.max_length, self.tokenizer.model_max_length)
         limit = min(next(given for given in limits if given is not None), self.tokenizer.model_max_length)
-        prompts = self._prompts(parsed, instructions, pictures.tokens)
-        batch = self._pad(_fit_all(prompts, limit, names))
+        lengths = iter(pictures.tokens)
+        asks = [
+            Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
+            for item, told in zip(parsed, instructions, strict=True)
+        ]
+        writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token, self.prompt_version)
+        image_lengths = [[next(lengths) for _ in item.images] for item in parsed]
+        batch = self._pad(writer.write(asks, image_lengths, limit, self.max_text_length, names))
         batch |= _pad_pixels(pictures, [len(item.images) for item in parsed])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
@@ -247,64 +250,20 @@ class MllmRetrieverProcessor(ProcessorMixin):
         rows = output["num_patches"].tolist() if "num_patches" in output else [1] * len(images)
         return Pictures(tensors, rows, [count * self.tokens_per_picture for count in rows])
 
-    def _prompts(
-        self, items: list[Item], instructions: list[str | None], image_lengths: list[int]
-    ) -> Iterator[list[Piece]]:
-        """Yield the pieces of each item's prompt; the endings of its views come last."""
-        texts = iter(self._tokens([f"{text}\n" for item in items for text in item.texts]))
-        asked = iter(self._tokens([f"{text}\n" for text in instructions if text is not None]))
-        lengths = iter(image_lengths)
-        start, opening, closing = self._tokens(
-            [self.template[key] for key in ("start", "image_start", "image_end")], special=True
-        )
-        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        endings = self._endings()
-        for item, instruction in zip(items, instructions, strict=True):
-            is_mixed = item.modality == "image,text"
-            views = {kind: (kind, "fused") if is_mixed else VIEWS for kind in ("image", "text")}
-            body = [
-                Piece(next(texts), views["text"], "text")
-                if isinstance(part, str)
-                else Piece([*opening, *[placeholder] * next(lengths), *closing], views["image"], "image")
-                for part in item.parts
-            ]
-            if instruction is not None:
-                place = next((place for place, piece in enumerate(body) if piece.kind == "text"), len(body))
-                body.insert(place, Piece(next(asked), VIEWS))
-            prompt = [Piece(start, VIEWS), *body]
-            for view, modality in VIEW_MODALITIES.items() if is_mixed else (("fused", item.modality),):
-                last = [piece.kind for piece in body if view in piece.views][-1]
-                ids = endings[modality, last == "image"]
-                prompt.append(Piece(ids, (view,) if is_mixed else VIEWS))
-            yield prompt
-
-    def _endings(self) -> dict[tuple[str, bool], list[int]]:
-        """Return the prompt endings (request and readout token) by modality and by whether an image precedes."""
-        cases = [(modality, after_image) for modality in NOUNS for after_image in (False, True)]
-        line = "" if self.template["image_end"].endswith("\n") else "\n"
-        asks = [(line if after_image else "") + self.template["ask"].format(NOUNS[m]) for m, after_image in cases]
-        tail = self.template["end"] + (self.ret_token or "")
-        return dict(zip(cases, self._tokens([ask + tail for ask in asks], special=True), strict=True))
-
-    def _tokens(self, texts: list[str], special: bool = False) -> list[list[int]]:
-        """Return the token ids of texts; special tokens in them are parsed only if `special`."""
-        if not texts:
-            return []
-        options = {"add_special_tokens": False, "split_special_tokens": not special, "verbose": False}
-        return self.tokenizer(texts, **options)["input_ids"]
-
     def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
         """Return ids `(N, T)`, padded on the tokenizer's padding side, and the mask of each view."""
-        rows = {"input_ids": [[token for piece in prompt for token in piece.ids] for prompt in prompts]}
+        rows = {"input_ids": [torch.tensor([token for piece in prompt for token in piece.ids]) for prompt in prompts]}
         for name, view in (("attention_mask", "fused"), ("image_view_mask", "image"), ("text_view_mask", "text")):
-            rows[name] = [[int(view in piece.views) for piece in prompt for _ in piece.ids] for prompt in prompts]
+            rows[name] = [
+                torch.tensor([int(view in piece.views) for piece in prompt]).repeat_interleave(
+                    torch.tensor([len(piece.ids) for piece in prompt])
+                )
+                for prompt in prompts
+            ]
         padding = {"input_ids": self.tokenizer.pad_token_id or 0}
         return {
             name: pad_sequence(
-                [torch.tensor(row) for row in values],
-                batch_first=True,
-                padding_value=padding.get(name, 0),
-                padding_side=self.tokenizer.padding_side,
+                values, batch_first=True, padding_value=padding.get(name, 0), padding_side=self.tokenizer.padding_side
             )
             for name, values in rows.items()
         }
@@ -328,42 +287,6 @@ def _read_items(
         words = [*system, *([] if own is None else [check_text(own, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions
-
-
-def _fit_all(prompts: Iterable[list[Piece]], limit: int, names: list[str]) -> list[list[Piece]]:
-    """Truncate texts until each prompt has at most `limit` tokens, with one warning for all."""
-    fitted, cut = [], []
-    for prompt, name in zip(prompts, names, strict=True):
-        fitted.append(_fit(prompt, limit, name))
-        cut += [name] if fitted[-1] is not prompt else []
-    if cut:
-        more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
-        logger.warning("text cut to fit %d tokens: %s%s", limit, ", ".join(cut[:3]), more)
-    return fitted
-
-
-def _fit(prompt: list[Piece], limit: int, name: str) -> list[Piece]:
-    """Truncate texts, the last first, until the prompt of the whole item has at most `limit` tokens.
-
-    Raises:
-        ValueError: The parts that cannot be truncated exceed `limit`.
-    """
-    over = sum(len(piece.ids) for piece in prompt if "fused" in piece.views) - limit
-    if over <= 0:
-        return prompt
-    fitted = list(prompt)
-    for place in reversed(range(len(prompt))):
-        ids = prompt[place].ids
-        if prompt[place].kind == "text" and over > 0 and len(ids) > 2:
-            taken = min(over, len(ids) - 2)
-            fitted[place] = prompt[place]._replace(ids=[*ids[: -1 - taken], ids[-1]])  # the last token ends the line
-            over -= taken
-    if over > 0:
-        raise ValueError(
-            f"{name}: images, instruction and prompt take {limit + over} tokens, {over} more than max_length={limit}, "
-            "and they cannot be truncated; lower max_pixels, pass fewer images or raise max_length"
-        )
-    return fitted
 
 
 def _pad_pixels(pictures: Pictures, counts: list[int]) -> dict[str, Tensor]:

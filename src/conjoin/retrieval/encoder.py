@@ -22,7 +22,27 @@ from conjoin.storage import model_fingerprint, processor_digest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_Batch = dict[str, Any] | ValueError | FileNotFoundError
+_Unusable = ValueError | FileNotFoundError
+
+
+class _NamedItem(NamedTuple):
+    name: str
+    item: Any
+    instruction: str | None
+
+
+class _Batch(NamedTuple):
+    """A processed batch.
+
+    Attributes:
+        inputs: Of the model, for the items that can be used; None without such items.
+        unusable: What is wrong with each of the other items, by its place.
+        error: What is wrong with the batch although every item can be used alone.
+    """
+
+    inputs: dict[str, Any] | None = None
+    unusable: Mapping[int, _Unusable] = {}
+    error: _Unusable | None = None
 
 
 class ModelIdentity(NamedTuple):
@@ -84,6 +104,7 @@ class Encoder(Protocol):
         on_batch: Callable[[int], object] | None = None,
         *,
         instruction: str | Sequence[str | None] | None = None,
+        on_unusable: Callable[[int, Exception], object] | None = None,
     ) -> np.ndarray:
         """Encode `N` items into `(N, D)` float32, L2-normalised, in the order given; see `ItemEncoder.encode`."""
 
@@ -191,6 +212,7 @@ class ItemEncoder:
         on_batch: Callable[[int], object] | None = None,
         *,
         instruction: str | Sequence[str | None] | None = None,
+        on_unusable: Callable[[int, Exception], object] | None = None,
     ) -> np.ndarray:
         """Encode items into vectors, in the order given.
 
@@ -202,6 +224,8 @@ class ItemEncoder:
             show_progress: Show a progress bar.
             on_batch: Called with the number of items done after every batch.
             instruction: What to look for: one text for all items, or one (or None) for each.
+            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
+                otherwise; the vector of such an item is NaN.
 
         Returns:
             `(N, D)` float32, L2-normalised.
@@ -223,20 +247,26 @@ class ItemEncoder:
         told = [instruction] * len(items) if instruction is None or isinstance(instruction, str) else instruction
         if len(told) != len(items):
             raise ValueError(f"got {len(told)} instructions for {len(items)} items")
-        batches = self._prepared([[(items[position], told[position]) for position in chunk] for chunk in chunks])
+        named = [_NamedItem(*each) for each in zip(names, items, told, strict=True)]
+        batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
         rows: list[np.ndarray] = []
+        done: list[int] = []
         shown = progress(total=len(items), desc="encoding", unit="item", show=show_progress)
         with _evaluation_mode(self.model), shown as bar:
-            for chunk in chunks:
-                rows.append(self._forward(batches, [(names[place], items[place], told[place]) for place in chunk]))
+            for chunk, batch in zip(chunks, batches, strict=True):
+                usable = _usable(chunk, batch, on_unusable)
+                if batch.inputs is not None:
+                    rows.append(self._forward(batch.inputs, [names[position] for position in usable]))
+                    done += usable
                 bar.update(len(chunk))
                 if on_batch is not None:
                     on_batch(len(chunk))
-        embeddings = np.empty((len(items), rows[0].shape[1]), dtype=np.float32)
-        embeddings[order] = np.concatenate(rows)
+        embeddings = np.full((len(items), rows[0].shape[1] if rows else self.dimension), np.nan, dtype=np.float32)
+        if rows:
+            embeddings[done] = np.concatenate(rows)
         return embeddings
 
-    def _prepared(self, batches: list[list[tuple[Any, str | None]]]) -> Iterator[_Batch]:
+    def _prepared(self, batches: list[list[_NamedItem]]) -> Iterator[_Batch]:
         """The processed batches, in order; made by worker processes when there are any."""
         prepare = partial(_process, self.processor)
         if self.num_workers == 0:
@@ -252,30 +282,18 @@ class ItemEncoder:
             )
         )
 
-    def _forward(self, batches: Iterator[_Batch], named: list[tuple[str, Any, str | None]]) -> np.ndarray:
-        """Run the next batch, of `(name, item, instruction)` each; returns `(n, D)` float32."""
-        batch = next(batches)
-        if isinstance(batch, Exception):
-            for name, item, told in named:
-                self._check_alone(name, item, told)
-            raise batch
+    def _forward(self, inputs: dict[str, Any], names: Sequence[str]) -> np.ndarray:
+        """Run a batch; returns `(n, D)` float32."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            output = self.model(**send_to_device(batch, self.device))
+            output = self.model(**send_to_device(inputs, self.device))
         embeddings = output.embeddings.float().cpu().numpy()
-        if embeddings.ndim != 2 or len(embeddings) != len(named):
-            raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(named)} items")
+        if embeddings.ndim != 2 or len(embeddings) != len(names):
+            raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
-            raise ValueError(f"{named[int(finite.argmin())][0]}: {self.name!r} gave an embedding that is not finite")
+            raise ValueError(f"{names[int(finite.argmin())]}: {self.name!r} gave an embedding that is not finite")
         return embeddings
-
-    def _check_alone(self, name: str, item: Any, instruction: str | None) -> None:  # noqa: ANN401
-        """Raise what is wrong with one item, under its own name instead of its place in the batch."""
-        parse_item(item, name)
-        found = _process(self.processor, [(item, instruction)])
-        if isinstance(found, ValueError):
-            raise ValueError(f"{name}: {str(found).removeprefix('item 0: ')}") from found
 
 
 def model_name(path: str | Path) -> str:
@@ -283,17 +301,48 @@ def model_name(path: str | Path) -> str:
     return str(Path(path).resolve()) if Path(path).is_dir() else str(path)
 
 
-def _process(processor: Callable[..., Mapping[str, Any]], rows: list[tuple[Any, str | None]]) -> _Batch:
-    """The batch of items and instructions, or what is wrong with it.
-
-    An error that is raised in a worker process would lose its type and its words.
-    """
-    items, instructions = ([row[place] for row in rows] for place in (0, 1))
-    told = {} if all(text is None for text in instructions) else {"instruction": instructions}
+def _process(processor: Callable[..., Mapping[str, Any]], named: list[_NamedItem]) -> _Batch:
+    """Process the items that can be used; an error raised in a worker process would lose its type and its words."""
     try:
-        return dict(processor(items, **told))
+        return _Batch(_inputs(processor, named))
+    except (ValueError, FileNotFoundError) as error:
+        found = {place: _what_is_wrong(processor, each) for place, each in enumerate(named)}
+        unusable = {place: wrong for place, wrong in found.items() if wrong is not None}
+        if not unusable:
+            return _Batch(error=error)
+    usable = [place for place in range(len(named)) if place not in unusable]
+    again = _process(processor, [named[place] for place in usable]) if usable else _Batch()
+    return again._replace(unusable=unusable | {usable[place]: wrong for place, wrong in again.unusable.items()})
+
+
+def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, Exception], object] | None) -> list[int]:
+    """Return the positions of the items that can be used, after reporting or raising what is wrong with the others."""
+    for place, error in batch.unusable.items():
+        if on_unusable is None:
+            raise error
+        on_unusable(chunk[place], error)
+    if batch.error is not None:
+        raise batch.error
+    return [position for place, position in enumerate(chunk) if place not in batch.unusable]
+
+
+def _inputs(processor: Callable[..., Mapping[str, Any]], named: list[_NamedItem]) -> dict[str, Any]:
+    instructions = [each.instruction for each in named]
+    told = {} if all(text is None for text in instructions) else {"instruction": instructions}
+    return dict(processor([each.item for each in named], **told))
+
+
+def _what_is_wrong(processor: Callable[..., Mapping[str, Any]], each: _NamedItem) -> _Unusable | None:
+    """Return what is wrong with one item, under its own name instead of its place in the batch."""
+    try:
+        parse_item(each.item, each.name)
     except (ValueError, FileNotFoundError) as error:
         return error
+    try:
+        _inputs(processor, [each])
+    except ValueError as error:
+        return ValueError(f"{each.name}: {str(error).removeprefix('item 0: ')}")
+    return None
 
 
 def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,27 @@ from safetensors import SafetensorError, safe_open
 
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.kept_rows import KeptRows, to_parquet
-from conjoin.storage import DamagedError, FolderKind, FolderWriter, StoredFolder, text_digest
+from conjoin.storage import (
+    DamagedError,
+    FolderKind,
+    FolderWriter,
+    StoredFolder,
+    check_checksum,
+    text_digest,
+    write_with_checksum,
+)
 
+LEFT_OUT_FILE = "left_out.jsonl"
 STORE = FolderKind("embedding store", 2, "run `conjoin encode`")
 _KEPT = "kept"
+
+
+class LeftOut(NamedTuple):
+    """A row that could not be encoded: its place among the rows of the data, its id, and why."""
+
+    row: int
+    id: str
+    reason: str
 
 
 class EmbeddingStore(StoredFolder):
@@ -84,6 +101,21 @@ class EmbeddingStore(StoredFolder):
         content: torch.Tensor = self.shard(number).get_tensor(_KEPT)
         return pq.read_table(pa.BufferReader(content.numpy()))
 
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The rows of the data that are not in the store, because `on_error` was `"skip"`.
+
+        Raises:
+            ValueError: Their list is missing or damaged.
+        """
+        if not self.manifest.details.get("left_out"):  # the number of rows, by shard
+            return []
+        path = self.folder / LEFT_OUT_FILE
+        if not path.is_file():
+            raise DamagedError(f"the file {str(path)!r} is missing; {STORE.remedy} again")
+        check_checksum(path, f"{STORE.remedy} again")
+        return [LeftOut(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
     def __len__(self) -> int:
         return self.rows
 
@@ -100,7 +132,7 @@ class EmbeddingStore(StoredFolder):
         file = self.shard(number)
         try:
             embeddings: torch.Tensor = file.get_tensor("embeddings")
-            ids = json.loads(file.get_tensor("ids").numpy().tobytes())
+            ids = _read_json(file, "ids")
         except (SafetensorError, ValueError) as error:
             raise DamagedError(
                 f"{self.path(number)} does not hold embeddings ({error}); {STORE.remedy} again"
@@ -123,6 +155,7 @@ def write_embeddings(
     ids: Sequence[str],
     embeddings: np.ndarray,
     contents: Sequence[int],
+    left_out: Sequence[LeftOut] = (),
     kept: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a shard of a store.
@@ -132,26 +165,55 @@ def write_embeddings(
         number: Of the shard.
         ids: N ids.
         embeddings: `(N, D)`, in the type to store.
-        contents: The `row_digest` of each row, which a resumed run compares.
-        kept: The `kept_values` of each row.
+        contents: The `row_digest` of each row of the data, which a resumed run compares.
+        left_out: The rows among them that could not be encoded, counted from the first row of the shard.
+        kept: The `kept_values` of each of the N rows.
 
     Raises:
         ValueError: A kept column holds values of different types.
     """
     tensors = {
         "embeddings": torch.from_numpy(np.ascontiguousarray(embeddings)),
-        "ids": torch.frombuffer(bytearray(json.dumps(list(ids)).encode("ascii")), dtype=torch.uint8),
+        "ids": _json_tensor(list(ids)),
         "contents": torch.tensor(contents, dtype=torch.int64),
     }
     if kept is not None:
         columns, content = to_parquet(ids, kept)
         tensors[_KEPT] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         writer.details[_KEPT] = sorted({*writer.details.get(_KEPT, ()), *columns})
+    counts: dict[str, int] = writer.details.pop("left_out", {}) | {str(number): len(left_out)}
+    if left_out:
+        tensors["left_out"] = _json_tensor(left_out)
+    if any(counts.values()):
+        writer.details["left_out"] = {shard: count for shard, count in counts.items() if count}
     writer.details["dimension"] = embeddings.shape[1]
     writer.write(number, tensors, len(ids))
 
 
-def read_contents(path: Path) -> tuple[list[str], list[int]]:
-    """The ids and the `row_digest` of each row of an intact shard."""
+def read_contents(path: Path) -> tuple[list[str], list[int], list[LeftOut]]:
+    """The ids and the `row_digest` of each row of the data in an intact shard, and which of them are left out."""
     with safe_open(path, "pt") as file:
-        return json.loads(file.get_tensor("ids").numpy().tobytes()), file.get_tensor("contents").tolist()
+        ids = _read_json(file, "ids")
+        left_out = [LeftOut(*row) for row in _read_json(file, "left_out")] if "left_out" in file.keys() else []
+        for row in left_out:
+            ids.insert(row.row, row.id)
+        return ids, file.get_tensor("contents").tolist(), left_out
+
+
+def write_left_out(folder: Path, rows: Sequence[LeftOut]) -> None:
+    """Write the list of the rows left out, for people and programs; no rows, no file."""
+    path = folder / LEFT_OUT_FILE
+    lines = "".join(json.dumps(row._asdict()) + "\n" for row in rows)
+    if not rows:
+        for beside in folder.glob(f"{LEFT_OUT_FILE}*"):
+            beside.unlink()
+    elif not path.is_file() or path.read_bytes() != lines.encode():
+        write_with_checksum(path, lambda temporary: temporary.write_text(lines, encoding="utf-8"))
+
+
+def _json_tensor(content: Sequence[Any]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(content).encode("ascii")), dtype=torch.uint8)
+
+
+def _read_json(file: Any, name: str) -> Any:  # noqa: ANN401 - safetensors has no types
+    return json.loads(file.get_tensor(name).numpy().tobytes())

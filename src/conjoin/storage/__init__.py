@@ -1,6 +1,6 @@
 """What every resumable folder needs: atomic writes, files with checksums under a manifest, and fingerprints."""
 
-from .atomic import atomic_path as atomic_path, write_text as write_text
+from .atomic import atomic_path as atomic_path, flush as flush, write_text as write_text
 from .checksum_file import (
     check_checksum as check_checksum,
     check_checksums as check_checksums,
@@ -24,7 +24,9 @@ from .fingerprints import (
 from .folder import (
     FolderWriter as FolderWriter,
     StoredFolder as StoredFolder,
+    check_place as check_place,
     is_current as is_current,
+    lock_folder as lock_folder,
     read_folder as read_folder,
     replace_folder as replace_folder,
 )
@@ -37,3 +39,4 @@ from .manifest import (
     recorded_rows as recorded_rows,
 )
 from .row_shards import NAMES as NAMES, RowShards as RowShards
+from .sealed import check_sealed as check_sealed, seal_folder as seal_folder

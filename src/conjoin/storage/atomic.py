@@ -41,10 +41,10 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 def commit(temporary: Path, path: Path) -> None:
     """Flush a finished temporary file to the disk and replace `path` by it."""
-    _flush(temporary)
+    flush(temporary)
     os.replace(temporary, path)
     if os.name == "posix":  # other systems cannot open a folder, and need not flush it
-        _flush(path.parent)
+        flush(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -72,7 +72,8 @@ def _remove_once(folder: Path) -> None:
     remove_temporary(folder, _STALE_SECONDS)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Flush a file or a folder's list of files to the disk."""
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)

@@ -89,7 +89,8 @@ def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs
     if isinstance(rows, datasets.Dataset):
         if rows.format["type"] == "custom":
             raise ValueError("the rows have a transform, so their images may change; cache the rows without it")
-        rows = rows.cast_column("image", datasets.Image(decode=False))
+        if isinstance(rows.features.get("image"), datasets.Image):
+            rows = rows.cast_column("image", datasets.Image(decode=False))
     elif not isinstance(rows, Sequence):
         raise ValueError(f"expected rows with a length and an order to cache, got {type(rows).__name__}")
     digest = hashlib.sha256()
@@ -104,9 +105,14 @@ def row_digest(row: Mapping[str, Any]) -> int:
 
 
 def row_bytes(row: Mapping[str, Any]) -> bytes:
-    """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded."""
+    """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded.
+
+    Of several images, one after the other.
+    """
     words = sorted((name, value) for name, value in row.items() if name != "image")
     image = row.get("image")
+    if isinstance(image, list):
+        return repr(words).encode("utf-8", "surrogatepass") + b"".join(row_bytes({"image": one}) for one in image)
     if isinstance(image, Image.Image):
         return repr((words, content_digest(image))).encode("utf-8", "surrogatepass")
     stored = image if isinstance(image, Mapping) else {"bytes" if isinstance(image, bytes) else "path": image}

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -152,6 +153,7 @@ class FolderWriter:
         self.details: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
+        check_place(self.folder, self.kind, rf"{re.escape(self.kind.prefix)}-\d{{5}}\.safetensors")
         self.folder.mkdir(parents=True, exist_ok=True)
         if not _is_complete(self.folder, self.kind):
             self._acquire()
@@ -252,6 +254,7 @@ def replace_folder(
         ValueError: The folder holds something else, or another process writes into it.
     """
     folder = Path(folder)
+    check_place(folder, kind, _versions(list(files)))
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder)
     try:
@@ -267,6 +270,32 @@ def replace_folder(
         _remove_replaced(folder, list(files), before, {file.file for file in stored})
     finally:
         lock.release()
+
+
+def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
+    """Refuse to write into a folder that holds something else.
+
+    Args:
+        folder: Absent, empty, or with a manifest.
+        kind: What is to be written.
+        own: Pattern of the names of files that an interrupted writer leaves before the manifest.
+
+    Raises:
+        ValueError: It has other files (the message names one), or a manifest of another kind or version.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    if (folder / MANIFEST).exists():
+        with suppress(DamagedError):  # its writer decides
+            read_manifest(folder, kind)
+        return
+    for name in sorted(path.name for path in folder.iterdir()):
+        if not name.startswith(".") and not name.endswith(TEMPORARY) and not re.fullmatch(own, name):
+            raise ValueError(
+                f"{str(folder)!r} is not empty and not an earlier {kind.name}: it has {name!r}; choose an empty or "
+                "new folder"
+            )
 
 
 def lock_folder(folder: Path) -> BaseFileLock:
@@ -307,8 +336,7 @@ def _write_file(path: Path, rows: int, write: Callable[[Path], object], named_by
 
 def _remove_replaced(folder: Path, names: list[str], before: set[str], kept: set[str]) -> None:
     """Remove the files `before` and other earlier versions of the files `names`, whatever their suffix."""
-    stems = "|".join(re.escape(Path(name).stem) for name in names)
-    earlier = re.compile(rf"({stems})-[0-9a-f]{{16}}\.\w+")
+    earlier = re.compile(_versions(names))
     for path in folder.iterdir():
         is_earlier = path.name in before or (earlier.fullmatch(path.name) and not path.name.endswith(TEMPORARY))
         if is_earlier and path.name not in kept:
@@ -316,6 +344,12 @@ def _remove_replaced(folder: Path, names: list[str], before: set[str], kept: set
                 path.unlink(missing_ok=True)
             except PermissionError:  # Windows: another process has it open
                 continue
+
+
+def _versions(names: list[str]) -> str:
+    """The pattern of all versions of the files `names`, whatever their suffix."""
+    stems = "|".join(re.escape(Path(name).stem) for name in names)
+    return rf"({stems})-[0-9a-f]{{16}}\.\w+"
 
 
 def _plain(key: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ class PairArguments:
         eval_split: Evaluation split; without this and `eval_source` there is no evaluation.
         image_column: Column of the images; None guesses it from common names.
         text_column: Column of the captions, likewise.
-        id_column: Column of unique names, likewise.
+        id_column: Column of unique names, likewise; "" for row numbers.
+        group_column: Column of what a row shows; rows of one group are not each other's negatives, and right answers
+            in evaluation. None makes a group of the rows of one image.
         streaming: Read rows during training; needs `training.max_steps`.
     """
 
@@ -29,6 +31,7 @@ class PairArguments:
     image_column: str | None = None
     text_column: str | None = None
     id_column: str | None = None
+    group_column: str | None = None
     streaming: bool = False
 
     @property
@@ -50,6 +53,7 @@ class PairArguments:
             image_column=self.image_column,
             text_column=self.text_column,
             id_column=self.id_column,
+            group_column=self.group_column,
             split=split,
             streaming=streaming,
         )

@@ -67,6 +67,11 @@ class CachedFeatures(EpochRows):
         row = {"ids": self.tensors["ids"][index], "image_features": images[copy, index]}
         return row | {name: self.tensors[name][text] for name in ("text_features", *MASKS)}
 
+    @property
+    def texts(self) -> Tensor:
+        """A label `(N,)` of each row's first text, equal for equal texts."""
+        return self.tensors["text_rows"][:, 0]
+
 
 def _read_tensors(folder: StoredFolder) -> dict[str, Tensor]:
     with folder.shard(0) as file:

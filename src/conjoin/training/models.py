@@ -1,5 +1,6 @@
 """Build the model and processor of the recipe section `model`."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import load_sample_text_tower, load_sample_vision_tower, sample_image_processor
-from conjoin.hub import load_model
+from conjoin.hub import check_model, load_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -15,7 +16,7 @@ from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 
 from .lora import add_lora
-from .recipe import ModelArguments
+from .recipe import ModelArguments, recipe_folder
 
 ModelAndProcessor = tuple[PreTrainedModel, ProcessorMixin]
 
@@ -24,6 +25,7 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     """Load or compose the model and processor of a recipe.
 
     Raises:
+        FileNotFoundError: There is no such model.
         ValueError: The architecture is unknown, or a component is not named.
     """
     if arguments.checkpoint is not None:
@@ -31,6 +33,7 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     elif arguments.architecture not in ARCHITECTURES:
         raise ValueError(f"model: unknown architecture {arguments.architecture!r}; expected one of {[*ARCHITECTURES]}")
     else:
+        _check_parts(arguments)
         model, processor = ARCHITECTURES[arguments.architecture](arguments)
     if isinstance(model, MllmRetrieverModel):
         choose_trained(model, arguments.freeze_towers)
@@ -91,7 +94,7 @@ def compose_mllm(arguments: ModelArguments) -> ModelAndProcessor:
         arguments.mllm,
         min_pixels=arguments.min_pixels,
         max_pixels=arguments.max_pixels,
-        max_length=arguments.max_text_length,
+        max_text_length=arguments.max_text_length,
         ret_token=None if model.config.readout == "last" else arguments.config.get("ret_token", "[RET]"),
         revision=arguments.config.get("revision"),
     )
@@ -105,6 +108,25 @@ ARCHITECTURES: dict[str, Callable[[ModelArguments], ModelAndProcessor]] = {
     "mllm_retriever": compose_mllm,
 }
 """The function that builds each architecture."""
+
+
+def _check_parts(arguments: ModelArguments) -> None:
+    """Refuse names of models that cannot be loaded.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+    """
+    for key in ("vision", "text", "mllm"):
+        name = vars(arguments)[key]
+        if name in (None, "sample"):
+            continue
+        try:
+            check_model(name)
+        except FileNotFoundError as error:
+            recipe = recipe_folder() / "gcl/sample.yaml"
+            raise FileNotFoundError(
+                f"model.{key}: {error}; a recipe that downloads nothing is {os.path.relpath(recipe)!r}"
+            ) from error
 
 
 def _processor(arguments: ModelArguments) -> ImageTextProcessor:

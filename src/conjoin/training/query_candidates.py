@@ -145,7 +145,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
     def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:  # noqa: ANN401
         return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
 
-    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, texts: Tensor | None = None) -> dict[str, Tensor]:
         """Rank all candidates for every query; duplicate candidates count once."""
         order = labels.argsort(stable=True)
         first = torch.ones_like(order, dtype=torch.bool)

@@ -1,5 +1,7 @@
 """A recipe: one YAML file that fully describes a training run, parsed into dataclasses."""
 
+import difflib
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,7 @@ class ModelArguments:
         image_size: Image side in pixels, for the `sample` tower only.
         min_pixels: Enlarge smaller images to this size, for an MLLM with dynamic resolution only.
         max_pixels: Shrink larger images to this size, likewise.
-        max_text_length: Maximum text length in tokens; for an MLLM, of the prompt with its images. None for the
+        max_text_length: Maximum length of a text in tokens; for an MLLM, with the instruction before it. None for the
             tokenizer's limit.
         freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if set in `config`, [RET].
         lora: Low-rank adapters on the towers, instead of full training.
@@ -147,9 +149,13 @@ def _build_recipe(values: dict[str, Any], where: str) -> Recipe:
 
 
 def _others(path: Path) -> str:
-    """List the other recipes in the folder of a missing recipe."""
-    found = sorted(other.name for other in path.parent.glob("*.yaml"))
-    return f"; {str(path.parent)!r} has {', '.join(found)}" if found else ""
+    """Suggest the recipe that a missing one is like, and list the recipes of this package and of its folder."""
+    folder = Path(os.path.relpath(recipe_folder()))
+    own = [found for found in folder.glob("*/*.yaml") if found.parent.name != "accelerate"]
+    found = sorted({*map(str, own), *map(str, path.parent.glob("[!.]*.yaml"))})
+    near = difflib.get_close_matches(str(path), found, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"; {hint}recipes: {', '.join(found)}"
 
 
 def _parse(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value

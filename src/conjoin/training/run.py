@@ -1,6 +1,7 @@
 """Run a recipe: build the trainer, train, and save the model."""
 
 import json
+import os
 from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,10 +10,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
+from conjoin.storage import write_text
+
+from .config import RetrievalConfig
 from .features import cache_run_features, collate_features
+from .interruption import Interruption
 from .method import METHODS
 from .models import build_model
 from .recipe import Recipe
+from .run_folder import open_run_folder, remove_checkpoints, saving
 from .trainer import RetrievalTrainer
 
 
@@ -46,18 +52,13 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     method, training = METHODS[recipe.method], recipe.training
     rows, evaluation = recipe.data.load()
     run = Run(recipe, model, processor, rows, rows, evaluation)
+    _check_batch(rows, training)
     collator = None
     if recipe.features is not None:
         run.train_dataset, run.eval_dataset = cache_run_features(
             recipe.features, model, processor, rows, evaluation, training
         )
         collator = collate_features
-    rows_per_step = training.per_device_train_batch_size * training.world_size
-    if isinstance(run.train_dataset, Sized) and len(run.train_dataset) < rows_per_step:
-        raise ValueError(
-            f"a batch of {rows_per_step} rows (per_device_train_batch_size times devices) is larger than the training "
-            f"data of {len(run.train_dataset)} rows: no step is possible"
-        )
     arguments = {
         "train_dataset": run.train_dataset,
         "eval_dataset": run.eval_dataset,
@@ -70,23 +71,65 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     return make_trainer(model, training, **arguments)
 
 
-def train(recipe: Recipe, resume: bool = False) -> RetrievalTrainer:
+def _check_batch(rows: Any, training: RetrievalConfig) -> None:  # noqa: ANN401 - any dataset
+    rows_per_step = training.per_device_train_batch_size * training.world_size
+    if isinstance(rows, Sized) and len(rows) < rows_per_step:
+        raise ValueError(
+            f"a batch of {rows_per_step} rows (per_device_train_batch_size times devices) is larger than the training "
+            f"data of {len(rows)} rows: no step is possible"
+        )
+
+
+def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> RetrievalTrainer:
     """Run a recipe and write the model, its processor and `recipe.json` to `output_dir`.
+
+    SIGINT (Ctrl-C) and SIGTERM end the run after the next step, with a checkpoint.
 
     Args:
         recipe: The recipe.
-        resume: Resume from the last checkpoint in `output_dir`.
+        resume: Resume from the last intact checkpoint in `output_dir`.
+        overwrite: Replace a model in `output_dir` when the new one is complete; remove its checkpoints when training
+            starts.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint to resume from.
+        KeyboardInterrupt: A signal ended the run; the message says how to resume.
+        OSError: The disk is full or fails; the message says which checkpoint is safe.
+        ValueError: `output_dir` holds something that the run would replace, or another process trains into it; and as
+            `build_trainer`.
     """
-    torch.manual_seed(recipe.training.seed)
-    model, processor = build_model(recipe.model)
-    trainer = build_trainer(recipe, model, processor)
-    trainer.train(resume_from_checkpoint=resume or None)
-    trainer.save_model()
-    if trainer.args.should_save:
-        record: dict[str, Any] = {"method": recipe.method, "model": asdict(recipe.model), "data": asdict(recipe.data)}
-        optional = {"features": recipe.features, **recipe.sections}
-        record |= {name: asdict(section) for name, section in optional.items() if section is not None}
-        record |= {"training": recipe.training.to_sanitized_dict(), "log": trainer.state.log_history}
-        path = Path(str(trainer.args.output_dir)) / "recipe.json"
-        path.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
+    if resume and overwrite:
+        raise ValueError("resume and overwrite exclude each other")
+    with open_run_folder(recipe.training, resume, overwrite) as checkpoint:
+        torch.manual_seed(recipe.training.seed)
+        model, processor = build_model(recipe.model)
+        trainer = build_trainer(recipe, model, processor)
+        folder = Path(str(trainer.args.output_dir))
+        if overwrite and trainer.args.should_save:
+            remove_checkpoints(folder)
+        with Interruption() as interruption:
+            trainer.add_callback(interruption)
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with saving("the model", folder):
+                trainer.save_model()
+                if trainer.args.should_save:
+                    write_text(folder / "recipe.json", json.dumps(_record(recipe, trainer), indent=2) + "\n")
     return trainer
+
+
+def _record(recipe: Recipe, trainer: RetrievalTrainer) -> dict[str, Any]:
+    """Return the recipe and the log; paths inside the current folder are relative to it."""
+    record: dict[str, Any] = {"method": recipe.method, "model": asdict(recipe.model), "data": asdict(recipe.data)}
+    optional = {"features": recipe.features, **recipe.sections}
+    record |= {name: asdict(section) for name, section in optional.items() if section is not None}
+    record |= {"training": recipe.training.to_sanitized_dict(), "log": trainer.state.log_history}
+    here, plain = f"{Path.cwd()}{os.sep}", json.loads(json.dumps(record, default=str))
+    return _replace_text(plain, lambda text: text.removeprefix(here))
+
+
+def _replace_text(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {key: _replace_text(part, change) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_replace_text(part, change) for part in value]
+    return change(value) if isinstance(value, str) else value

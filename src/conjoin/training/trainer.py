@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import datasets
@@ -18,14 +19,18 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 
 from conjoin.data import EpochRows, PairCollator
 from conjoin.evaluation import best_ranks
+from conjoin.evaluation.ranking import integer_labels
 from conjoin.hub import export
 from conjoin.training.config import RetrievalConfig
+from conjoin.training.features import CachedFeatures
 from conjoin.training.gradient_cache import average_gradients, cached_backward
 from conjoin.training.lora import merge_lora
 from conjoin.training.objective import Objective, total_loss
+from conjoin.training.run_folder import UNFINISHED, publish, remove_old, remove_unfinished, saving
 
 
 class EpochCallback(TrainerCallback):
@@ -98,6 +103,7 @@ class RetrievalTrainer(Trainer):
         self.objective = model
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
+        self._unfinished: Path | None = None
         super().__init__(
             model=model,
             args=args,
@@ -162,6 +168,8 @@ class RetrievalTrainer(Trainer):
     ) -> dict[str, float]:
         """Measure hit rates between image and text over the whole evaluation set; ties count as misses.
 
+        Rows of one group, and rows of the same text, are right answers for one another.
+
         Returns:
             `{prefix}_{query}_to_{candidate}_hit_rate@{k}` in both directions, and `{prefix}_mean_hit_rate@{k}`.
         """
@@ -169,7 +177,7 @@ class RetrievalTrainer(Trainer):
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
         embeddings, labels = self._embed_dataset(dataset)
-        ranks = self._rank(embeddings, labels)
+        ranks = self._rank(embeddings, labels, _text_labels(dataset))
         metrics: dict[str, float] = {}
         for k in self.args.eval_ks:
             hits = {name: (found <= k).float().mean().item() for name, found in ranks.items()}
@@ -179,10 +187,11 @@ class RetrievalTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Return the rank `(N,)` of every row's best match, by direction."""
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, texts: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the rank `(N,)` of every row's best match, by direction; rows of equal `texts` `(N,)` match, too."""
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
-        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels) for a, b in pairs}
+        same = None if texts is None else (texts, texts)
+        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}
 
     @torch.no_grad()
     def _embed_dataset(self, dataset: Dataset[Any] | datasets.Dataset) -> tuple[dict[str, Tensor], Tensor]:
@@ -226,6 +235,32 @@ class RetrievalTrainer(Trainer):
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
 
+    def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401 - a trial of a hyperparameter search
+        """Return the folder of the checkpoints; while one is written, a folder aside."""
+        return super()._get_output_dir(trial) if self._unfinished is None else str(self._unfinished)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ANN401
+        """Write a checkpoint aside, and move it to its place when all processes have written their part."""
+        folder, name = Path(self._get_output_dir(trial)), f"checkpoint-{self.state.global_step}"
+        written, place = folder / UNFINISHED / name, folder / name
+        if self.args.should_save:
+            remove_unfinished(folder)
+        self.accelerator.wait_for_everyone()
+        self._unfinished = written.parent
+        try:
+            with saving(name, folder):
+                super()._save_checkpoint(model, trial)
+                if self.state.best_model_checkpoint == str(written):
+                    self.state.best_model_checkpoint = str(place)
+                    if self.args.should_save:
+                        self.state.save_to_json(str(written / TRAINER_STATE_NAME))
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    publish(written, place)
+                    remove_old(folder, self.args.save_total_limit, self.state.best_model_checkpoint)
+        finally:
+            self._unfinished = None
+
     def _record(self, terms: dict[str, Tensor]) -> None:
         for name, term in terms.items():
             self._term_sums[name] = self._term_sums.get(name, torch.zeros_like(term)) + term.detach()
@@ -240,3 +275,12 @@ class RetrievalTrainer(Trainer):
 
     def _mean(self, value: Tensor) -> float:
         return self.accelerator.gather(value.detach().float().reshape(1)).mean().item()
+
+
+def _text_labels(dataset: Any) -> Tensor | None:  # noqa: ANN401 - any rows
+    """Return a label `(N,)` of each row's text, equal for equal texts; None if rows have no texts or hide them."""
+    if isinstance(dataset, CachedFeatures):
+        return dataset.texts
+    if not isinstance(dataset, datasets.Dataset) or "text" not in dataset.column_names:
+        return None
+    return integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]

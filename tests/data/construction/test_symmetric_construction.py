@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_triplets
-from conjoin.data.construction.models import describe_with, edit_with, synthesise_with
+from conjoin.data.construction.models import describe_with, edit_with, rewrite_with, synthesise_with
 from conjoin.data.construction.review_sheet import write_review_sheet
-from conjoin.data.construction.symmetric import assemble_triplets, construct_symmetric
+from conjoin.data.construction.symmetric import EDITS, Edited, assemble_triplets, construct_symmetric
 
 COLOURS = ("red", "green", "blue")
 
@@ -128,9 +128,28 @@ def test_an_assembly_of_ones_own(tmp_path):
     assert [json.loads(line)["category"] for line in path.read_text().splitlines()] == ["squares"] * 3
 
 
+@pytest.mark.parametrize(("kind", "negatives"), [("add", ["original"]), ("remove", ["edited"]), ("replace", None)])
+def test_an_edit_that_only_adds_or_removes_has_one_negative(tmp_path, kind, negatives):
+    """The other combination has the same objects in all as the query."""
+    arguments = Steps().as_arguments() | {"edit": lambda text: Edited(f"{text} and a tree", kind)}
+    loaded = load_triplets(construct_symmetric(rows()[:1], tmp_path, **arguments))
+    assert [name.rsplit("/")[-1] for name in loaded["id"]] == (negatives or ["original", "edited"])
+
+
+def test_a_rewritten_text_makes_a_variant(tmp_path):
+    arguments = Steps().as_arguments() | {"rewrite": lambda text: f"in other words: {text}"}
+    loaded = load_triplets(construct_symmetric(rows()[:1], tmp_path, **arguments))
+    assert loaded["variant_text"] == [f"in other words: {text}" for text in loaded["query_text"]]
+    assert [image["path"] for image in loaded["variant_image"]] == [image["path"] for image in loaded["query_image"]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"edit": lambda text: Edited("a", "turn")},
+            "item 'shop/red', edited text: unknown edit 'turn'; expected one",
+        ),
         ({"describe": lambda image: None}, "item 'shop/red', original text: the step must return a str, got NoneType"),
         ({"synthesise": lambda text: text}, "item 'shop/red', edited image: the step must return a Image, got str"),
         ({"edit": lambda text: text}, "none of 3 items gave a candidate"),
@@ -199,9 +218,16 @@ class TestModels:
         assert pipelines == []  # nothing is loaded before it is needed
         common = ["do_sample", "max_new_tokens", "return_full_text"]
         assert json.loads(describe(Image.new("RGB", (2, 2)))) == ["image-text-to-text", [*common, "text"], 160]
-        assert json.loads(edit("a tree")) == ["text-generation", [*common, "text_inputs"], 9]
-        edit("a tree")
-        assert pipelines == [("image-text-to-text", "eyes", {"device": "cpu"}), ("text-generation", "words", {})]
+        made = edit("a tree")
+        assert json.loads(made.text) == ["text-generation", [*common, "text_inputs"], 9]
+        assert made == edit("a tree") and made.edit in EDITS
+        assert {edit(f"{number} trees").edit for number in range(20)} == set(EDITS)
+        assert json.loads(rewrite_with("words")("a tree"))[0] == "text-generation"
+        assert pipelines == [
+            ("image-text-to-text", "eyes", {"device": "cpu"}),
+            ("text-generation", "words", {}),
+            ("text-generation", "words", {}),
+        ]
 
     def test_pictures_by_diffusers(self, monkeypatch):
         seen = []

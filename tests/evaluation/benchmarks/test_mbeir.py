@@ -111,6 +111,21 @@ def test_a_model_that_tells_nothing_apart_finds_nothing(root, tmp_path):
         assert [metric.value for metric in score.metrics.values()] == [0.0] * 5
 
 
+@pytest.mark.parametrize(("wrong_ties", "expected"), [(0, 1.0), (1, 0.0)])
+def test_only_wrong_candidates_win_a_tie_at_the_last_cut_off(root, tmp_path, wrong_ties, expected):
+    """Nine better ones, then a tie of three right ones: rank 10, or below it if a wrong one is in the tie."""
+    words = [*("a" * n for n in range(1, 10)), *["ab"] * (3 + wrong_ties), *["axx", "q", "r", "s", "t"] * 2]
+    write(root, "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl", candidates(words))
+    query = {"qid": "2:1", "query_txt": "aaa", "query_img_path": None, "query_modality": "text"}
+    answers = [f"2:{n}" for n in (10, 11, 12)]
+    lines = [json.dumps(query | {"pos_cand_list": answers, "neg_cand_list": []})]
+    write(root, "query/test/mbeir_webqa_task1_test.jsonl", lines)
+    write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:1 0 {did} 1 1" for did in answers])
+    (score,) = run(root, tmp_path / "out", settings=["local"])
+    assert score.metrics["hit_rate@10"].value == expected and score.metrics["hit_rate@5"].value == 0
+    assert len(read_run(tmp_path / f"out/runs/local/{CELL}.txt")["2:1"]) == 11
+
+
 def test_run_files_hold_the_ranking(root, tmp_path):
     run(root, tmp_path)
     ranking = read_run(tmp_path / f"runs/local/{CELL}.txt")

@@ -82,7 +82,7 @@ def test_attention_that_is_even_counts_tokens(retriever, pairs):
             layer.self_attn.q_proj.weight.zero_()
     found = readout_attention(model, processor, pairs[:1])
     length = int(processor(pairs[:1])["attention_mask"].sum())
-    expected = torch.tensor([4, 2, length - 7, 1], dtype=torch.float64) / length  # "a" and its line end
+    expected = torch.tensor([4, 1, length - 6, 1], dtype=torch.float64) / length  # the text is "a"
     torch.testing.assert_close(found, expected.expand(DEPTH, -1), rtol=1e-5, atol=1e-7)
 
 

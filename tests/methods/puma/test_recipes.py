@@ -122,6 +122,14 @@ def test_the_recipes_of_the_paper_run_on_small_models(name, family, mllm_checkpo
     second += [f"--training.output_dir={tmp_path / 'two'}"]
     assert main(["train", str(RECIPES / paths[1]), *words, *second]) == 0
     assert len(losses(tmp_path / "two")) == 2
+    settings = json.loads((tmp_path / "two/processor_config.json").read_text())
+    assert (settings["prompt_version"], settings.get("max_text_length")) == (2, 480 if name else None)
+
+
+def test_stage_1_takes_hard_negatives_only_if_told(recipe_1):
+    for overrides, expected in (({}, []), ({"data.hard_negatives": "1"}, ["nobody is a"])):
+        rows, _ = load_recipe(recipe_1, overrides).data.load()
+        assert rows[0]["negatives"] == expected
 
 
 def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch):
@@ -152,7 +160,7 @@ def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch
             "unknown field 'keep_layer' of the MLLM retriever; expected some of .*'keep_layers'",
         ),
         ({"model.config.keep_layers": "9"}, r"keep_layers=9; expected 1\.\.4"),
-        ({"data.columns.negative": "wrong"}, "hard_neg"),
+        ({"data.columns.negative": "hard_neg"}, "hard_negatives=0; set it to 1"),
         ({"teacher.cache": "x", "training.teacher": "shared"}, '"shared" change with the student'),
         ({"data.format": "mbeir"}, "evaluated after training, by `conjoin evaluate --benchmark mbeir`"),
         (

@@ -224,7 +224,7 @@ def test_the_published_csv_trains(folder, teacher, tmp_path):
     lines = ["sent0,sent1,hard_neg", *(f"a {i},b {i},c {i}" for i in range(8))]
     (tmp_path / "nli.csv").write_text("\n".join(lines))
     model, processor = make_student(folder)
-    rows = load_nli(tmp_path / "nli.csv")
+    rows = load_nli(tmp_path / "nli.csv", hard_negatives=1)
     trainer = make_trainer("puma_stage1", model, processor, tmp_path, rows, teacher=teacher)
     assert trainer.train().training_loss > 0
 

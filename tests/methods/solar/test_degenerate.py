@@ -53,7 +53,7 @@ def test_stage_1(tiny_checkpoints, case, arguments):
 @pytest.mark.parametrize("threshold", [NEVER, ALWAYS], ids=["everything masked", "nothing masked"])
 @pytest.mark.parametrize("case", ["two pairs", "identical pairs", ""])
 def test_stage_1_with_a_threshold_beyond_all_scores(tiny_checkpoints, case, threshold, monkeypatch):
-    """All that is masked leaves CLS to itself: one embedding for every row."""
+    """A row without a shared token keeps its best one, so rows that differ keep different embeddings."""
     objective, batch = stage1_objective(tiny_checkpoints, degenerate(case), mask="hard")
     found = Threshold(torch.tensor(threshold), torch.tensor(False))
     monkeypatch.setattr("conjoin.methods.solar.stage1.qda_threshold", lambda *_: found)
@@ -64,7 +64,9 @@ def test_stage_1_with_a_threshold_beyond_all_scores(tiny_checkpoints, case, thre
         with torch.no_grad():
             embeddings = objective.embed(**{name: value for name, value in batch.items() if name != "ids"})
         assert embeddings["image"].isfinite().all()
-        assert torch.allclose(embeddings["image"], embeddings["image"][:1].expand_as(embeddings["image"]))
+        assert terms["image_empty_rate"] == terms["text_empty_rate"] == 1
+        alike = torch.allclose(embeddings["image"], embeddings["image"][:1].expand_as(embeddings["image"]))
+        assert alike == (case == "identical pairs")
 
 
 @pytest.mark.parametrize("case", CASES)

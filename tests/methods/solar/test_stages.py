@@ -9,17 +9,25 @@ from transformers import AutoModel
 
 from conjoin.data import PairCollator, load_pairs
 from conjoin.losses import (
+    LocalScores,
     global_distillation,
     global_to_local_alignment,
     local_distillation,
     multi_positive,
     symmetric_info_nce,
 )
-from conjoin.methods.solar import SolarStage2Config, SolarStage2Rows, SolarStage2Trainer, stage2 as solar_stage2
+from conjoin.losses.alignment import ScoreStatistics
+from conjoin.methods.solar import (
+    SolarStage1Config,
+    SolarStage2Config,
+    SolarStage2Rows,
+    SolarStage2Trainer,
+    stage2 as solar_stage2,
+)
 from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
 from conjoin.methods.solar.prepare import prepare_stage2
-from conjoin.methods.solar.stage1 import align
-from conjoin.methods.solar.stage2 import load_heads
+from conjoin.methods.solar.stage1 import SolarStage1Objective, align, separation
+from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.training import Run, cached_backward, load_recipe, train
@@ -68,7 +76,8 @@ def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_c
     assert torch.equal(end, last)
     assert torch.allclose(middle, 0.5 + 0.5 * end)
     assert terms["rho"] == 0
-    assert terms["image_shared_rate"].item() == pytest.approx(end.mean().item())
+    kept = end.mean() - terms["image_empty_rate"] / end.shape[1]  # a row without a shared patch keeps one
+    assert terms["image_shared_rate"].item() == pytest.approx(kept.item())
     assert terms["image_negative_mean"] != terms["image_positive_mean"]
 
 
@@ -116,7 +125,7 @@ def test_stage_1_saves_an_encoder_without_heads_and_the_heads_beside_it(tiny_che
 def test_a_resumed_stage_1_is_the_uninterrupted_one(tiny_checkpoints, tmp_path):
     results = []
     for name in ("whole", "parts"):
-        model, processor = frozen_encoder(tiny_checkpoints, token_dropout=0.3)
+        model, processor = frozen_encoder(tiny_checkpoints, attention_dropout=0.3)
         arguments = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
         trainer = stage1(tmp_path / name, model, processor, texts(8), **arguments)
         if name == "whole":
@@ -301,7 +310,8 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
 ):
     """With one chunk it is the plain step, though dropout draws after the samples are drawn."""
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_source=source)
-    objective.encoder.config.token_dropout = 0.5
+    for layer in objective.encoder.vl_encoder.layers:
+        layer.dropout = 0.5
     objective.double().train()
     calls = []
 
@@ -330,7 +340,9 @@ def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):
     first = stage1(tmp_path, model, processor, texts(8))
     first.train()
     first.save_model()
-    config = SolarStage2Config(output_dir=str(tmp_path / "b"), itc_weight=1.0, mined_per_anchor=0, **SETTINGS)
+    config = SolarStage2Config(
+        output_dir=str(tmp_path / "b"), itc_weight=1.0, mined_per_anchor=0, min_separation=0, **SETTINGS
+    )
     trainer = SolarStage2Trainer(model, config, train_dataset=texts(8), processing_class=processor, heads=tmp_path)
     assert torch.equal(trainer.model.heads.text.weight, first.model.heads.text.weight)
 
@@ -452,6 +464,7 @@ def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
     settings = {"data": data, "mined": tmp_path / "mined", "itc": itc}
     second = write_recipe(tmp_path / "2.yaml", STAGE_2, checkpoint=first, out=tmp_path / "second", **settings)
     second.data.mined_source = str(data) if itc else None
+    second.training.min_separation = 0.0
     trainer = train(second)
     assert ("itc_loss" in trainer.state.log_history[0]) == bool(itc)
     saved = load_file(str(tmp_path / "second" / "model.safetensors"))
@@ -471,3 +484,30 @@ def test_sections_that_do_not_fit_a_method_are_named(tiny_checkpoints, tmp_path)
     recipe = write_recipe(tmp_path / "2.yaml", STAGE_2, mined="null", **settings)
     with pytest.raises(ValueError, match=r"needs data\.mined, the output of `conjoin mine`"):
         prepare_stage2(Run(recipe, model, processor, texts(4), texts(4), None))
+
+
+def test_solar_refuses_token_dropout(tiny_checkpoints, tmp_path):
+    model, _ = frozen_encoder(tiny_checkpoints, token_dropout=0.5)
+    for config in (SolarStage1Config, SolarStage2Config):
+        objective = SolarStage1Objective if config is SolarStage1Config else SolarStage2Objective
+        with pytest.raises(ValueError, match=r"token_dropout=0.5: SOLAR needs 0"):
+            objective(model, config(output_dir=str(tmp_path), use_cpu=True))
+
+
+def test_separation_is_the_chance_that_a_positive_score_is_higher():
+    torch.manual_seed(0)
+    high, low = 0.3 + 0.2 * torch.randn(4000), 0.1 + 0.3 * torch.randn(4000)
+    populations = [ScoreStatistics(torch.tensor(4000), x.mean(), (x - x.mean()).square().sum()) for x in (high, low)]
+    found = separation(LocalScores(high[None], *populations))
+    assert found.item() == pytest.approx((high[:, None] > low).float().mean().item(), abs=0.01)
+    assert separation(LocalScores(high[None], populations[0], populations[0])).item() == pytest.approx(0.5)
+
+
+def test_stage_2_stops_at_scores_that_hardly_separate(tiny_checkpoints, tmp_path):
+    objective, batch = stage2_objective(tiny_checkpoints, tmp_path, min_separation=0.999)
+    with pytest.raises(ValueError, match=r"'image_separation': 0\.\d+.*min_separation=0.999.*train stage 1 for more"):
+        objective(**batch)
+    objective.progress = 0.5  # only the first step is checked, the others are logged
+    assert 0 < objective(**batch)["text_separation"] < 1
+    with pytest.raises(ValueError, match="min_separation=-1 must not be negative"):
+        SolarStage2Config(output_dir="x", min_separation=-1, use_cpu=True)

@@ -50,7 +50,7 @@ def stage2_rows(folder, rows, **arguments):
 
 
 def stage2(folder, model, processor, rows, **arguments):
-    config = SolarStage2Config(output_dir=str(folder), **(SETTINGS | arguments))
+    config = SolarStage2Config(output_dir=str(folder), **(SETTINGS | {"min_separation": 0.0} | arguments))
     return SolarStage2Trainer(model, config, train_dataset=rows, processing_class=processor)
 
 
@@ -64,6 +64,7 @@ def stage1_objective(checkpoints, rows=None, **arguments):
 
 def stage2_objective(checkpoints, folder, rows=None, **arguments):
     model, processor = frozen_encoder(checkpoints)
+    arguments = {"min_separation": 0.0} | arguments
     config = SolarStage2Config(output_dir="unused", use_cpu=True, report_to="none", **arguments)
     augmented = {"augment": ImageOps.invert, "augmented": True} if config.positive == "augmented" else {}
     rows = stage2_rows(folder, texts(6) if rows is None else rows, **augmented)

@@ -124,10 +124,16 @@ class TestSaving:
         assert loaded.ids == names(9) and loaded.search(unit(9, 8, seed=1)[3:4], 1).ids == [["doc/3"]]
 
     def test_files_of_others_stay(self, tmp_path):
-        (tmp_path / "vectors-0.npy").write_text("mine")
         for _ in range(2):
             filled("exact", unit(6, 8)).save(tmp_path)
+            (tmp_path / "vectors-0.npy").write_text("mine")
         assert (tmp_path / "vectors-0.npy").read_text() == "mine"
+
+    def test_a_folder_of_something_else_is_refused(self, tmp_path):
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(ValueError, match=r"is not empty and not an earlier index: it has 'config.json'"):
+            filled("exact", unit(6, 8)).save(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
     @pytest.mark.parametrize("kind", ["exact", "flat"])
     @pytest.mark.parametrize("function", ["replace", "fsync"])

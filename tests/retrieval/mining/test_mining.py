@@ -54,8 +54,8 @@ def mine(rows, folder, miners=MINERS, **options):
 def naive(rows, miners, k, anchors=None):
     """Every miner by a full sort; returns `{anchor: {negative: {miner: rank}}}`."""
     anchors = rows if anchors is None else anchors
-    kept = {row["id"]: {} for row in anchors}
-    duplicates = {row["id"]: set() for row in anchors}
+    found = {row["id"]: [] for row in anchors}
+    close = {row["id"]: {} for row in anchors}
     for miner in miners:
         encoder = Loader()(miner.model)
 
@@ -64,20 +64,23 @@ def naive(rows, miners, k, anchors=None):
 
         scores = encode(anchors, miner.query) @ encode(rows, miner.candidate).T
         for anchor, line in zip(anchors, scores, strict=True):
-            rank = 0
+            near, far = [], []
             for column in np.argsort(-line, kind="stable"):
                 other = rows[column]
                 if other["id"] == anchor["id"] or other.get("group", other["id"]) == anchor.get("group"):
                     continue
-                if line[column] >= miner.duplicate_above:
-                    duplicates[anchor["id"]].add(other["id"])
-                elif rank < k:
-                    rank += 1
-                    kept[anchor["id"]].setdefault(other["id"], {})[miner.name] = rank
-    return {
-        anchor: {name: found for name, found in negatives.items() if name not in duplicates[anchor]}
-        for anchor, negatives in kept.items()
-    }
+                (near if line[column] >= miner.duplicate_above else far).append(other["id"])
+            found[anchor["id"]].append(near + far[:k])
+            for name in near:
+                close[anchor["id"]].setdefault(name, set()).update(VIEWS[miner.query] + VIEWS[miner.candidate])
+    compared = {part for miner in miners for part in VIEWS[miner.query] + VIEWS[miner.candidate]}
+    kept = {anchor: {} for anchor in found}
+    for anchor, lists in found.items():
+        for miner, names in zip(miners, lists, strict=True):
+            different = [name for name in names if close[anchor].get(name) != compared]
+            for rank, name in enumerate(different[:k], start=1):
+                kept[anchor].setdefault(name, {})[miner.name] = rank
+    return kept
 
 
 def as_ranks(mined):
@@ -116,17 +119,22 @@ def test_scores_are_cosines(tmp_path):
         assert finding == Finding("one-cross", finding.rank, pytest.approx(float(query @ image), abs=1e-5))
 
 
-def test_duplicates_in_one_miner_are_negatives_of_none(tmp_path):
+def test_only_a_candidate_with_the_same_picture_and_text_is_a_duplicate(tmp_path):
     rows = pairs()
-    for number in (5, 11, 17):
+    for number in (5, 11):
         rows[number]["text"] = rows[2]["text"]
-    mined = mine(rows, tmp_path, k=25)
-    alike = {"row2", "row5", "row11", "row17"}
-    assert all(not alike & set(mined[anchor]) for anchor in alike)
-    assert any("row5" in mined[anchor] for anchor in mined if anchor not in alike)
-    assert as_ranks(mined) == naive(rows, MINERS, 25)
+    rows[11]["image"] = rows[2]["image"]
+    rows[17]["image"] = rows[2]["image"]
+    apart = [Miner(m.name, m.model, m.query, m.candidate, 1.1 if m.query != m.candidate else 0.9999) for m in MINERS]
+    mined = mine(rows, tmp_path, apart, k=25)
+    assert "row11" not in mined["row2"] and "row2" not in mined["row11"]
+    assert {"row5", "row17"} <= set(mined["row2"])  # the same text or picture alone: the hardest negatives
+    assert mined.findings("row2")["row5"][0].miner == "one-text" and mined.findings("row2")["row5"][0].rank == 1
+    assert as_ranks(mined) == naive(rows, apart, 25)
+    texts = mine(rows, tmp_path / "texts", apart[:1])
+    assert not {"row5", "row11"} & set(texts["row2"])  # nothing else is known of them
     lenient = [Miner(m.name, m.model, m.query, m.candidate, duplicate_above=1.1) for m in MINERS]
-    assert alike - {"row2"} <= set(mine(rows, tmp_path / "lenient", lenient)["row2"])
+    assert {"row5", "row11", "row17"} <= set(mine(rows, tmp_path / "lenient", lenient)["row2"])
 
 
 def test_many_duplicates_do_not_use_up_the_results(tmp_path):

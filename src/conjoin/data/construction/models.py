@@ -1,8 +1,9 @@
-"""The three generative steps of `construct_symmetric`, as wrappers of transformers and diffusers pipelines.
+"""The generative steps of `construct_symmetric`, as wrappers of transformers and diffusers pipelines.
 
 Each wrapper returns a function that loads the model on its first call.
 """
 
+import zlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,13 +11,23 @@ from typing import Any
 import torch
 from PIL import Image
 
+from conjoin.data.construction.symmetric import EDITS, Edited
+
 DESCRIBE_PROMPT = (
     "Describe this picture in two or three plain sentences: every object, how many, their colours and where they "
     "are. Answer with the description only."
 )
 EDIT_PROMPT = (
-    "Rewrite this description of a picture so that one or two objects are added or removed and everything else stays. "
-    "Answer with the new description only.\n\n"
+    "Rewrite this description of a picture so that {change} and everything else stays. Answer with the new "
+    "description only.\n\n"
+)
+CHANGES = {
+    "replace": "one or two objects are replaced by others",
+    "add": "one or two objects are added",
+    "remove": "one or two objects are removed",
+}
+REWRITE_PROMPT = (
+    "Say the same in other words, without adding or leaving out anything. Answer with the new text only.\n\n"
 )
 
 
@@ -50,14 +61,39 @@ def edit_with(
     prompt: str = EDIT_PROMPT,
     max_new_tokens: int = 160,
     **options: Any,  # noqa: ANN401
-) -> Callable[[str], str]:
-    """Return a function that edits descriptions with a `"text-generation"` chat model; see `describe_with`."""
+) -> Callable[[str], Edited]:
+    """Return a function that edits descriptions with a `"text-generation"` chat model; see `describe_with`.
+
+    A checksum of the text chooses one of `EDITS`; its sentence in `CHANGES` replaces `{change}` in the prompt.
+    """
     load = _pipeline_loader("text-generation", model, options)
 
-    def edit(text: str) -> str:
-        return _answer(load(), "text_inputs", [{"role": "user", "content": prompt + text}], max_new_tokens)
+    def edit(text: str) -> Edited:
+        kind = EDITS[zlib.crc32(text.encode()) % len(EDITS)]
+        content = prompt.replace("{change}", CHANGES[kind]) + text
+        return Edited(_answer(load(), "text_inputs", [{"role": "user", "content": content}], max_new_tokens), kind)
 
     return edit
+
+
+def rewrite_with(
+    model: str,
+    *,
+    prompt: str = REWRITE_PROMPT,
+    max_new_tokens: int = 160,
+    **options: Any,  # noqa: ANN401
+) -> Callable[[str], str]:
+    """Return a function that says a text in other words with a `"text-generation"` chat model; see `describe_with`.
+
+    It makes the variants X′ of `construct_symmetric`, and the column `alternative_text` of training pairs, which
+    augmented positives (AP of Table 3) read.
+    """
+    load = _pipeline_loader("text-generation", model, options)
+
+    def rewrite(text: str) -> str:
+        return _answer(load(), "text_inputs", [{"role": "user", "content": prompt + text}], max_new_tokens)
+
+    return rewrite
 
 
 def synthesise_with(

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -24,9 +24,19 @@ logger = logging.getLogger(__name__)
 CANDIDATES_FILE = "candidates.jsonl"
 REVIEW_FILE = "review.html"
 
+EDITS = ("replace", "add", "remove")
+"""How an edited text differs from the original: in other objects, in more, or in fewer."""
+
 Record = dict[str, Any]
-"""What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, `edited_image` (paths relative to
-the folder); `left_out` says why there is no more."""
+"""What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, its `edit` (of `EDITS`),
+`rewritten_text`, `edited_image` (paths relative to the folder); `left_out` says why there is no more."""
+
+
+class Edited(NamedTuple):
+    """An edited description, and how it differs: one of `EDITS`."""
+
+    text: str
+    edit: str = "replace"
 
 
 def construct_symmetric(
@@ -34,8 +44,9 @@ def construct_symmetric(
     folder: str | Path,
     *,
     describe: Callable[[Image.Image], str],
-    edit: Callable[[str], str],
+    edit: Callable[[str], Edited | str],
     synthesise: Callable[[str], Image.Image],
+    rewrite: Callable[[str], str] | None = None,
     assemble: Callable[[Record], list[dict[str, Any]]] | None = None,
     show_progress: bool = False,
 ) -> Path:
@@ -49,8 +60,9 @@ def construct_symmetric(
         rows: Mappings with a unique `id` and an `image`, for example what `load_pairs` gives.
         folder: For `items/`, `images/`, `candidates.jsonl` (as `load_triplets` reads it) and `review.html`.
         describe: T_orig from I_orig.
-        edit: T_mod from T_orig: objects added or removed.
+        edit: T_mod from T_orig: objects replaced, added or removed. A plain string counts as `"replace"`.
         synthesise: I_mod from T_mod.
+        rewrite: T_mod in other words: the text of the variant X′, which has X's image. `None`: no variants.
         assemble: The triplets of a finished item; `None` is `assemble_triplets`.
         show_progress: Show progress bars.
 
@@ -65,12 +77,15 @@ def construct_symmetric(
     for name in ("items", "images"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     records = _begin(rows, folder)
-    steps: dict[str, Callable[[Any], Any]] = {
-        "original_text": describe,
-        "edited_text": edit,
-        "edited_image": synthesise,
-    }
-    for (field, step), source in zip(steps.items(), ("original_image", "original_text", "edited_text"), strict=True):
+    steps: list[tuple[str, str, Callable[[Any], Any] | None]] = [
+        ("original_text", "original_image", describe),
+        ("edited_text", "original_text", edit),
+        ("rewritten_text", "edited_text", rewrite),
+        ("edited_image", "edited_text", synthesise),
+    ]
+    for field, source, step in steps:
+        if step is None:
+            continue
         for record in progress(records, desc=field.replace("_", " "), unit="item", show=show_progress):
             if field not in record and "left_out" not in record:
                 _run_step(record, field, step, source, folder)
@@ -87,13 +102,22 @@ def construct_symmetric(
 
 
 def assemble_triplets(record: Record) -> list[dict[str, Any]]:
-    """The positive pair (I_orig, T_mod) ~ (I_mod, T_orig) with either of the other combinations as the negative."""
+    """The positive pair (I_orig, T_mod) ~ (I_mod, T_orig) with either of the other combinations as the negative.
+
+    After an `"add"` the edited pair has the same objects in all as the query, after a `"remove"` the original pair has
+    them: it would be a false negative and is left out.
+    """
     query = {"query_image": record["original_image"], "query_text": record["edited_text"]}
     positive = {"positive_image": record["edited_image"], "positive_text": record["original_text"]}
+    variant = {}
+    if "rewritten_text" in record:
+        variant = {"variant_image": record["original_image"], "variant_text": record["rewritten_text"]}
+    kinds = {"add": ("original",), "remove": ("edited",)}.get(record.get("edit", "replace"), ("original", "edited"))
     return [
         {"id": f"{record['id']}/{kind}", **query, **positive}
         | {"negative_image": record[f"{kind}_image"], "negative_text": record[f"{kind}_text"]}
-        for kind in ("original", "edited")
+        | variant
+        for kind in kinds
     ]
 
 
@@ -133,6 +157,10 @@ def _run_step(record: Record, field: str, step: Callable[[Any], Any], source: st
     name = f"item {record['id']!r}, {field.replace('_', ' ')}"
     value = record[source]
     made = step(load_image(folder / value, name) if source == "original_image" else value)
+    if isinstance(made, Edited):
+        if made.edit not in EDITS:
+            raise ValueError(f"{name}: unknown edit {made.edit!r}; expected one of {EDITS}")
+        record["edit"], made = made.edit, made.text
     expected = Image.Image if field == "edited_image" else str
     if not isinstance(made, expected):
         raise ValueError(f"{name}: the step must return a {expected.__name__}, got {type(made).__name__}")

@@ -44,15 +44,16 @@ def emoji_drawings(style: str, concepts: Iterable[str]) -> dict[str, str]:
 
 def draw_emoji(style: str, drawing: str) -> bytes:
     """Render one drawing as an RGB PNG of `IMAGE_SIZE` x `IMAGE_SIZE` pixels on white."""
-    image = _draw_noto(drawing) if style == "noto" else _draw_svg(drawing)
+    image = _draw_noto(drawing) if style == "noto" else draw_svg(drawing)
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def _draw_svg(path: str) -> Image.Image:
+def draw_svg(path: str, background: str | None = "#ffffff") -> Image.Image:
+    """Render a drawing of a vector style; without `background` it is transparent around the drawing."""
     png = _svg_renderer()(
-        svg_path=path, width=IMAGE_SIZE, height=IMAGE_SIZE, background="#ffffff", skip_system_fonts=True
+        svg_path=path, width=IMAGE_SIZE, height=IMAGE_SIZE, background=background, skip_system_fonts=True
     )
     return Image.open(io.BytesIO(bytes(png)))
 

@@ -21,7 +21,7 @@ def symmetric_triplets(
     skin_tones: bool = False,
     cache_dir: str | Path | None = None,
 ) -> datasets.Dataset:
-    """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (the variant is null).
+    """Compose triplets from the emoji sample, columns `TRIPLET_FEATURES` (variant and kind are null).
 
     The query is a concept in one style with its name. The positive is the same concept in the other style with its
     other name. The negative, also in the positive's style and with its other name, is the most confusable concept of
@@ -62,6 +62,7 @@ def symmetric_triplets(
                 "negative_text": negative.alternative_text or negative.text,
                 "variant_image": None,
                 "variant_text": None,
+                "kind": None,
             }
         )
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)

@@ -86,7 +86,16 @@ def evaluate_triplets(
         )
     blocks = () if distractors is None else (embeddings for _, embeddings in distractors)
     symmetric = evaluate_symmetric(
-        anchor, positive, negative, variant, blocks, keys, resamples=resamples, seed=seed, name=name
+        anchor,
+        positive,
+        negative,
+        variant,
+        blocks,
+        keys,
+        [row["kind"] for row in rows],
+        resamples=resamples,
+        seed=seed,
+        name=name,
     )
     count = 0 if distractors is None else len(distractors)
     return Results(

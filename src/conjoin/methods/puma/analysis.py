@@ -1,6 +1,7 @@
 """Analyse the contribution and cost of each layer of an MLLM retriever, for pruning (PUMA Fig. 3, 5 and 7)."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -101,7 +102,7 @@ def readout_attention(model: Any, processor: Any, items: Sequence[Any]) -> Tenso
     Args:
         model: An MLLM retriever.
         processor: Its processor.
-        items: Items with image and text.
+        items: Items `{"image", "text"}`.
 
     Returns:
         `(layers, 4)` shares by `ATTENDED`, averaged over heads and items; each row sums to 1.
@@ -110,7 +111,7 @@ def readout_attention(model: Any, processor: Any, items: Sequence[Any]) -> Tenso
     with _every_token(model), _eager_attention(model.text_model):
         for item in items:
             batch = processor([item]).to(model.device)
-            kinds, at = _token_kinds(model, batch)
+            kinds, at = _token_kinds(model, processor, item, batch)
             rows: list[Tensor] = []
 
             def keep(*call: Any, rows: list[Tensor] = rows, at: int = at) -> None:  # noqa: ANN401
@@ -183,17 +184,25 @@ def depth_operations(model: Any, processor: Any, item: Any) -> Tensor:  # noqa: 
     return torch.tensor(layers).cumsum(0) + counter.get_total_flops() - sum(layers)
 
 
-def _token_kinds(model: Any, batch: Any) -> tuple[Tensor, int]:  # noqa: ANN401
+def _token_kinds(model: Any, processor: Any, item: Mapping[str, Any], batch: Any) -> tuple[Tensor, int]:  # noqa: ANN401
     """Return one-hot token kinds `(T, 4)` of one item's prompt, and the readout position."""
-    mask = batch["attention_mask"][0].bool().cpu()
-    ids = batch["input_ids"][0].cpu()[mask]
-    in_text, in_image = (batch[f"{view}_view_mask"][0].bool().cpu()[mask] for view in ("text", "image"))
+    ids = _prompt_ids(batch)
     at = len(ids) - 1 - int(model.config.readout == "before_token")
     kinds = torch.full((len(ids),), ATTENDED.index("prompt"))
-    kinds[in_text & ~in_image] = ATTENDED.index("text")
+    mark = next(mark for mark in map(chr, itertools.count(ord("!"))) if mark not in item["text"])
+    other = _prompt_ids(processor([{**item, "text": mark}]))  # the text is where this prompt differs
+    length = min(len(ids), len(other))
+    first = int((ids[:length] == other[:length]).cumprod(0).sum())
+    last = len(ids) - int((ids.flip(0)[:length] == other.flip(0)[:length]).cumprod(0).sum())
+    kinds[first:last] = ATTENDED.index("text")
     kinds[ids == model.config.backbone_config.image_token_id] = ATTENDED.index("image")
     kinds[at:] = ATTENDED.index("readout")
     return nn.functional.one_hot(kinds, len(ATTENDED)), at
+
+
+def _prompt_ids(batch: Any) -> Tensor:  # noqa: ANN401
+    """Return the ids `(T,)` of the only prompt of a batch."""
+    return batch["input_ids"][0].cpu()[batch["attention_mask"][0].bool().cpu()]
 
 
 @contextmanager

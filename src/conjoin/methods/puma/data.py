@@ -19,7 +19,7 @@ class QueryArguments(PairArguments):
         source: The table, or the root folder of M-BEIR.
         columns: For `nli`: the columns of `query`, `positive` and `negative`.
         datasets: For `mbeir`: names of the datasets to use; empty for all.
-        hard_negatives: For `mbeir`: number of negatives per row, from the negatives in the data.
+        hard_negatives: Number of negatives per row, from the negatives in the data; for `nli` at most 1.
         instructions: For `mbeir`: whether queries include their instruction.
 
     Raises:
@@ -59,4 +59,4 @@ class QueryArguments(PairArguments):
 
     def load_rows(self, source: str, split: str, streaming: bool = False) -> Any:  # noqa: ANN401 - a dataset
         """Load one sentence table."""
-        return load_nli(source, self.columns, split)
+        return load_nli(source, self.columns, split, self.hard_negatives)

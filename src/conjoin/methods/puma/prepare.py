@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
+from conjoin.hub import check_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import Run
 
@@ -65,6 +66,7 @@ def _load_teacher(run: Run, section: PumaTeacherArguments) -> MllmRetrieverModel
     source = section.mllm or run.recipe.model.mllm
     if source is None:
         raise ValueError("teacher: name the un-pruned model (model.mllm or teacher.mllm)")
+    check_model(source)
     model: PreTrainedModel = run.model
     settings = {"readout": model.config.readout, "position_mode": model.config.position_mode}
     ret_token = run.processor.ret_token or "[RET]"  # type: ignore[attr-defined]

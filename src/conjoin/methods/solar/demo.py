@@ -48,7 +48,8 @@ def train_both_stages(
         The trainer of stage 2, and a function that adds the results, thresholds and pictures of stage 1 to the demo.
     """
     recipes, stage1, mined = recipe_folder(), out / "stage1", out / "mined"
-    first = train(load_recipe(recipes / "solar/sample_stage1.yaml", {**overrides, "training.output_dir": str(stage1)}))
+    first_changes = {**overrides, "training.output_dir": str(stage1)}
+    first = train(load_recipe(recipes / "solar/sample_stage1.yaml", first_changes), overwrite=True)
     say("     Mining hard negatives")
     shutil.rmtree(mined, ignore_errors=True)  # may be from another model
     mine_hard_negatives(
@@ -59,7 +60,7 @@ def train_both_stages(
     )
     say("     Stage 2")
     changes = {"model.checkpoint": str(stage1), "data.mined": str(mined), "training.mined_per_anchor": "2"}
-    second = train(load_recipe(recipes / "solar/sample_stage2.yaml", changes | dict(overrides)))
+    second = train(load_recipe(recipes / "solar/sample_stage2.yaml", changes | dict(overrides)), overwrite=True)
 
     def add(results: Results) -> None:
         _add_stage1(results, stage1, first.state.log_history, second.args.seed)

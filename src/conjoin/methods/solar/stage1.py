@@ -21,6 +21,7 @@ from conjoin.methods.solar.masking.evolutionary import evolutionary_mask, mask_s
 from conjoin.methods.solar.masking.threshold import Threshold, qda_threshold
 from conjoin.methods.solar.targets import TeacherTargets, TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
+from conjoin.storage import atomic_path
 from conjoin.training import Objective, RetrievalTrainer, TemperatureConfig
 
 HEADS_FILE = "projection_heads.safetensors"
@@ -108,9 +109,21 @@ class PairTokens(NamedTuple):
 
 
 class PairObjective(Objective):
-    """An objective of SOLAR. Frozen towers run without dropout, because their output serves as target or score."""
+    """An objective of SOLAR. Frozen towers run without dropout, because their output serves as target or score.
+
+    Raises:
+        ValueError: The encoder drops tokens at random. Masks and constructed samples choose which tokens to drop.
+    """
 
     encoder: JointEncoderModel
+
+    def __init__(self, encoder: JointEncoderModel, loss: nn.Module) -> None:
+        super().__init__(encoder, loss, ("image", "text"))
+        if encoder.config.token_dropout:
+            raise ValueError(
+                f"token_dropout={encoder.config.token_dropout}: SOLAR needs 0, because random drops blur what its "
+                "masks and constructed samples drop; set token_dropout in the model's config"
+            )
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules except frozen towers, which stay in evaluation mode."""
@@ -136,7 +149,7 @@ class SolarStage1Objective(PairObjective):
     """
 
     def __init__(self, encoder: JointEncoderModel, args: SolarStage1Config, teacher: Teacher | None = None) -> None:
-        super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature), ("image", "text"))
+        super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature))
         self.heads = ProjectionHeads(encoder.config.hidden_size) if args.projection_heads and args.itc_weight else None
         self.args = args
         self._teacher = (teacher,)  # a tuple hides it from the module: not trained, not saved
@@ -210,9 +223,10 @@ class SolarStage1Objective(PairObjective):
 class SolarStage1Trainer(RetrievalTrainer):
     """Trains a joint encoder by stage 1 of SOLAR (Sec. 4.1).
 
-    The log contains every term, rho, the thresholds, the share of tokens above them, and the mean and standard
-    deviation of both score populations. `save_model` also writes the projection heads, for the Mixed variant of
-    stage 2; `from_pretrained` does not read them.
+    The log contains every term, rho, the thresholds, the share of tokens above them, the share of rows without any,
+    the mean and standard deviation of both score populations, and how well these separate (0.5 is chance).
+    `save_model` also writes the projection heads, for the Mixed variant of stage 2; `from_pretrained` does not read
+    them.
 
     Args:
         model: The student.
@@ -238,11 +252,14 @@ class SolarStage1Trainer(RetrievalTrainer):
         super().__init__(SolarStage1Objective(model, args, teacher), args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the encoder and the projection heads to one folder."""
-        super().save_model(output_dir, _internal_call=_internal_call)
+        """Write the encoder and the projection heads to one folder, the encoder's weights last."""
         if not _internal_call and self.args.should_save and self.objective.heads is not None:
             heads = {name: value.contiguous() for name, value in self.objective.heads.state_dict().items()}
-            save_file(heads, str(Path(str(output_dir or self.args.output_dir)) / HEADS_FILE))
+            folder = Path(str(output_dir or self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic_path(folder / HEADS_FILE) as path:
+                save_file(heads, str(path))
+        super().save_model(output_dir, _internal_call=_internal_call)
 
 
 def threshold_of(scores: LocalScores) -> Threshold:
@@ -251,14 +268,27 @@ def threshold_of(scores: LocalScores) -> Threshold:
     return qda_threshold(positive.mean, positive.std, negative.mean, negative.std)
 
 
+def separation(scores: LocalScores) -> Tensor:
+    """P(s+ > s-) for scores drawn from the Gaussians fitted to both populations: 0.5 is chance."""
+    positive, negative = scores.positive, scores.negative
+    deviation = (positive.std.square() + negative.std.square()).sqrt().clamp(min=1e-12)
+    return torch.special.ndtr((positive.mean - negative.mean) / deviation)
+
+
 def _mask(scores: LocalScores, exists: Tensor, rho: float, name: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the evolutionary mask `(N, T)` of one modality and its metrics."""
     tau, fallback = threshold_of(scores)
-    shared = ((scores.scores > tau) & exists).sum() / exists.sum().clamp(min=1)
-    metrics = {f"{name}_threshold": tau, f"{name}_threshold_fallback": fallback, f"{name}_shared_rate": shared}
+    above = (scores.scores > tau) & exists
+    metrics = {
+        f"{name}_threshold": tau,
+        f"{name}_threshold_fallback": fallback,
+        f"{name}_shared_rate": above.sum() / exists.sum().clamp(min=1),
+        f"{name}_empty_rate": (~above.any(1)).float().mean(),
+        f"{name}_separation": separation(scores),
+    }
     for sign, population in (("positive", scores.positive), ("negative", scores.negative)):
         metrics |= {f"{name}_{sign}_mean": population.mean, f"{name}_{sign}_std": population.std}
-    return evolutionary_mask(scores.scores, tau, rho), metrics
+    return evolutionary_mask(scores.scores, exists, tau, rho), metrics
 
 
 def split_teacher(pairs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

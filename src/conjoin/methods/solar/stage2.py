@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from conjoin.losses import ContrastiveLoss, Temperature, multi_positive
+from conjoin.losses import AlignmentTerms, ContrastiveLoss, Temperature, multi_positive
 from conjoin.methods.solar.masking.samples import ConstructedSamples, construct_samples, mask_pixels
 from conjoin.methods.solar.masking.segments import segment_patches
 from conjoin.methods.solar.rows import SolarStage2Collator, SolarStage2Rows
@@ -19,6 +19,7 @@ from conjoin.methods.solar.stage1 import (
     ProjectionHeads,
     align,
     pair_tokens,
+    separation,
     split_teacher,
     threshold_of,
 )
@@ -48,6 +49,9 @@ class SolarStage2Config(TemperatureConfig):
             text → image search.
         trainable_vl_layers: Number of first layers of E_VL to train fully, besides any LoRA (Mixed: 2).
         reduce_scores_across_devices: Fit the thresholds to the scores of all devices, as in stage 1.
+        min_separation: Stop at the first step if the scores of a modality separate matching from non-matching pairs
+            with a probability below this (`image_separation`, `text_separation` in the log of stage 1; 0.5 is chance).
+            From such scores the constructed samples are random. 0 never stops.
 
     Raises:
         ValueError: A choice is unknown, a number is negative, or constructed negatives are combined with a random or
@@ -63,6 +67,7 @@ class SolarStage2Config(TemperatureConfig):
     itc_weight: float = field(default=0.0)
     trainable_vl_layers: int = field(default=0)
     reduce_scores_across_devices: bool = field(default=False)
+    min_separation: float = field(default=0.55)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +83,7 @@ class SolarStage2Config(TemperatureConfig):
             raise ValueError(
                 f"positive={self.positive!r} goes with constructed_negatives=False (the paper's RP and AP)"
             )
-        for name in ("mined_per_anchor", "itc_weight", "trainable_vl_layers"):
+        for name in ("mined_per_anchor", "itc_weight", "trainable_vl_layers", "min_separation"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
 
@@ -97,7 +102,7 @@ class SolarStage2Objective(PairObjective):
     ) -> None:
         mixed = args.itc_weight > 0
         loss = ContrastiveLoss(args.temperature, args.learn_temperature) if mixed else nn.Identity()
-        super().__init__(encoder, loss, ("image", "text"))
+        super().__init__(encoder, loss)
         self.temperature = Temperature(args.temperature, args.learn_temperature)
         self.heads = (heads or ProjectionHeads(encoder.config.hidden_size)) if mixed else None
         self.args = args
@@ -193,7 +198,7 @@ class SolarStage2Objective(PairObjective):
         tokens = pair_tokens(self._scored(anchors, output))
         scores = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)
         image_tau, text_tau = threshold_of(scores.image).threshold, threshold_of(scores.text).threshold
-        metrics = {"image_threshold": image_tau, "text_threshold": text_tau}
+        metrics = {"image_threshold": image_tau, "text_threshold": text_tau} | self._check_scores(scores)
         segments = None
         if self.args.segments:
             segments = segment_patches(tokens.image[:, 1:])
@@ -201,6 +206,18 @@ class SolarStage2Objective(PairObjective):
         patches, words = (scores.image.scores, tokens.image_mask), (scores.text.scores, tokens.text_mask)
         samples = construct_samples(*patches, image_tau, *words, text_tau, segments)
         return samples, metrics | {"positive_rate": samples.valid[0].float().mean()}
+
+    def _check_scores(self, scores: AlignmentTerms) -> dict[str, Tensor]:
+        """Return how well the scores separate, and stop at the first step if they are too poor."""
+        found = {"image_separation": separation(scores.image), "text_separation": separation(scores.text)}
+        if self.progress == 0 and self.args.min_separation:
+            poor = {name: round(float(value), 3) for name, value in found.items() if value < self.args.min_separation}
+            if poor:
+                raise ValueError(
+                    f"{poor}, but min_separation={self.args.min_separation}: the scores of stage 1 hardly separate "
+                    "matching from other tokens; train stage 1 for more steps, or set min_separation to 0"
+                )
+        return found
 
     def _scored(self, anchors: dict[str, Any], output: JointEncoderOutput) -> JointEncoderOutput:
         """Return the output whose tokens are scored: the frozen copy's, or `output` without a copy."""

@@ -289,7 +289,8 @@ class JointEncoderModel(PreTrainedModel):
         key_weights = exists.float() if weights is None else exists * weights.float()
         if self.config.include_global_tokens:
             keys = torch.cat([tokens[:, :1], keys], dim=1)
-            key_weights = torch.cat([exists.any(1, keepdim=True).float(), key_weights], dim=1)
+            lowest = key_weights.masked_fill(~exists, 1.0).amin(1, keepdim=True)  # it has seen every local token
+            key_weights = torch.cat([lowest * exists.any(1, keepdim=True), key_weights], dim=1)
         return keys, key_weights
 
     def _embed_view(self, parts: dict[str, tuple[Tensor, Tensor] | None], view: str) -> Tensor:

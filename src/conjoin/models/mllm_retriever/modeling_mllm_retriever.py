@@ -187,7 +187,7 @@ class MllmRetrieverModel(PreTrainedModel):
         """Embed N items, given as the prompts of the processor; padding may be on either side.
 
         Args:
-            input_ids: `(N, T)` token ids; the endings of other views may follow an item's prompt.
+            input_ids: `(N, T)` token ids; the tokens of other views may be among those of an item's prompt.
             attention_mask: `(N, T)` 1 for the prompt of the whole item; all ones when absent.
             pixel_values: `(N, P, ...)` rows of pixels: patches in Qwen-VL, pictures or tiles elsewhere. Absent when no
                 item has an image.

@@ -41,9 +41,10 @@ def mine_hard_negatives(
 ) -> MinedNegatives:
     """Find the hard negatives of every anchor: the union of the top `k` of every miner.
 
-    Never among them: the anchor itself (the same id), rows of its `group`, and near-duplicates, candidates whose
-    cosine reaches `duplicate_above` in any miner. The search goes deeper for an anchor until `k` others are found and
-    all of its duplicates with them (to a depth of 1024). In memory are one index and the results of one block.
+    Never among them: the anchor itself (the same id), rows of its `group`, and near-duplicates: candidates that reach
+    `duplicate_above` in every view that the miners compare. With miners of pictures and of texts, a candidate with
+    the same picture and another text is a negative, the hardest there is. The search goes deeper for an anchor until
+    `k` candidates below `duplicate_above` are found (to a depth of 1024). In memory are one index and one block.
 
     Args:
         corpus: Candidates, columns `id`, `image` and `text` as `load_pairs` gives them, and optionally `group`.
@@ -80,7 +81,7 @@ def mine_hard_negatives(
     first = miners[0]
     candidate_ids = stores["corpus", first.model, first.candidate].ids
     queries = stores[of_anchors, first.model, first.query]
-    write_mined(folder / NEGATIVES_FILE, _united(queries, candidate_ids, miners, folder, show_progress))
+    write_mined(folder / NEGATIVES_FILE, _united(queries, candidate_ids, miners, k, folder, show_progress))
     return load_mined(folder)
 
 
@@ -126,7 +127,12 @@ def _groups(rows: AnyDataset) -> dict[str, str]:
 
 
 def _united(
-    anchors: EmbeddingStore, candidate_ids: Sequence[str], miners: Sequence[Miner], folder: Path, show_progress: bool
+    anchors: EmbeddingStore,
+    candidate_ids: Sequence[str],
+    miners: Sequence[Miner],
+    k: int,
+    folder: Path,
+    show_progress: bool,
 ) -> Iterator[list[dict[str, Any]]]:
     """Rows of the final file, one list per shard of anchors."""
     without = 0
@@ -135,7 +141,7 @@ def _united(
     for number, (ids, _) in enumerate(shards):
         hits = [read_hits(one, number) for one in results]
         rows = [
-            _row(id_, dict(zip([miner.name for miner in miners], found, strict=True)), candidate_ids)
+            _row(id_, dict(zip(miners, found, strict=True)), k, candidate_ids)
             for id_, found in zip(ids, zip(*hits, strict=True), strict=True)
         ]
         without += sum(not row["negatives"] for row in rows)
@@ -144,17 +150,27 @@ def _united(
         logger.warning("%d of %d anchors have no hard negative", without, len(anchors))
 
 
-def _row(anchor: str, found: Mapping[str, Hits], candidate_ids: Sequence[str]) -> dict[str, Any]:
+def _row(anchor: str, found: Mapping[Miner, Hits], k: int, candidate_ids: Sequence[str]) -> dict[str, Any]:
     """Unite what the miners found for one anchor: best rank first, then in the order of the miners."""
-    duplicates = {position for hits in found.values() for position in hits.duplicates}
+    duplicates = _duplicates(found)
     provenance: dict[int, list[dict[str, Any]]] = {}
     for miner, hits in found.items():
-        for rank, (position, score) in enumerate(hits.kept, start=1):
-            if position not in duplicates:
-                provenance.setdefault(position, []).append({"miner": miner, "rank": rank, "score": score})
+        kept = [hit for hit in [*hits.close, *hits.others] if hit[0] not in duplicates]
+        for rank, (position, score) in enumerate(kept[:k], start=1):
+            provenance.setdefault(position, []).append({"miner": miner.name, "rank": rank, "score": score})
     order = sorted(provenance, key=lambda position: min(entry["rank"] for entry in provenance[position]))
     return {
         "id": anchor,
         "negatives": [candidate_ids[position] for position in order],
         "found_by": [provenance[position] for position in order],
     }
+
+
+def _duplicates(found: Mapping[Miner, Hits]) -> set[int]:
+    """The candidates that are close to the anchor in every part, image or text, that the miners compare."""
+    compared = {part for miner in found for part in miner.parts}
+    close: dict[int, set[str]] = {}
+    for miner, hits in found.items():
+        for position, _ in hits.close:
+            close.setdefault(position, set()).update(miner.parts)
+    return {position for position, parts in close.items() if parts == compared}

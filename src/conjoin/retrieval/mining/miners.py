@@ -25,8 +25,8 @@ class Miner:
         model: Folder or Hub name, as `load_encoder` takes it.
         query: The view of the anchor: `"image"`, `"text"` or `"fused"`.
         candidate: The view of the candidates.
-        duplicate_above: A candidate of at least this cosine is a duplicate of the anchor for all miners, not a
-            negative. Models differ in what 0.95 means; above 1 there are no duplicates.
+        duplicate_above: A candidate of at least this cosine is a duplicate of the anchor in `parts`. Models differ in
+            what 0.95 means; above 1 there are no duplicates.
     """
 
     name: str
@@ -43,6 +43,11 @@ class Miner:
                 raise ValueError(f"miner {self.name!r}: unknown {role} {view!r}; expected one of {list(VIEWS)}")
         if not isinstance(self.duplicate_above, int | float) or math.isnan(self.duplicate_above):
             raise ValueError(f"miner {self.name!r}: duplicate_above must be a number, got {self.duplicate_above!r}")
+
+    @property
+    def parts(self) -> set[str]:
+        """The parts of items that it compares: `"image"`, `"text"` or both."""
+        return {*VIEWS[self.query], *VIEWS[self.candidate]}
 
 
 def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:

@@ -17,7 +17,7 @@ from conjoin.retrieval.mining.miners import Miner
 from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import FolderKind, FolderWriter, StoredFolder, text_digest
 
-RESULTS = FolderKind("miner results", 2, "run `conjoin mine`", prefix="part", is_cache=True)
+RESULTS = FolderKind("miner results", 3, "run `conjoin mine`", prefix="part", is_cache=True)
 _SPARE = 8
 _DEEPEST = 1024
 
@@ -39,10 +39,15 @@ class Excluded(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """What one miner found for one anchor: positions in the corpus with their cosines, best first; duplicates."""
+    """What one miner found for one anchor: positions in the corpus with their cosines, best first.
 
-    kept: list[tuple[int, float]]
-    duplicates: list[int]
+    Args:
+        close: Those that reach `duplicate_above`: duplicates of the anchor in the view of this miner.
+        others: The first `k` below it.
+    """
+
+    close: list[tuple[int, float]]
+    others: list[tuple[int, float]]
 
 
 class MinerSearch:
@@ -106,21 +111,21 @@ class MinerSearch:
             shallow = []
             for row, names, scores in zip(pending.tolist(), found.ids, found.scores.tolist(), strict=True):
                 hits[row] = self._sort_out(ids[row], names, scores, duplicate_above)
-                if len(hits[row].kept) < self.k and depth < limit:
+                if len(hits[row].others) < self.k and depth < limit:
                     shallow.append(row)
             pending, depth = np.array(shallow, dtype=np.int64), min(4 * depth, limit)
         return hits
 
     def _sort_out(self, anchor: str, names: list[str], scores: list[float], duplicate_above: float) -> Hits:
-        """Tell negatives from duplicates; scores fall, so k negatives mean that no duplicate comes after them."""
+        """Tell the close from the others; scores fall, so once k others are found, no close one comes after them."""
         hits = Hits([], [])
         for name, score in zip(names, scores, strict=False):  # an approximate index may find fewer
             if self.excluded.excludes(anchor, name):
                 continue
             if score >= duplicate_above:
-                hits.duplicates.append(self._positions[name])
-            elif len(hits.kept) < self.k:
-                hits.kept.append((self._positions[name], score))
+                hits.close.append((self._positions[name], score))
+            elif len(hits.others) < self.k:
+                hits.others.append((self._positions[name], score))
         return hits
 
 
@@ -137,22 +142,20 @@ def read_hits(results: StoredFolder, number: int) -> list[Hits]:
 
 def _as_tensors(hits: list[Hits]) -> dict[str, Tensor]:
     """The hits of N anchors, end to end, and how many each has."""
-    return {
-        "kept_counts": torch.tensor([len(one.kept) for one in hits], dtype=torch.int64),
-        "kept": torch.tensor([position for one in hits for position, _ in one.kept], dtype=torch.int64),
-        "scores": torch.tensor([score for one in hits for _, score in one.kept], dtype=torch.float32),
-        "duplicate_counts": torch.tensor([len(one.duplicates) for one in hits], dtype=torch.int64),
-        "duplicates": torch.tensor([position for one in hits for position in one.duplicates], dtype=torch.int64),
-    }
+    tensors: dict[str, Tensor] = {}
+    for name in Hits._fields:
+        lists = [one._asdict()[name] for one in hits]
+        found = list(itertools.chain.from_iterable(lists))
+        tensors[f"{name}_counts"] = torch.tensor([len(some) for some in lists], dtype=torch.int64)
+        tensors[name] = torch.tensor([position for position, _ in found], dtype=torch.int64)
+        tensors[f"{name}_scores"] = torch.tensor([score for _, score in found], dtype=torch.float32)
+    return tensors
 
 
 def _from_lists(found: Mapping[str, list[Any]]) -> list[Hits]:
     """The inverse of `_as_tensors`."""
-    kept, scores, duplicates = (iter(found[name]) for name in ("kept", "scores", "duplicates"))
-    return [
-        Hits(
-            list(zip(itertools.islice(kept, some), itertools.islice(scores, some), strict=True)),
-            list(itertools.islice(duplicates, barred)),
-        )
-        for some, barred in zip(found["kept_counts"], found["duplicate_counts"], strict=True)
-    ]
+    parts = []
+    for name in Hits._fields:
+        pairs = iter(zip(found[name], found[f"{name}_scores"], strict=True))
+        parts.append([list(itertools.islice(pairs, count)) for count in found[f"{name}_counts"]])
+    return [Hits(close, others) for close, others in zip(*parts, strict=True)]

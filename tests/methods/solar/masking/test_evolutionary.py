@@ -38,9 +38,17 @@ def test_linear_and_cosine_differ():
 def test_the_mask_lies_between_ones_and_hard():
     scores = torch.tensor([[0.1, 0.3, 0.2], [0.5, -1.0, 0.21]])
     hard = [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
-    assert evolutionary_mask(scores, 0.2, 0.0).tolist() == hard
-    assert evolutionary_mask(scores, torch.tensor(0.2), 1.0).tolist() == [[1.0] * 3] * 2
-    torch.testing.assert_close(evolutionary_mask(scores, 0.2, 0.25), 0.25 + 0.75 * torch.tensor(hard))
+    exists = torch.ones(2, 3, dtype=torch.bool)
+    assert evolutionary_mask(scores, exists, 0.2, 0.0).tolist() == hard
+    assert evolutionary_mask(scores, exists, torch.tensor(0.2), 1.0).tolist() == [[1.0] * 3] * 2
+    torch.testing.assert_close(evolutionary_mask(scores, exists, 0.2, 0.25), 0.25 + 0.75 * torch.tensor(hard))
+
+
+def test_a_row_without_a_shared_token_keeps_its_best_one():
+    scores = torch.tensor([[0.1, 0.3, 0.9], [0.5, 0.6, 0.7]])
+    exists = torch.tensor([[True, True, False], [True, True, True]])
+    assert evolutionary_mask(scores, exists, 0.4, 0.0).tolist() == [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+    assert evolutionary_mask(scores, exists, 0.4, 0.5).tolist() == [[0.5, 1.0, 0.5], [1.0, 1.0, 1.0]]
 
 
 def test_errors_name_what_is_wrong():
@@ -51,4 +59,4 @@ def test_errors_name_what_is_wrong():
     with pytest.raises(ValueError, match="mask_warmup_ratio=-1"):
         mask_schedule(0.5, mask_warmup_ratio=-1)
     with pytest.raises(ValueError, match="rho=2"):
-        evolutionary_mask(torch.zeros(1, 1), 0.0, 2)
+        evolutionary_mask(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), 0.0, 2)

@@ -1,7 +1,7 @@
 """M-BEIR: 16 cells of dataset and task, each against its own pool (local) and against the pool of all cells (global).
 
 "Recall@k" in the published tables is a hit rate: any right candidate among the first k. Its k is 5, or 10 for
-Fashion200K and FashionIQ. Ties count as failures.
+Fashion200K and FashionIQ. A wrong candidate that ties with the best right one counts as better.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,8 +95,10 @@ def evaluate_mbeir(
     store = None if union is None else encode(union)
     shown = progress(asked, desc="cells", unit="cell", show=show_progress)
     queries = [penalise_hubs(_encode_queries(encoder, q.rows, show_progress), hubness_penalty) for q in shown]
-    depth = max(5, 10, *ks) + 1  # one more than the last cut-off shows whether a tie crosses it
-    search = partial(search_store, k=depth, device=encoder.device)
+    listed = max(5, 10, *ks) + 1
+    most_right = max(len(answers) for questions in asked for answers in questions.relevant.values())
+    # a tie longer than this holds more wrong candidates than the last cut-off
+    search = partial(search_store, k=listed - 1 + most_right, device=encoder.device)
     scores = []
     for setting in settings:
         if store is None:
@@ -106,7 +108,7 @@ def evaluate_mbeir(
         else:
             results = [search(store, own, ids=q.pool.ids) for q, own in zip(asked, queries, strict=True)]
         for questions, found in zip(asked, results, strict=True):
-            _write_run(out / "runs" / setting / f"{questions.cell.name}.txt", questions.qids, found)
+            _write_run(out / "runs" / setting / f"{questions.cell.name}.txt", questions.qids, found, listed)
             pool = questions.pool if setting == "local" or union is None else union
             metrics = _score(found, questions, pool, sorted({5, 10, *ks}), seed)
             scores.append(MbeirScore(questions.cell, setting, len(questions.rows), len(pool), metrics))
@@ -176,19 +178,15 @@ def _encode_queries(encoder: ItemEncoder, rows: Sequence[Mapping[str, Any]], sho
 def _score(
     found: SearchResult, questions: _Questions, pool: MbeirCandidates, ks: Sequence[int], seed: int
 ) -> dict[str, Metric]:
-    """Hit rates with intervals and chance. A tie that reaches the last candidate found counts as a failure, too."""
+    """Hit rates with intervals and chance."""
     right = torch.tensor(
         [[did in questions.relevant[qid] for did in ids] for qid, ids in zip(questions.qids, found.ids, strict=True)]
     )
-    scores, tolerance = torch.from_numpy(found.scores), tie_tolerance(torch.float32)
-    depth = scores.shape[1]
-    ranks = torch.full((len(scores),), depth + 1)
+    scores = torch.from_numpy(found.scores)
+    ranks = torch.full((len(scores),), len(pool))
     hit = right.any(dim=1)
     if hit.any():
-        ranks[hit] = rank_of_relevant(scores[hit], right[hit], tolerance)
-    if depth < len(pool):
-        best = scores.masked_fill(~right, float("-inf")).amax(dim=1)
-        ranks[scores[:, -1] >= best - tolerance] = depth + 1
+        ranks[hit] = rank_of_relevant(scores[hit], right[hit], tie_tolerance(torch.float32))
     counts = [sum(did in pool for did in questions.relevant[qid]) for qid in questions.qids]
     return {
         f"hit_rate@{k}": Metric.from_values((ranks <= k).double(), chance_hit_rate(counts, len(pool), k), seed=seed)
@@ -196,10 +194,11 @@ def _score(
     }
 
 
-def _write_run(path: Path, qids: Sequence[str], found: SearchResult) -> None:
+def _write_run(path: Path, qids: Sequence[str], found: SearchResult, count: int) -> None:
+    """Write the first candidates of each query as a TREC run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rankings = {
-        qid: list(zip(ids, scores, strict=True))
+        qid: list(zip(ids, scores, strict=True))[:count]
         for qid, ids, scores in zip(qids, found.ids, found.scores.tolist(), strict=True)
     }
     write_run(path, rankings, "conjoin")

@@ -30,11 +30,14 @@ def mask_schedule(progress: float, schedule: str = "linear", mask_warmup_ratio: 
     return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
 
 
-def evolutionary_mask(scores: Tensor, threshold: Tensor | float, rho: float) -> Tensor:
-    """Return `M = rho + (1 - rho) [S > threshold]`, the weights of local tokens in E_VL, without gradient.
+def evolutionary_mask(scores: Tensor, exists: Tensor, threshold: Tensor | float, rho: float) -> Tensor:
+    """Return `M = rho + (1 - rho) M^`, the weights of local tokens in E_VL, without gradient; `M^ = [S > threshold]`.
+
+    A row without a score above the threshold keeps its best token: otherwise all such rows would share one embedding.
 
     Args:
-        scores: `(N, T)`; scores of padding are ignored, because the model gives padding no weight.
+        scores: `(N, T)`.
+        exists: `(N, T)` bool, True for tokens that exist.
         threshold: 0-d threshold from `qda_threshold`.
         rho: Value in [0, 1] from `mask_schedule`; 0 gives the hard mask.
 
@@ -43,4 +46,7 @@ def evolutionary_mask(scores: Tensor, threshold: Tensor | float, rho: float) -> 
     """
     if not 0.0 <= rho <= 1.0:
         raise ValueError(f"rho={rho} must lie in [0, 1]")
-    return rho + (1.0 - rho) * (scores > threshold).to(scores.dtype)
+    shared = (scores > threshold) & exists
+    best = scores.masked_fill(~exists, -math.inf).argmax(1, keepdim=True)
+    shared = shared.scatter(1, best, shared.gather(1, best) | ~shared.any(1, keepdim=True))
+    return rho + (1.0 - rho) * shared.to(scores.dtype)

@@ -1,0 +1,118 @@
+"""Symmetric retrieval of scenes whose picture and text share a part and differ in the rest."""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from conjoin.data import load_pairs, load_triplets
+from conjoin.data.scenes.make import TEST_SETS
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
+from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
+from conjoin.evaluation.combinations import Embedded, evaluate_combinations
+from conjoin.evaluation.results import Headline, Results, Table, TableRow
+from conjoin.retrieval import ItemEncoder
+
+_TITLES = {"known": "known objects", "unseen": "unseen objects"}
+_COLUMNS = ["", "candidates", "R@1", "R@5", "R@10"]
+_SUMMARY = (
+    "A query is a picture of objects and a text that names other objects in part. Its positive shares exactly what "
+    "picture and text of the query share: another artist draws what the text named, and the text names what the "
+    "picture showed. {triplets} triplets of known objects in new compositions and as many of objects that no training "
+    "scene has, {distractors} distractors. Ties count as failures."
+)
+
+
+def evaluate_scenes(
+    encoder: ItemEncoder,
+    scenes: str | Path,
+    folder: str | Path,
+    *,
+    split: str = "test",
+    distractors: bool = True,
+    instruction: str | None = None,
+    seed: int = 0,
+    show_progress: bool = False,
+) -> Results:
+    """Evaluate an encoder on both test sets of `make_scenes`, and its text → image search in them.
+
+    Args:
+        encoder: The model.
+        scenes: Output folder of `make_scenes`.
+        folder: Folder of the distractors' embeddings.
+        split: `"test"` or `"validation"`.
+        distractors: Whether to search among the distractors too.
+        instruction: For every item, for models that follow instructions.
+        seed: Of the bootstrap.
+        show_progress: Show progress bars.
+
+    Raises:
+        FileNotFoundError: `scenes` is not the output of `make_scenes`.
+    """
+    found: dict[str, Results] = {}
+    rows: list[TableRow] = []
+    for name in TEST_SETS:
+        triplets = load_triplets(Path(scenes) / f"{split}_{name}.jsonl")
+        found[name] = evaluate_triplets(
+            encoder,
+            triplets,
+            folder,
+            load_pairs(Path(scenes) / "distractors.parquet") if distractors else None,
+            instruction=instruction,
+            seed=seed,
+            name=_TITLES[name],
+            show_progress=show_progress,
+        )
+        texts = encoder.encode([{"text": text} for text in triplets["positive_text"]], instruction=instruction)
+        images = encoder.encode([{"image": image} for image in triplets["query_image"]], instruction=instruction)
+        (cell,) = evaluate_combinations(
+            {"text": Embedded(texts, triplets["id"])},
+            {"image": Embedded(images, triplets["id"])},
+            ("local",),
+            seed=seed,
+        )
+        rows.append([_TITLES[name], cell.gallery, *(cell.metrics[f"hit_rate@{k}"] for k in (1, 5, 10))])
+    first = found[TEST_SETS[0]]
+    return replace(
+        first,
+        title="Scenes",
+        summary=_SUMMARY.format(**first.dataset),
+        headline=[
+            Headline(f"{entry.label}, {_TITLES[name]}", entry.metric)
+            for name, results in found.items()
+            for entry in results.headline
+        ],
+        symmetric=[run for results in found.values() for run in results.symmetric],
+        tables=[Table("Text → image: the text that names exactly what a picture shows", _COLUMNS, rows)],
+    )
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    options = parser.add_argument_group("options of scenes")
+    options.add_argument(
+        "--split", choices=("validation", "test"), default="test", help="part of the scenes (default: %(default)s)"
+    )
+    options.add_argument("--instruction", metavar="TEXT", help="for every item, for models that follow instructions")
+    options.add_argument("--no-distractors", action="store_true", help="search among the triplets' items alone")
+
+
+def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
+    return evaluate_scenes(
+        encoder,
+        args.data,
+        out,
+        split=args.split,
+        distractors=not args.no_distractors,
+        instruction=args.instruction,
+        seed=args.seed,
+        show_progress=not args.quiet,
+    )
+
+
+SCENES = BENCHMARKS.register(
+    Benchmark(
+        "scenes",
+        "scenes whose picture and text share a part only; --data is what `conjoin data make-scenes` wrote",
+        _add_arguments,
+        _run,
+    )
+)

@@ -1,0 +1,280 @@
+"""Prompts of the MLLM retriever: the text before, between and after an item's images, as token ids.
+
+Every saved checkpoint contains this file, so it imports nothing of this package.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+NOUNS = {(True, False): "image", (False, True): "sentence", (True, True): "image and sentence"}
+"""What a prompt asks to summarise, by whether it has an image and a sentence."""
+
+VIEWS = ("image", "text", "fused")
+PROMPT_VERSIONS = (1, 2)
+
+
+class Ask(NamedTuple):
+    """What a prompt is written from: the texts of an item and, as None, its images, in order."""
+
+    parts: tuple[str | None, ...]
+    instruction: str | None = None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the item has images and texts."""
+        return self.modalities == (True, True)
+
+    @property
+    def modalities(self) -> tuple[bool, bool]:
+        """Whether the item has images, and texts."""
+        return None in self.parts, any(part is not None for part in self.parts)
+
+    def view(self, image: bool) -> "Ask":
+        """The images alone, or the texts alone."""
+        return self._replace(parts=tuple(part for part in self.parts if (part is None) == image))
+
+
+class Piece(NamedTuple):
+    """A part of a prompt: token ids, and the views of the item that contain it."""
+
+    ids: list[int]
+    views: tuple[str, ...]
+
+
+class _Chunk(NamedTuple):
+    """A text of a prompt; in the template's, special tokens are parsed."""
+
+    text: str
+    template: bool
+
+
+class _Run(NamedTuple):
+    """A text that is tokenised at once.
+
+    Args:
+        text: The text.
+        parsed: Whether special tokens in it are parsed.
+        inner: Whether other tokens precede it. Some tokenizers mark the start of a text, which it then is not.
+    """
+
+    text: str
+    parsed: bool
+    inner: bool
+
+
+class PromptWriter:
+    """Writes prompts: the images and texts in the item's own order, the request, and the readout token.
+
+    In version 2, the instruction and the first text are one text, joined by a space, and an instruction counts as a
+    sentence in the request (UniIR, LamRA). The ids are those of the whole prompt. In version 1, the instruction is on
+    a line of its own and does not count, and each part is tokenised on its own.
+
+    Args:
+        tokenizer: The tokenizer.
+        template: The texts around the parts.
+        image_token: The placeholder of image features.
+        ret_token: The readout token, if any.
+        version: One of `PROMPT_VERSIONS`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401
+        template: Mapping[str, str],
+        image_token: str,
+        ret_token: str | None,
+        version: int,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.image_token = image_token
+        self.ending = template["end"] + (ret_token or "")
+        self.is_joined = version >= 2
+        framing = "".join([*template.values(), self.ending])
+        known = sorted((token for token in tokenizer.added_tokens_encoder if token in framing), key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, known)) or '(?!)'})")
+
+    def write(
+        self,
+        asks: Sequence[Ask],
+        image_lengths: Sequence[Sequence[int]],
+        max_length: int,
+        max_text_length: int | None,
+        names: Sequence[str],
+    ) -> list[list[Piece]]:
+        """Return the pieces of each item's prompt, and of its other views if it has images and texts.
+
+        Args:
+            asks: The items.
+            image_lengths: The number of tokens of each image of each item.
+            max_length: Longest prompt in tokens, images included.
+            max_text_length: Longest text in tokens, its instruction included.
+            names: The items in error messages and warnings.
+
+        Raises:
+            ValueError: What cannot be truncated exceeds `max_length`.
+        """
+        asks = list(asks)
+        if max_text_length is not None:
+            self._shorten_texts(asks, max_text_length, names)
+        prompts = self._tokenize(asks)
+        cut = []
+        for place, (ask, lengths, prompt) in enumerate(zip(asks, image_lengths, prompts, strict=True)):
+            over = sum(map(len, prompt)) + sum(lengths) - max_length
+            if over > 0:
+                asks[place] = self._fit(ask, over, max_length, names[place])
+                cut.append(place)
+        _warn_of_cuts([names[place] for place in cut], max_length)
+        for place, prompt in zip(cut, self._tokenize([asks[place] for place in cut]), strict=True):
+            prompts[place] = prompt
+        mixed = [ask for ask in asks if ask.is_mixed]
+        others = (iter(self._tokenize([ask.view(image=image) for ask in mixed])) for image in (True, False))
+        return list(self._packed(asks, prompts, image_lengths, *others))
+
+    def _packed(
+        self,
+        asks: Iterable[Ask],
+        prompts: Iterable[list[list[int]]],
+        image_lengths: Iterable[Sequence[int]],
+        image_prompts: Iterator[list[list[int]]],
+        text_prompts: Iterator[list[list[int]]],
+    ) -> Iterator[list[Piece]]:
+        """Yield the pieces of each item; the prompts of the whole item and of its images share the image tokens."""
+        placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
+        for ask, prompt, lengths in zip(asks, prompts, image_lengths, strict=True):
+            images = [[placeholder] * length for length in lengths] + [[]]
+            if not ask.is_mixed:
+                yield [Piece([*gap, *image], VIEWS) for gap, image in zip(prompt, images, strict=True)]
+                continue
+            pieces = []
+            for gap, alone, image in zip(prompt, next(image_prompts), images, strict=True):
+                if gap == alone:
+                    pieces.append(Piece([*gap, *image], ("image", "fused")))
+                else:
+                    pieces += [Piece(gap, ("fused",)), Piece(alone, ("image",)), Piece(image, ("image", "fused"))]
+            (text,) = next(text_prompts)
+            yield [*pieces, Piece(text, ("text",))]
+
+    def _chunks(self, ask: Ask) -> list[list[_Chunk]]:
+        """Return the texts before, between and after the images."""
+        parts, instruction = list(ask.parts), ask.instruction
+        if instruction is not None:
+            first = next((place for place, part in enumerate(parts) if part is not None), len(parts))
+            if self.is_joined and first < len(parts):
+                instruction = f"{instruction} {parts.pop(first)}"
+            parts.insert(first, instruction)
+        opening, closing = self.template["image_start"], self.template["image_end"]
+        gaps = [[_Chunk(self.template["start"], True)]]
+        for part in parts:
+            if part is None:
+                gaps[-1].append(_Chunk(opening, True))
+                gaps.append([_Chunk(closing, True)])
+            else:
+                gaps[-1].append(_Chunk(f"{part}\n", False))
+        line = "\n" if parts[-1] is None and not closing.endswith("\n") else ""
+        noun = NOUNS[Ask(tuple(parts) if self.is_joined else ask.parts).modalities]
+        gaps[-1].append(_Chunk(line + self.template["ask"].format(noun) + self.ending, True))
+        return gaps
+
+    def _runs(self, gap: Sequence[_Chunk], first: bool) -> list[_Run]:
+        """Return what is tokenised at once: in version 2 all that is between two special tokens."""
+        if not self.is_joined:
+            return [_Run(chunk.text, chunk.template, False) for chunk in gap if chunk.text]
+        runs: list[_Run] = []
+        text = ""
+        for chunk in gap:
+            parts = self._special.split(chunk.text) if chunk.template else [chunk.text]
+            for place, part in enumerate(parts):  # every second one is a special token
+                if place % 2 == 0:
+                    text += part
+                    continue
+                runs += [_Run(text, False, not first or bool(runs)), _Run(part, True, False)]
+                text = ""
+        runs.append(_Run(text, False, not first or bool(runs)))
+        return [run for run in runs if run.text]
+
+    def _tokenize(self, asks: Iterable[Ask]) -> list[list[list[int]]]:
+        """Return for each prompt the token ids before, between and after its images."""
+        prompts = [[self._runs(gap, first=place == 0) for place, gap in enumerate(self._chunks(ask))] for ask in asks]
+        found: dict[_Run, list[int]] = {run: [] for gaps in prompts for gap in gaps for run in gap}
+        for parsed, inner in ((True, False), (False, False), (False, True)):
+            chosen = [run for run in found if (run.parsed, run.inner) == (parsed, inner)]
+            found.update(zip(chosen, self._ids([run.text for run in chosen], parsed, inner), strict=True))
+        return [[[token for run in gap for token in found[run]] for gap in gaps] for gaps in prompts]
+
+    def _ids(self, texts: list[str], parsed: bool, inner: bool = False) -> list[list[int]]:
+        """Return the token ids of texts."""
+        if not texts:
+            return []
+        options = {"add_special_tokens": False, "split_special_tokens": not parsed, "verbose": False}
+        if inner and self._marks_starts():
+            (before,) = self._ids(["\n"], parsed)
+            return [ids[len(before) :] for ids in self._ids([f"\n{text}" for text in texts], parsed)]
+        return self.tokenizer(texts, **options)["input_ids"]
+
+    def _marks_starts(self) -> bool:
+        """Whether the tokenizer marks the start of a text, but not what follows a special token (Llama's does)."""
+        return self._ids([f"{self.image_token}\n"], True)[0][1:] != self._ids(["\n"], False)[0]
+
+    def _shorten_texts(self, asks: list[Ask], limit: int, names: Sequence[str]) -> None:
+        """Truncate each text, with the instruction before it, to `limit` tokens."""
+        cut = []
+        for number, ask in enumerate(asks):
+            for place, part in enumerate(ask.parts):
+                if part is not None and len(part.encode()) + len((ask.instruction or "").encode()) + 2 > limit:
+                    asks[number] = self._cut(asks[number], place, limit=limit)
+            cut += [names[number]] if asks[number] is not ask else []
+        _warn_of_cuts(cut, limit)
+
+    def _fit(self, ask: Ask, over: int, limit: int, name: str) -> Ask:
+        """Truncate texts, the last first, until the prompt has at most `limit` tokens, from which it is `over` off.
+
+        Raises:
+            ValueError: What cannot be truncated exceeds `limit`.
+        """
+        (prompt,) = self._tokenize([ask])
+        room = sum(map(len, prompt)) - over
+        for place in reversed(range(len(ask.parts))):
+            while over > 0 and ask.parts[place] is not None:
+                shorter = self._cut(ask, place, over=over)
+                if shorter is ask:
+                    break
+                ask = shorter
+                (prompt,) = self._tokenize([ask])
+                over = sum(map(len, prompt)) - room
+        if over > 0:
+            raise ValueError(
+                f"{name}: images, instruction and prompt take {limit + over} tokens, {over} more than "
+                f"max_length={limit}, and they cannot be truncated; lower max_pixels, pass fewer images or raise "
+                "max_length"
+            )
+        return ask
+
+    def _cut(self, ask: Ask, place: int, limit: int | None = None, over: int = 0) -> Ask:
+        """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token."""
+        text = ask.parts[place] or ""
+        is_first = all(part is None for part in ask.parts[:place])
+        before = f"{ask.instruction} " if self.is_joined and is_first and ask.instruction is not None else ""
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        spans = self.tokenizer(before + text, return_offsets_mapping=True, **options)["offset_mapping"]
+        kept = max(1, len(spans) - over if limit is None else limit)
+        if kept >= len(spans):
+            return ask
+        end = max(min(spans[kept - 1][1], spans[kept][0]) - len(before), 1)
+        parts = [*ask.parts[:place], text[:end], *ask.parts[place + 1 :]]
+        return ask if end >= len(text) else ask._replace(parts=tuple(parts))
+
+
+def _warn_of_cuts(names: Sequence[str], limit: int) -> None:
+    """Log whose texts were cut, in one line."""
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        logger.warning("text cut to fit %d tokens: %s%s", limit, ", ".join(names[:3]), more)
+
+
+__all__ = ["NOUNS", "PROMPT_VERSIONS", "VIEWS", "Ask", "Piece", "PromptWriter"]

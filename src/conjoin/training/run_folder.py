@@ -1,0 +1,144 @@
+"""The output folder of a run: who may write into it, its checkpoints, and what to say when writing fails."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from conjoin.storage import FolderKind, check_sealed, lock_folder, seal_folder
+from conjoin.storage.manifest import MANIFEST
+
+from .config import RetrievalConfig
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT = FolderKind("training checkpoint", 1, "run `conjoin train`")
+MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
+UNFINISHED = ".unfinished"
+"""Sub-folder of the checkpoint that is being written."""
+
+
+@contextmanager
+def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Iterator[Path | None]:
+    """Lock the output folder of a run and yield the checkpoint to resume from, or None.
+
+    Args:
+        args: The arguments of the run.
+        resume: Resume from the last intact checkpoint.
+        overwrite: Accept a folder with a model or checkpoints.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint to resume from.
+        ValueError: Another process trains into the folder, or it holds something that this run would replace.
+    """
+    folder = Path(str(args.output_dir))
+    lock = None
+    try:
+        with args.main_process_first(desc="opening the output folder"):
+            if args.should_save:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = lock_folder(folder)
+                remove_unfinished(folder)
+                _prepare(folder, resume, overwrite)
+            found = checkpoints(folder)
+        yield found[0] if resume and found else None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the last first."""
+    named = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
+    steps = {path: int(match[1]) for path, match in named.items() if match and path.is_dir()}
+    return sorted(steps, key=lambda path: steps[path], reverse=True)
+
+
+def publish(unfinished: Path, checkpoint: Path) -> None:
+    """Seal a checkpoint that was written aside and move it to its place in one step."""
+    seal_folder(unfinished, CHECKPOINT)
+    if checkpoint.exists():  # of a run that was interrupted and resumed from an earlier step
+        os.replace(checkpoint, unfinished.with_name("replaced"))
+    os.replace(unfinished, checkpoint)
+    remove_unfinished(checkpoint.parent)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of an earlier run."""
+    for path in checkpoints(folder):
+        shutil.rmtree(path)
+
+
+def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints until `limit` are left; the last and the best one stay."""
+    found = checkpoints(folder)
+    kept = {found[0], Path(best or found[0])}
+    old = [path for path in reversed(found) if path not in kept]
+    for path in old[: max(0, len(found) - max(limit, len(kept)))] if limit else []:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what an interrupted or failed save left."""
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+
+
+@contextmanager
+def saving(what: str, folder: Path) -> Iterator[None]:
+    """Turn a failure of writing into one line that says what is safe.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error)
+        if isinstance(error, RuntimeError):
+            if "inline_container" not in reason:  # how torch.save reports a file that it could not write in full
+                raise
+            reason = "a file could not be written in full"
+        remove_unfinished(folder)
+        kept = checkpoints(folder)
+        safe = f"{str(kept[0])!r} is safe: make room and resume with --resume" if kept else "no checkpoint was saved"
+        free = shutil.disk_usage(folder).free / 2**20
+        raise OSError(f"cannot save {what} to {str(folder)!r}: {reason} ({free:,.0f} MiB are free); {safe}") from error
+
+
+def _prepare(folder: Path, resume: bool, overwrite: bool) -> None:
+    """Refuse what the run would replace, unless the caller asked for it."""
+    if (folder / MANIFEST).exists():
+        raise ValueError(f"{str(folder)!r} holds no training run (it has a {MANIFEST}); choose another output_dir")
+    if resume:
+        _set_damaged_aside(folder)
+        return
+    found, finished = checkpoints(folder), [name for name in MODEL_FILES if (folder / name).exists()]
+    if finished and not overwrite:
+        raise ValueError(
+            f"{str(folder)!r} holds a model ({finished[0]}); choose another training.output_dir, or replace the model "
+            "with --overwrite"
+        )
+    if found and not overwrite:
+        raise ValueError(
+            f"{str(folder)!r} holds {found[0].name} of an unfinished run; resume it with --resume, choose another "
+            "training.output_dir, or start again with --overwrite"
+        )
+
+
+def _set_damaged_aside(folder: Path) -> None:
+    """Rename damaged checkpoints after the last intact one, so that nothing takes them for the newest."""
+    for path in checkpoints(folder):
+        try:
+            check_sealed(path, CHECKPOINT)
+            return
+        except (FileNotFoundError, ValueError) as error:
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+            logger.warning("%s; renamed to %s, resuming from an earlier checkpoint", error, aside.name)
+    raise FileNotFoundError(f"no checkpoint to resume from in {str(folder)!r}; train without --resume")

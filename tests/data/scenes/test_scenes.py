@@ -1,0 +1,198 @@
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from conjoin.cli.main import main
+from conjoin.data import load_pairs, load_triplets, make_scenes
+from conjoin.data.scenes.compose import EDITS, NEGATIVES, Composition, draw_composition
+from conjoin.data.scenes.draw import SCENE_SIZE, draw_scene
+from conjoin.data.scenes.objects import scene_objects
+from conjoin.data.scenes.phrases import PHRASES, Wording
+
+NAMES = [f"object{number}" for number in range(30)]
+SIZES = {"train": 24, "distractors": 6, "triplets": 12}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    return make_scenes(tmp_path_factory.mktemp("scenes") / "out", **SIZES)
+
+
+def lines(scenes: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (scenes / f"{name}.jsonl").read_text().splitlines()]
+
+
+def content(row: dict, role: str) -> tuple[set, set]:
+    return tuple({entry["object"] for entry in row[f"{role}_{part}_objects"]} for part in ("image", "text"))
+
+
+def compositions(split="train", count=300):
+    return [draw_composition(NAMES, split, np.random.default_rng(number)) for number in range(count)]
+
+
+def test_compositions_have_every_edit_and_overlap():
+    drawn = compositions()
+    kinds = {(bool(one.image_only), bool(one.text_only)) for one in drawn}
+    assert kinds == {(True, True), (False, True), (True, False)} and len(EDITS) == 3
+    assert {len(one.shared) for one in drawn} == {1, 2, 3}
+    assert all(len({*one.image, *one.text}) == len(one.shared + one.image_only + one.text_only) for one in drawn)
+
+
+def test_no_set_of_objects_is_in_two_splits():
+    sets = {split: {frozenset({*one.image, *one.text}) for one in compositions(split)} for split in ("train", "test")}
+    assert not sets["train"] & sets["test"] and len(sets["test"]) > 100
+    assert all(one.split == "validation" for one in compositions("validation", 50))
+
+
+def test_the_positive_shares_exactly_the_intersection():
+    for query in compositions():
+        positive = query.exchanged()
+        assert {*query.image} & {*query.text} == {*positive.image} & {*positive.text} == {*query.shared}
+        assert {*query.image} == {*positive.text} and {*query.text} == {*positive.image}
+
+
+def test_every_negative_differs_in_content_or_intersection():
+    seen = set()
+    for number, query in enumerate(compositions()):
+        everything = {*query.image, *query.text}
+        for kind in query.negatives():
+            negative = query.negative(kind, np.random.default_rng(number))
+            found = {*negative.image, *negative.text}
+            seen.add(kind)
+            if kind == "other_intersection":
+                assert found == everything and len(negative.shared) == len(query.shared)
+                assert {*negative.shared} != {*query.shared}
+            else:
+                assert found < everything, "it has the same objects as the query: a false negative"
+    assert seen == set(NEGATIVES)
+
+
+def test_an_added_object_leaves_out_the_negative_with_the_same_content():
+    assert "text_content" not in Composition(("a",), (), ("b",)).negatives()
+    assert "image_content" not in Composition(("a",), ("b",), ()).negatives()
+
+
+@pytest.mark.parametrize("language", PHRASES)
+def test_texts_name_the_objects_at_the_spans(language):
+    names = {name: {language: f"the {name}"} for name in NAMES}
+    for phrase in range(len(PHRASES[language])):
+        for count in (1, 2, 4):
+            text, spans = Wording(language, phrase, 7).write(NAMES[:count], names)
+            assert {span["object"]: text[span["start"] : span["end"]] for span in spans} == {
+                name: names[name][language] for name in NAMES[:count]
+            }
+
+
+def test_a_wording_depends_on_its_seed_and_others_on_their_phrase():
+    generator = np.random.default_rng(0)
+    first = Wording.draw(["en"], generator)
+    assert all(Wording.draw(["en"], generator, first).phrase != first.phrase for _ in range(30))
+    names = {name: {"en": name} for name in NAMES}
+    assert len({Wording("en", 0, seed).write(NAMES[:4], names)[0] for seed in range(20)}) > 5
+
+
+def test_objects_are_where_their_boxes_are():
+    names = [row.concept for row in scene_objects()][:4]
+    generator = np.random.default_rng(3)
+    picture, boxes = draw_scene(tuple(names), "openmoji", generator)
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"), dtype=float)
+    inside = np.zeros(pixels.shape, dtype=bool)
+    for entry in boxes:
+        left, top, right, bottom = (round(edge * SCENE_SIZE) for edge in entry["box"])
+        assert not inside[top:bottom, left:right].any(), "objects overlap"
+        inside[top:bottom, left:right] = True
+        assert pixels[top:bottom, left:right].std() > 3 * pixels[~inside].std() or pixels[~inside].std() > 10
+    assert [entry["object"] for entry in boxes] == names
+
+
+def test_objects_and_compositions_of_the_test_sets_are_unseen(scenes):
+    objects = {row.concept: row.split for row in scene_objects()}
+    train = load_pairs(scenes / "train.parquet")
+    assert len(train) == SIZES["train"]
+    for row in pq.read_table(scenes / "train.parquet").to_pylist():
+        assert row["alternative_text"] != row["text"]
+    shown = {name: [content(row, "query") for row in lines(scenes, f"test_{name}")] for name in ("known", "unseen")}
+    assert {objects[one] for parts in shown["unseen"] for part in parts for one in part} == {"test"}
+    assert {objects[one] for parts in shown["known"] for part in parts for one in part} == {"train"}
+    assert all(8 <= len(text.split()) <= 20 for text in train["text"])
+
+
+def test_triplets_load_and_hold_what_they_say(scenes):
+    rows = lines(scenes, "test_known")
+    loaded = load_triplets(scenes / "test_known.jsonl")
+    assert len(loaded) == SIZES["triplets"] and set(loaded["kind"]) <= set(NEGATIVES)
+    for row in rows:
+        image, text = content(row, "query")
+        assert content(row, "positive") == (text, image)
+        assert row["query_text"] != row["positive_text"]
+        assert Image.open(scenes / row["query_image"]).size == (SCENE_SIZE, SCENE_SIZE)
+    variants = [row for row in rows if row.get("variant_text")]
+    assert 0 < len(variants) < len(rows)
+    for row in variants:
+        assert row["variant_image"] == row["query_image"]
+        assert {span["object"] for span in row["variant_text_objects"]} == content(row, "query")[1]
+
+
+def test_the_same_call_gives_the_same_scenes_and_a_shorter_one_a_part(scenes, tmp_path):
+    again = make_scenes(tmp_path / "again", **SIZES)
+    for name in ("train.parquet", "test_unseen.jsonl", "test_unseen/00003-negative.jpg"):
+        assert (again / name).read_bytes() == (scenes / name).read_bytes()
+    fewer = make_scenes(tmp_path / "fewer", train=5, distractors=2, triplets=2)
+    assert load_pairs(fewer / "train.parquet")["text"] == load_pairs(scenes / "train.parquet")["text"][:5]
+    other = make_scenes(tmp_path / "other", train=2, distractors=2, triplets=2, seed=1)
+    assert (other / "test_unseen.jsonl").read_bytes() != (fewer / "test_unseen.jsonl").read_bytes()
+
+
+def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch):
+    from conjoin.data.scenes import make
+
+    draw = make.draw_scene
+    drawn = []
+
+    def stop(*args):
+        drawn.append(args)
+        if len(drawn) == SIZES["train"] + 5:
+            raise KeyboardInterrupt
+        return draw(*args)
+
+    monkeypatch.setattr(make, "draw_scene", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make_scenes(tmp_path / "out", **SIZES)
+    assert not (tmp_path / "out").exists()
+    make_scenes(tmp_path / "out", **SIZES)
+    per_triplet = 3 * (2 * SIZES["triplets"] + 2 * (SIZES["triplets"] // 2))
+    assert len(drawn) == SIZES["train"] + 5 + SIZES["distractors"] + per_triplet
+    assert (tmp_path / "out/distractors.parquet").read_bytes() == (scenes / "distractors.parquet").read_bytes()
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": 1}, "train=1 must be at least 2"),
+        ({"languages": ["en", "xx"]}, r"languages=\['en', 'xx'\]; expected some of en, de"),
+        ({"languages": []}, "languages="),
+    ],
+)
+def test_wrong_options_are_named(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_scenes(tmp_path / "out", **(SIZES | options))
+
+
+def test_another_folder_is_not_overwritten(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not these scenes"):
+        make_scenes(tmp_path, **SIZES)
+
+
+def test_other_languages_and_the_command(tmp_path, capsys):
+    main(["data", "make-scenes", str(tmp_path / "out"), "--train", "20", "--distractors", "2", "--triplets", "2",
+          "--languages", "de", "id"])  # fmt: skip
+    texts = load_pairs(tmp_path / "out/train.parquet")["text"]
+    assert any(" und " in text or " sowie " in text for text in texts) and any("gambar" in text for text in texts)
+    assert "next: conjoin evaluate MODEL --benchmark scenes" in capsys.readouterr().out

@@ -1,0 +1,66 @@
+"""Which columns are read, and what becomes of repeated ids."""
+
+import datasets
+import pytest
+
+from conjoin.data import load_pairs
+
+
+def table(**columns):
+    count = len(next(iter(columns.values())))
+    return datasets.Dataset.from_dict(
+        {"url": [f"https://a.org/{row}.png" for row in range(count)], "text": ["a"] * count} | columns
+    )
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["id", "key", "UID", "uuid", "item_id", "product_id", "SKU", "asin", "image_id"])
+def test_the_one_column_of_ids_is_the_id(name, streaming):
+    pairs = load_pairs(table(**{name: ["x7", "x9"], "ids": ["u", "v"]}), streaming=streaming)
+    assert [row["id"] for row in pairs] == ["x7", "x9"]
+
+
+def test_a_column_id_is_the_id_whichever_others_there_are(caplog):
+    assert load_pairs(table(sku=["x", "y"], id=["u", "v"], product_id=["p", "p"]))["id"][:] == ["u", "v"]
+    assert "the column 'id' is read as id, not 'product_id', 'sku'; choose by id_column" in caplog.text
+    assert load_pairs(table(sku=["x", "y"], __key__=["u", "v"]))["id"][:] == ["u", "v"]
+
+
+def test_of_several_other_columns_one_must_be_chosen():
+    rows = table(sku=["x", "y"], asin=["u", "v"])
+    with pytest.raises(ValueError, match="the columns 'sku', 'asin' may all be the id; choose one by --id-column"):
+        load_pairs(rows)
+    assert load_pairs(rows, id_column="asin")["id"][:] == ["u", "v"]
+    assert load_pairs(rows, id_column="")["id"][:] == ["0", "1"]
+
+
+def test_an_id_that_several_images_share():
+    rows = table(product_id=["p", "p", "q"])
+    with pytest.raises(ValueError, match=r"1 ids occur more than once: 'p' \(2 times\); choose .* or row numbers by"):
+        load_pairs(rows)
+    numbered = load_pairs(rows, id_column="", group_column="product_id")
+    assert (numbered["id"][:], numbered["group"][:]) == (["0", "1", "2"], ["p", "p", "q"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("only", [None, "image", "text"])
+def test_groups(streaming, only):
+    rows = table(id=["u", "v", "w", "x"], product=[7, None, 7, 8])
+    pairs = load_pairs(rows, group_column="product", streaming=streaming, only=only)
+    assert [row["group"] for row in pairs] == ["7", None, "7", "8"]
+    with pytest.raises(ValueError, match=r"no column 'produkt'; .* did you mean 'product'"):
+        load_pairs(rows, group_column="produkt", streaming=streaming, only=only)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_that_cannot_be_used_can_be_kept(image_folder, streaming):
+    (image_folder / "a.csv").write_text("image,text,id\nred.png,a,u\ngone.png,b,v\ngreen.png,,w\n,d,x\n")
+    rows = list(load_pairs(image_folder / "a.csv", on_error="keep", streaming=streaming))
+    assert [row["id"] for row in rows] == ["u", "v", "w", "x"]
+    assert rows[0]["problem"] is None and rows[0]["text"] == "a"
+    for row, problem in zip(
+        rows[1:], ("gone.png': no such file", "text is empty", "the image is missing"), strict=True
+    ):
+        assert problem in row["problem"]
+    with pytest.raises(ValueError, match="on_error='skip'; expected 'raise' or 'keep'"):
+        load_pairs(image_folder / "a.csv", on_error="skip")

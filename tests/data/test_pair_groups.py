@@ -1,0 +1,165 @@
+"""Several captions of an image, several images of a row."""
+
+import json
+
+import datasets
+import pytest
+from PIL import Image
+
+from conjoin.data import PairCollator, load_pairs
+from conjoin.data.pair_groups import join_pairs
+from conjoin.processing.item_inputs import load_image, parse_item
+from conjoin.storage import rows_digest
+
+CAPTIONS = {"red": ["a red square", "a red box", "red"], "green": ["green"], "blue": ["a blue square", "blue"]}
+PAIRS = [("red#0", "a red square"), ("red#1", "a red box"), ("red#2", "red"), ("green", "green")]
+PAIRS += [("blue#0", "a blue square"), ("blue#1", "blue")]
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.fixture
+def table(image_folder):
+    """A row for each picture, with a list of captions."""
+    rows = [{"id": name, "image": f"{name}.png", "captions": texts} for name, texts in CAPTIONS.items()]
+    return write(image_folder / "pairs.jsonl", rows)
+
+
+@pytest.fixture
+def embedded():
+    features = {
+        "id": datasets.Value("string"),
+        "image": datasets.Image(),
+        "text": datasets.List(datasets.Value("string")),
+    }
+    rows = [{"id": name, "image": Image.new("RGB", (4, 4), name), "text": texts} for name, texts in CAPTIONS.items()]
+    return datasets.Dataset.from_list(rows, features=datasets.Features(features))
+
+
+def check(pairs):
+    rows = list(pairs)
+    assert [(row["id"], row["text"]) for row in rows] == PAIRS
+    assert [row["group"] for row in rows] == ["red"] * 3 + ["green"] + ["blue"] * 2
+    assert load_image(rows[1]["image"]).getpixel((0, 0)) == (255, 0, 0)
+    assert load_image(rows[5]["image"]).getpixel((0, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_list_of_captions(table, embedded, streaming):
+    check(load_pairs(table, streaming=streaming))
+    check(load_pairs(embedded, streaming=streaming))
+    texts = list(load_pairs(table, streaming=streaming, only="text"))
+    assert [(row["id"], row["text"]) for row in texts] == PAIRS and texts[2]["group"] == "red"
+    images = list(load_pairs(table, streaming=streaming, only="image"))
+    assert [row["id"] for row in images] == ["red", "green", "blue"]
+
+
+def test_several_rows_of_one_id_and_one_image(image_folder, embedded):
+    rows = [{"id": name, "image": f"{name}.png", "text": text} for name, texts in CAPTIONS.items() for text in texts]
+    table = write(image_folder / "rows.jsonl", rows)
+    check(load_pairs(table))
+    assert load_pairs(table, only="image")["id"][:] == ["red", "green", "blue"]
+    assert load_pairs(table, only="text")["id"][:] == [name for name, _ in PAIRS]
+    parts = [{"id": r["id"], "image": load_image(image_folder / r["image"]), "text": r["text"]} for r in rows]
+    features = embedded.features | {"text": datasets.Value("string")}
+    check(load_pairs(datasets.Dataset.from_list(parts, features=datasets.Features(features))))
+    rows[1]["image"] = "blue.png"
+    with pytest.raises(ValueError, match=r"'red' \(3 times\).*only several captions of one image may share an id"):
+        load_pairs(write(image_folder / "rows.jsonl", rows))
+
+
+def test_rows_of_one_image_file_are_one_group(image_folder):
+    names = ["red", "blue", "red", "green"]
+    table = write(image_folder / "rows.jsonl", [{"file_name": f"{name}.png", "text": name} for name in names])
+    pairs = load_pairs(table)
+    assert (pairs["id"][:], pairs["group"][:]) == (["0", "1", "2", "3"], ["0", "1", "0", "3"])
+    write(table, [{"file_name": f"{name}.png", "text": "a"} for name in ("red", "blue", "green")])
+    assert "group" not in load_pairs(table).column_names
+
+
+def test_captions_of_one_image_are_no_negatives(table):
+    collator = PairCollator(lambda items, ids: {})
+    ids = collator(list(load_pairs(table)))["ids"].tolist()
+    assert ids[0] == ids[1] == ids[2] != ids[3] and len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("texts", "problem"), [([], "the list of texts is empty"), (["a", " "], "empty or only white")]
+)
+def test_lists_of_captions_that_cannot_be_used(image_folder, streaming, texts, problem):
+    rows = [{"image": "red.png", "text": ["a", "b"]}, {"image": "blue.png", "text": texts}]
+    table = write(image_folder / "a.jsonl", rows)
+    with pytest.raises(ValueError, match=rf"row 1 \(id '1'\): .*{problem}"):
+        list(load_pairs(table, streaming=streaming))
+    kept = list(load_pairs(table, streaming=streaming, on_error="keep"))
+    assert [row["id"] for row in kept] == ["0#0", "0#1", "1"] and problem in kept[2]["problem"]
+
+
+def test_images_are_not_repeated_on_disk(tmp_path):
+    """Rows are pointed to, so eight captions of an image need no more space than one."""
+    count, captions = 20, 8
+    stored = datasets.Dataset.from_dict({"image": [bytes([row]) * 10_000 for row in range(count)]})
+    stored.save_to_disk(tmp_path / "data")
+    images = datasets.load_from_disk(tmp_path / "data")
+    owners = [row for row in range(count) for _ in range(captions)]
+    names = [f"{row}-{number}" for number, row in enumerate(owners)]
+    joined = join_pairs(images, owners, {"id": names})
+    assert joined["id"][:] == names and [row["image"][0] for row in joined] == owners
+    addresses = {chunk.buffers()[2].address for chunk in joined.data["image"].chunks}
+    assert len(addresses) == 1
+
+
+# several images of a row
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_row_of_several_images_is_one_item(image_folder, streaming):
+    rows = [{"images": ["red.png", "blue.png"], "text": "a"}, {"images": ["green.png"], "text": "b"}]
+    loaded = list(load_pairs(write(image_folder / "a.jsonl", rows), streaming=streaming))
+    items = [parse_item({"image": row["image"], "text": row["text"]}) for row in loaded]
+    assert [[image.getpixel((0, 0)) for image in item.images] for item in items] == [
+        [(255, 0, 0), (0, 0, 255)], [(0, 128, 0)]
+    ]  # fmt: skip
+    stored = datasets.Dataset.from_list(
+        [{"images": [Image.new("RGB", (4, 4), "red")] * 2, "text": "a"}],
+        features=datasets.Features({"images": datasets.List(datasets.Image()), "text": datasets.Value("string")}),
+    )
+    (row,) = load_pairs(stored, streaming=streaming)
+    assert len(row["image"]) == 2 and load_image(row["image"][1]).getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("images", "problem"), [([], "the image is missing"), (["red.png", "gone.png"], "gone.png': no such file")]
+)
+def test_images_of_a_row_that_are_missing(image_folder, streaming, images, problem):
+    rows = [{"image": ["red.png", "blue.png"], "text": "a"}, {"image": images, "text": "b"}]
+    table = write(image_folder / "a.jsonl", rows)
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"row 1 \(id '1'\).*{problem}"):
+        list(load_pairs(table, streaming=streaming))
+
+
+def test_null_images_of_a_row():
+    features = datasets.Features(
+        {"image": datasets.List(datasets.Image(decode=False)), "text": datasets.Value("string")}
+    )
+    picture = {"bytes": b"x", "path": None}
+    for images in ([picture, None], [], None):
+        rows = datasets.Dataset.from_list(
+            [{"image": [picture, picture], "text": "a"}, {"image": images, "text": "b"}], features=features
+        )
+        with pytest.raises(ValueError, match=r"row 1 \(id '1'\): the image is missing"):
+            load_pairs(rows)
+
+
+def test_a_fingerprint_of_several_images(image_folder):
+    rows = [{"images": ["red.png", "blue.png"], "text": "a"}]
+    table = write(image_folder / "a.jsonl", rows)
+    before = rows_digest(load_pairs(table))
+    assert before == rows_digest(load_pairs(table))
+    Image.new("RGB", (9, 9), "black").save(image_folder / "blue.png")
+    assert before != rows_digest(load_pairs(table))

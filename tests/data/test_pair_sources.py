@@ -1,0 +1,192 @@
+"""Folders of images: their splits, labels, captions and kinds of files; saved datasets; compressed tables."""
+
+import gzip
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import pytest
+from PIL import Image
+
+from conjoin.data import load_pairs, picture_files
+from conjoin.processing.item_inputs import load_image
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
+
+
+def draw(path, colour="red", caption=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), colour).save(path)
+    if caption is not None:
+        path.with_suffix(".txt").write_text(caption)
+
+
+# kinds of pictures
+
+
+def test_what_pillow_reads_is_read(tmp_path):
+    for suffix in ("png", "avif", "jp2", "ppm"):
+        draw(tmp_path / f"{suffix}.{suffix}", "red", suffix)
+    pairs = load_pairs(tmp_path)
+    assert pairs["text"][:] == ["avif", "jp2", "png", "ppm"]
+    assert all(load_image(row["image"], row["id"]).getpixel((0, 0))[0] > 250 for row in pairs)
+
+
+@pytest.mark.parametrize("only", [None, "image"])
+def test_captioned_pictures_that_cannot_be_read_are_an_error(tmp_path, only):
+    draw(tmp_path / "a.png", "red", "red")
+    for name in ("b.HEIC", "c.svg", "d.svg"):
+        (tmp_path / name).write_bytes(b"unread")
+        (tmp_path / name).with_suffix(".txt").write_text("text")
+    with pytest.raises(
+        ValueError, match=r"3 of 4 pictures .* cannot be read: 1 .heic .*2 .svg \(such as 'c.svg'\).*heif"
+    ):
+        load_pairs(tmp_path, only=only)
+
+
+def test_other_pictures_and_captions_without_a_picture_are_told(tmp_path, caplog):
+    draw(tmp_path / "a.png", "red", "red")
+    (tmp_path / "logo.svg").write_text("<svg/>")
+    (tmp_path / "README.txt").write_text("photographs")
+    assert load_pairs(tmp_path)["id"][:] == ["a.png"]
+    assert "1 of the 2 pictures" in caplog.text and "1 .svg (such as 'logo.svg'); convert" in caplog.text
+    assert "1 .txt files" in caplog.text and "have no image, such as 'README.txt'" in caplog.text
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(ValueError, match=r"holds no images that can be read: 1 .svg"):
+        load_pairs(tmp_path, only="image")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_table_that_lists_such_a_picture(tmp_path, streaming):
+    (tmp_path / "a.svg").write_text("<svg/>")
+    (tmp_path / "a.csv").write_text("image,text\na.svg,a\n")
+    with pytest.raises(ValueError, match=r"row 0 \(id '0'\), image '.*a.svg': cannot be read; convert them to PNG"):
+        list(load_pairs(tmp_path / "a.csv", streaming=streaming))
+
+
+def test_a_plug_in_for_heic_is_used(monkeypatch):
+    def register():
+        monkeypatch.setitem(Image.EXTENSION, ".heic", "HEIF")
+        monkeypatch.setitem(Image.OPEN, "HEIF", None)
+
+    assert not picture_files.is_readable(Path("a.HEIC"))
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
+    importlib.reload(picture_files)
+    assert picture_files.is_readable(Path("a.HEIC"))
+
+
+# splits and labels
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_folders_of_splits(tmp_path, streaming):
+    for folder, colour in (("train", "red"), ("val", "green"), ("Test", "blue")):
+        draw(tmp_path / folder / f"{colour}.png", colour)
+        (tmp_path / folder / "metadata.jsonl").write_text(f'{{"file_name": "{colour}.png", "caption": "{colour}"}}\n')
+    for split, colour in (("train", "red"), ("validation", "green"), ("val", "green"), ("test", "blue")):
+        (row,) = load_pairs(tmp_path, split=split, streaming=streaming)
+        assert row["text"] == colour
+        assert load_image(row["image"]).getpixel((0, 0)) == COLOURS[colour]
+    with pytest.raises(ValueError, match=r"split is 'dog'; .* has the splits 'Test', 'train', 'val'"):
+        load_pairs(tmp_path, split="dog")
+    shutil.copytree(tmp_path / "val", tmp_path / "dev")
+    with pytest.raises(ValueError, match=r"split is 'validation'; .* has the splits 'Test', 'dev', 'train', 'val'"):
+        load_pairs(tmp_path, split="validation")
+    assert len(list(load_pairs(tmp_path, split="dev"))) == 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_folders_of_labels(tmp_path, streaming, caplog):
+    for path, colour in (("cat/1.png", "red"), ("cat/2.png", "green"), ("dog/1.png", "blue")):
+        draw(tmp_path / path, colour)
+    rows = list(load_pairs(tmp_path, streaming=streaming))
+    assert [(row["id"], row["text"], row["group"]) for row in rows] == [
+        ("cat/1.png", "cat", "cat"), ("cat/2.png", "cat", "cat"), ("dog/1.png", "dog", "dog")
+    ]  # fmt: skip
+    assert load_image(rows[2]["image"]).getpixel((0, 0)) == COLOURS["blue"]
+    assert "the names of the classes in 'label' are read as text" in caplog.text
+    assert [list(row) for row in load_pairs(tmp_path, streaming=streaming, only="image")] == [["id", "image"]] * 3
+    for split in ("train", "test"):
+        shutil.copytree(tmp_path / "cat", tmp_path / "animals" / split / "cat")
+        shutil.copytree(tmp_path / "dog", tmp_path / "animals" / split / "dog")
+    rows = list(load_pairs(tmp_path / "animals", split="test", streaming=streaming))
+    assert [row["id"] for row in rows] == ["cat/1.png", "cat/2.png", "dog/1.png"]
+
+
+def test_labels_only_where_no_picture_has_a_caption(tmp_path):
+    draw(tmp_path / "cat" / "1.png", "red", "a red cat")
+    draw(tmp_path / "dog" / "1.png", "blue")
+    with pytest.raises(ValueError, match=r"1 of 2 images in .* have no caption, such as '1.png'"):
+        load_pairs(tmp_path)
+    (tmp_path / "cat" / "1.txt").unlink()
+    (tmp_path / "cat" / "2.svg").write_text("<svg/>")
+    with pytest.raises(ValueError, match=r"1 of 3 pictures in .* have captions but cannot be read: 1 .svg"):
+        load_pairs(tmp_path)
+
+
+def test_classes_of_a_dataset():
+    features = {"image": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    rows = {"image": ["https://a.org/1.png", "https://a.org/2.png"], "label": [1, 0]}
+    data = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    assert load_pairs(data)["text"][:] == load_pairs(data)["group"][:] == ["dog", "cat"]
+    unlabelled = datasets.Dataset.from_dict(rows | {"label": [1, -1]}, features=datasets.Features(features))
+    with pytest.raises(ValueError, match=r"row 1 \(id '1'\): text must be a string, got NoneType"):
+        load_pairs(unlabelled)
+
+
+# saved datasets and compressed tables
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_save_to_disk(tmp_path, streaming):
+    rows = [{"image": Image.new("RGB", (4, 4), colour), "text": colour} for colour in COLOURS]
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+    data = datasets.Dataset.from_list(rows, features=features)
+    data.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=data, test=data.select([2])).save_to_disk(tmp_path / "splits")
+    for folder, split, texts in (
+        ("one", "train", [*COLOURS]),
+        ("splits", "train", [*COLOURS]),
+        ("splits", "test", ["blue"]),
+    ):
+        found = list(load_pairs(tmp_path / folder, split=split, streaming=streaming))
+        assert [row["text"] for row in found] == texts
+        assert load_image(found[-1]["image"]).getpixel((0, 0)) == COLOURS["blue"]
+    for folder, problem in (
+        ("one", "holds one dataset, of the split 'None'"),
+        ("splits", "has the splits 'train', 'test'"),
+    ):
+        with pytest.raises(ValueError, match=f"split is 'val'; .*{folder}' {problem}"):
+            load_pairs(tmp_path / folder, split="val")
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(ValueError, match=r"the saved dataset in .*one' cannot be read"):
+        load_pairs(tmp_path / "one")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".csv", "image,text,id\nred.png,a,007\ngreen.png,null,1\n"),
+        (".tsv", "image\ttext\tid\nred.png\ta\t007\ngreen.png\tnull\t1\n"),
+        (
+            ".jsonl",
+            '{"image": "red.png", "text": "a", "id": "007"}\n{"image": "green.png", "text": "null", "id": "1"}\n',
+        ),
+    ],
+)
+def test_compressed_tables(image_folder, suffix, content, streaming):
+    path = image_folder / f"pairs{suffix}.gz"
+    path.write_bytes(gzip.compress(content.encode()))
+    rows = list(load_pairs(path, streaming=streaming))
+    assert [(row["id"], row["text"]) for row in rows] == [("007", "a"), ("1", "null")]
+    assert load_image(rows[1]["image"]).getpixel((0, 0)) == COLOURS["green"]
+    path.write_bytes(gzip.compress(content.encode())[:-12])
+    with pytest.raises(ValueError, match=rf"pairs{suffix}.gz' cannot be read: "):
+        load_pairs(path, streaming=streaming)
+    path.write_bytes(content.encode())
+    with pytest.raises(ValueError, match=rf"pairs{suffix}.gz' cannot be read: "):
+        load_pairs(path, streaming=streaming)

@@ -1,0 +1,94 @@
+"""Text → image and image → text on pairs: scores equal a naive computation, any partner is right, ties fail."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conjoin.data import load_pairs
+from conjoin.evaluation.benchmarks.pairs import evaluate_pairs
+from tiny_encoder import tiny_encoder
+
+CAPTIONS = [  # image 2 has one caption, the last caption is of two images
+    (0, "a red thing"),
+    (0, "the first picture"),
+    (1, "green"),
+    (1, "grass or so"),
+    (2, "blue sky"),
+    (3, "nothing much here"),
+    (3, "a blank"),
+    (0, "a blank"),
+    (4, "x y z"),
+]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    for number in range(5):
+        Image.new("RGB", (6, 6), (50 * number, 255 - 60 * number, 17 * number)).save(tmp_path / f"{number}.png")
+    with (tmp_path / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "caption"), *((f"{number}.png", text) for number, text in CAPTIONS)])
+    return load_pairs(tmp_path / "captions.csv")
+
+
+def naive_ranks(encoder, folder, asked):
+    images = [str(folder / f"{number}.png") for number in range(5)]
+    texts = list(dict.fromkeys(text for _, text in CAPTIONS))
+    right = {(number, texts.index(text)) for number, text in CAPTIONS}
+    scores = encoder.encode(images) @ encoder.encode(texts).T
+    if asked == "text":
+        scores, right = scores.T, {pair[::-1] for pair in right}
+    ranks = []
+    for query, row in enumerate(scores):
+        best = max(row[found] for found in range(len(row)) if (query, found) in right)
+        ranks.append(1 + sum(row[found] >= best for found in range(len(row)) if (query, found) not in right))
+    return np.array(ranks)
+
+
+def test_scores_are_those_of_a_naive_loop(pairs, tmp_path):
+    results = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "stores")
+    assert results.dataset == {"pairs": 9, "images": 5, "texts": 8}
+    for asked, found, queries in (("text", "image", 8), ("image", "text", 5)):
+        cell = results.cell(asked, found)
+        ranks = naive_ranks(tiny_encoder(), tmp_path, asked)
+        assert (cell.queries, cell.gallery) == (queries, 13 - queries) and len(set(ranks)) > 1
+        for k in (1, 5, 10):
+            assert cell.metrics[f"hit_rate@{k}"].value == pytest.approx((ranks <= k).mean())
+        assert cell.metrics["mrr@10"].value == pytest.approx((1 / ranks).mean())
+    assert results.cell("text", "image").metrics["hit_rate@1"].chance == pytest.approx((7 * 0.2 + 0.4) / 8)
+    assert [headline.label for headline in results.headline] == ["text → image, R@5", "image → text, R@5"]
+    first = results.examples[0]
+    assert first.query.text == "a red thing" and first.results[0].item.image.startswith("data:image/")
+    assert results.examples[3].query.image and results.examples[3].results[0].item.text
+
+
+def test_equal_vectors_find_nothing_but_their_own(pairs, tmp_path):
+    encoder = tiny_encoder()
+    encoder.model.weight.data[:] = 1.0
+    results = evaluate_pairs(encoder, pairs, tmp_path / "stores")
+    ranks = {"text": [5] * 7 + [4], "image": [6, 7, 8, 7, 8]}  # all wrong candidates are better
+    for asked, found in (("text", "image"), ("image", "text")):
+        value = results.cell(asked, found).metrics["mrr@10"].value
+        assert value == pytest.approx(np.mean([1 / rank for rank in ranks[asked]]))
+
+
+def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path):
+    seen = []
+
+    class Told(type(tiny_encoder())):
+        def encode(self, items, *args, instruction=None, **kwargs):
+            seen.append((instruction, len(items)))
+            return super().encode(items, *args, **kwargs)
+
+    encoder = Told(tiny_encoder().model, tiny_encoder().processor)
+    told = {"text_instruction": "Find an image."}
+    first = evaluate_pairs(encoder, pairs, tmp_path / "stores", **told)
+    assert seen == [(None, 5), (None, 8), ("Find an image.", 8)]
+    assert evaluate_pairs(encoder, pairs, tmp_path / "stores", **told) == first and len(seen) == 3
+    assert first.config == {"text instruction": "Find an image.", "image instruction": None}
+
+
+def test_no_pairs(pairs, tmp_path):
+    with pytest.raises(ValueError, match="there are no pairs to evaluate"):
+        evaluate_pairs(tiny_encoder(), pairs.select([]), tmp_path)
