@@ -96,6 +96,33 @@ def test_text_and_composed_queries_as_json(built, data, model, capsys):
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
 
 
+@pytest.mark.parametrize("streaming", [[], ["--streaming"]])
+def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_path, capsys, streaming):
+    lines = [
+        {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour}\nsquare " * 9, "price": price}
+        for price, colour in enumerate(COLOURS)
+    ]
+    (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "store", "--quiet", "--shard-size", 3]
+    conjoin(*command, *streaming, "--only", "image", "--keep", "price", "text")
+    conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--kind", "flat")
+    capsys.readouterr()
+    query = ["search", tmp_path / "index", "--image", data / "blue.png", "-k", 2]
+    conjoin(*query, "--json")
+    assert json.loads(capsys.readouterr().out)["results"][0]["row"] == {
+        "image": str(data / "blue.png"),
+        "price": 2,
+        "text": "a blue\nsquare " * 9,
+    }
+    conjoin(*query)
+    header, first, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["rank", "score", "id", "price", "text", "image"]
+    assert first.split()[:4] == ["1", "1.0000", "blue", "2"]
+    assert first.endswith(f"a blue square a b…  {data / 'blue.png'}") and first.index("a blue") == header.index("text")
+    with pytest.raises(ValueError, match=r"was made with source \{.*'keep': \['price', 'text'\]\}, not"):
+        conjoin(*command, *streaming, "--only", "image")
+
+
 def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):
     arguments = ["encode", model, data, "--dtype", "float16", "--batch-size", 2, "--shard-size", 4, "--quiet"]
     conjoin(*arguments, "--out", tmp_path / "a")

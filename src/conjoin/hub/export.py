@@ -51,7 +51,7 @@ def export(
         saved = sorted(file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py")
         write_checksums(staging, saved)
         add_sentence_transformers_files(staging, prompts)
-        for file in staging.rglob("*.*"):
+        for file in staging.rglob("*"):
             flush(file)
         _move_files(staging, folder)
     finally:

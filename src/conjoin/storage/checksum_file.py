@@ -50,8 +50,9 @@ def check_checksum(path: Path, remedy: str) -> None:
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the checksums of some files of a folder into its `SHA256SUMS`."""
-    write_text(folder / FOLDER_CHECKSUMS, "".join(f"{file_digest(folder / name)}  {name}\n" for name in names))
+    """Write the checksums of some files of a folder, which nobody reads yet, into its `SHA256SUMS`."""
+    lines = "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
+    (folder / FOLDER_CHECKSUMS).write_text(lines, encoding="utf-8")
 
 
 def check_checksums(folder: Path, remedy: str) -> None:

@@ -39,6 +39,7 @@ class TestExact:
             assert found.ids == ids
             np.testing.assert_array_equal(found.scores, scores)
 
+    @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has no such setting")
     def test_reduced_precision_set_in_the_newer_way(self, monkeypatch):
         monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")  # get_float32_matmul_precision raises now
         corpus, queries = unit(50, 8), unit(4, 8, seed=1)

@@ -244,8 +244,11 @@ class MllmRetrieverModel(PreTrainedModel):
     def _image_tokens(self, pixel_values: Tensor, grid: Tensor | None = None) -> ImageFeatures:
         inputs = {} if grid is None else {"image_grid_thw": grid}
         output = self.backbone.get_image_features(pixel_values.to(self.dtype), **inputs, return_dict=True)
-        deepstack = output.get("deepstack_features") or []
-        return ImageFeatures(torch.cat(list(output.pooler_output)), [torch.cat(list(level)) for level in deepstack])
+        deepstack = [  # transformers 5.17 gives each level whole, later versions image by image
+            level if isinstance(level, Tensor) else torch.cat(list(level))
+            for level in output.get("deepstack_features") or []
+        ]
+        return ImageFeatures(torch.cat(list(output.pooler_output)), deepstack)
 
     def _image_features(
         self, pixel_values: Tensor | None, pixel_mask: Tensor | None, grid: Tensor | None, num_tokens: int
