@@ -256,8 +256,9 @@ class ItemEncoder:
 
     def _check_alone(self, name: str, item: Any, instruction: str | None) -> None:  # noqa: ANN401
         """Raise what is wrong with one item, under its own name instead of its place in the batch."""
-        parse_item(item, name)
         found = _process(self.processor, [(item, instruction)])
+        if isinstance(found, Exception):
+            parse_item(item, name)
         if isinstance(found, ValueError):
             raise ValueError(f"{name}: {str(found).removeprefix('item 0: ')}") from found
 
