@@ -201,7 +201,8 @@ def test_states_and_attention_on_request(name, layers, built, items):
     state = output.hidden_states[-1][:, 0]
     torch.testing.assert_close(model.vl_encoder.norm(state) if "joint" in name else state, output.pooler_output)
     assert (output.embeddings - model(**batch).embeddings).abs().max() <= 1e-5
-    assert [state is None for state in model(**batch, output_hidden_states=[0]).hidden_states] == [False, True, True]
+    first, *others = model(**batch, output_hidden_states=[0]).hidden_states
+    assert torch.equal(first, output.hidden_states[0]) and all(state is None for state in others)
     with pytest.raises(ValueError, match=r"output_hidden_states need a single view, got \('image', 'text'\)"):
         model(**batch, views=("image", "text"), output_hidden_states=True)
 
