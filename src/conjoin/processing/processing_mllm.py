@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 
-from .item_inputs import Item, check_text, parse_item
+from .item_inputs import EMPTY_TEXTS, Item, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
+from .pixel_rows import Pictures, pad_pixels
+from .processor_options import OFF, chat_options, check_return_tensors
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -27,14 +29,6 @@ TEMPLATES = {
     "qwen3_vl": QWEN,
 }
 """The text around and between the parts of an item, by architecture."""
-
-
-class Pictures(NamedTuple):
-    """The images of a batch: the pixel rows of all images, and the number of rows and of tokens of each image."""
-
-    tensors: dict[str, Tensor]
-    rows: list[int]
-    tokens: list[int]
 
 
 class MllmRetrieverProcessor(ProcessorMixin):
@@ -59,6 +53,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
         prompt_version: How prompts are written, see `PromptWriter`. The default is that of processors saved without
             this field; `from_mllm` makes processors of version 2.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
+        empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
+            An empty text beside an image is left out.
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
@@ -77,6 +73,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         chat_template: str | None = None,
         max_text_length: int | None = None,
         prompt_version: int = 1,
+        empty_text: str = "error",
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.image_token = image_token
@@ -86,10 +83,13 @@ class MllmRetrieverProcessor(ProcessorMixin):
         self.max_length = max_length
         self.max_text_length = max_text_length
         self.prompt_version = prompt_version
+        self.empty_text = empty_text
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
         if prompt_version not in PROMPT_VERSIONS:
             raise ValueError(f"prompt_version={prompt_version!r}; expected one of {PROMPT_VERSIONS}")
+        if empty_text not in EMPTY_TEXTS:
+            raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
         absent = [key for key in QWEN if key not in self.template]
         if absent:
             raise ValueError(f"template lacks {absent}; expected {list(QWEN)}")
@@ -153,7 +153,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
     @property
     def model_input_names(self) -> list[str]:
         """Names of the tensors that a batch may hold."""
-        names = ["input_ids", "attention_mask", "pixel_values", "pixel_mask", "image_grid_thw"]
+        names = ["input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "image_grids"]
         return [*names, "image_view_mask", "text_view_mask", "image_mask", "text_mask"]
 
     def __call__(
@@ -163,6 +163,9 @@ class MllmRetrieverProcessor(ProcessorMixin):
         instruction: str | Sequence[str | None] | None = None,
         ids: Sequence[str] | None = None,
         max_length: int | None = None,
+        padding: bool | str = True,
+        truncation: bool | str = True,
+        return_tensors: str | None = "pt",
     ) -> BatchFeature:
         """Prepare `N` items.
 
@@ -173,26 +176,30 @@ class MllmRetrieverProcessor(ProcessorMixin):
                 one for each. It precedes the first text.
             ids: Names to report in error messages.
             max_length: Overrides the processor's.
+            padding: False pads no prompt; the prompts must then have equally many tokens.
+            truncation: False cuts no text.
+            return_tensors: `"pt"`; accepted for interface compatibility.
 
         Returns:
             `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`,
-            pixel rows padded per item, `pixel_mask` `(N, P)` and, for Qwen, `image_grid_thw` `(N, I, 3)`; when the
-            batch has images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
+            pixel rows padded per item, `pixel_attention_mask` `(N, P)` and, for Qwen, `image_grids` `(N, I, 3)`; when
+            the batch has images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
             `(N,)` when some items lack it.
 
         Raises:
             TypeError: `items` is a single item rather than a list.
-            ValueError: An item cannot be used, or its images exceed `max_length`; the message names it.
+            ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
+        check_return_tensors(return_tensors)
         if isinstance(items, str | bytes | Mapping | Image.Image):
             raise TypeError(f"expected a list of items, got one {type(items).__name__}; wrap it in a list")
         if not items:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
-        parsed, instructions = _read_items(items, instruction, names)
+        parsed, instructions = _read_items(items, instruction, names, self.empty_text)
         pictures = self._pictures(parsed, names)
-        limits = (max_length, self.max_length, self.tokenizer.model_max_length)
-        limit = min(next(given for given in limits if given is not None), self.tokenizer.model_max_length)
+        longest = self.tokenizer.model_max_length
+        limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
         lengths = iter(pictures.tokens)
         asks = [
             Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
@@ -200,8 +207,14 @@ class MllmRetrieverProcessor(ProcessorMixin):
         ]
         writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token, self.prompt_version)
         image_lengths = [[next(lengths) for _ in item.images] for item in parsed]
-        batch = self._pad(writer.write(asks, image_lengths, limit, self.max_text_length, names))
-        batch |= _pad_pixels(pictures, [len(item.images) for item in parsed])
+        cuts = truncation not in OFF
+        prompts = writer.write(
+            asks, image_lengths, limit if cuts else None, self.max_text_length if cuts else None, names
+        )
+        if padding in OFF and len({sum(len(piece.ids) for piece in prompt) for prompt in prompts}) > 1:
+            raise ValueError(f"padding={padding!r}, but the prompts differ in length; pass items one by one")
+        batch = self._pad(prompts)
+        batch |= pad_pixels(pictures, [len(item.images) for item in parsed], batch["input_ids"].shape[1])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
@@ -223,8 +236,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         """
         if conversation and isinstance(conversation[0], dict):
             conversation = [conversation]
-        max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
-        return self(list(conversation), max_length=max_length)
+        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
 
     def _pictures(self, items: list[Item], names: list[str]) -> Pictures:
         """Run the image processor."""
@@ -270,7 +282,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
 
 
 def _read_items(
-    values: Sequence[Any], instruction: str | Sequence[str | None] | None, names: list[str]
+    values: Sequence[Any], instruction: str | Sequence[str | None] | None, names: list[str], empty_text: str
 ) -> tuple[list[Item], list[str | None]]:
     """Return items without system messages, and their instructions: the system message, then `instruction`."""
     given = [instruction] * len(values) if instruction is None or isinstance(instruction, str) else list(instruction)
@@ -283,22 +295,10 @@ def _read_items(
             spoken = [message for message in value if message.get("role") == "system"]
             value = [message for message in value if message.get("role") != "system"] if spoken else value
             system = parse_item(spoken, name).texts if spoken else []
-        items.append(parse_item(value, name))
+        items.append(parse_item(value, name, empty_text))
         words = [*system, *([] if own is None else [check_text(own, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions
-
-
-def _pad_pixels(pictures: Pictures, counts: list[int]) -> dict[str, Tensor]:
-    """Return pixel rows `(N, P, ...)` and grids `(N, I, 3)` per item, given each item's number of images."""
-    if not pictures.rows:
-        return {}
-    rows = iter(pictures.rows)
-    lengths = [sum(next(rows) for _ in range(count)) for count in counts]
-    batch = {"pixel_values": pad_sequence(pictures.tensors["pixel_values"].split(lengths), batch_first=True)}
-    if "image_grid_thw" in pictures.tensors:
-        batch["image_grid_thw"] = pad_sequence(pictures.tensors["image_grid_thw"].split(counts), batch_first=True)
-    return batch | {"pixel_mask": torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]}
 
 
 __all__ = ["TEMPLATES", "MllmRetrieverProcessor"]

@@ -335,12 +335,12 @@ def _inputs(processor: Callable[..., Mapping[str, Any]], named: list[_NamedItem]
 def _what_is_wrong(processor: Callable[..., Mapping[str, Any]], each: _NamedItem) -> _Unusable | None:
     """Return what is wrong with one item, under its own name instead of its place in the batch."""
     try:
-        parse_item(each.item, each.name)
-    except (ValueError, FileNotFoundError) as error:
-        return error
-    try:
         _inputs(processor, [each])
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
+        try:
+            parse_item(each.item, each.name)
+        except (ValueError, FileNotFoundError) as own:
+            return own
         return ValueError(f"{each.name}: {str(error).removeprefix('item 0: ')}")
     return None
 
