@@ -181,7 +181,7 @@ def test_without_a_limit_of_the_tokenizer_texts_end_where_positions_do(name, mll
 
 def test_images_that_cannot_be_brought_to_size_are_named(processor):
     items = ["a", {"image": [image(16, 16), image(2000, 2)]}, image(8, 8)]
-    with pytest.raises(ValueError, match=r"item 1 \(id 'y'\): an image of 2000 x 2 pixels is refused: .*aspect ratio"):
+    with pytest.raises(ValueError, match=r"item 1 \(id 'y'\): image of 2000 x 2 pixels is refused: .*aspect ratio"):
         processor(items, ids=["x", "y", "z"])
 
 
@@ -256,3 +256,12 @@ def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
         MllmRetrieverProcessor.from_mllm(tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match=r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"):
         MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})
+
+
+def test_very_long_texts_keep_their_first_tokens(processor, monkeypatch):
+    long, short = "some words 1 2 3, and more; " * 300, "few words"
+    items = [long, {"text": [long, short]}, {"text": [short, long], "image": image(16, 16)}, {"text": [long, long]}]
+    batch = processor(items, max_length=160)
+    monkeypatch.setattr("conjoin.processing.processing_mllm.cut_text", lambda text, tokenizer, limit, name: text)
+    whole = processor(items, max_length=160)
+    assert batch.keys() == whole.keys() and all(torch.equal(batch[name], whole[name]) for name in batch)

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+from conjoin.processing.item_images import array_to_image
 
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
 
@@ -96,6 +99,8 @@ def row_bytes(row: Mapping[str, Any]) -> bytes:
     """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded."""
     words = sorted((name, value) for name, value in row.items() if name != "image")
     image = row.get("image")
+    if isinstance(image, np.ndarray | torch.Tensor):
+        image = array_to_image(image)
     if isinstance(image, Image.Image):
         return repr((words, content_digest(image))).encode("utf-8", "surrogatepass")
     stored = image if isinstance(image, Mapping) else {"bytes" if isinstance(image, bytes) else "path": image}
