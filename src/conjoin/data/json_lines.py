@@ -1,12 +1,33 @@
 """Random access to the rows of a JSON-lines file on disk."""
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+MAX_NESTING = 100
+"""Deeper values are refused: the libraries that read JSON recurse, and end the process."""
+
+_NO_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][{}"]+', re.DOTALL)
+
+
+def check_nesting(path: Path) -> None:
+    """Refuse a JSON file, or a JSON-lines file, whose values are nested deeply.
+
+    Raises:
+        ValueError: They are; the message names the line.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate([file.read()] if path.suffix.lower() == ".json" else file, start=1):
+            if line.count(b"[") + line.count(b"{") > MAX_NESTING:
+                brackets = np.frombuffer(_NO_BRACKET.sub(b"", line), dtype=np.uint8)
+                depth = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1)).max(initial=0)
+                if depth > MAX_NESTING:
+                    raise ValueError(f"line {number}: its values are nested {depth} deep; the limit is {MAX_NESTING}")
 
 
 class JsonLines:
@@ -49,7 +70,7 @@ class JsonLines:
         where = f"{str(self.path)!r}, line {index + 1}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not valid JSON ({error})") from error
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected an object, got {type(row).__name__}")

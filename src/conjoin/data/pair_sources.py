@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import datasets
 
 from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.json_lines import check_nesting
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,8 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     if split != "train":
         raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
     try:
+        if _TABLE_LOADERS[path.suffix.lower()] == "json":
+            check_nesting(path)
         table = _read_table(path, split, streaming)
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         cause = error.__cause__ or error

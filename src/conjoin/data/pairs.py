@@ -11,6 +11,7 @@ import datasets
 import pyarrow.compute
 
 from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.image_paths import check_image_path, image_folders
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
 from conjoin.processing.item_inputs import check_text
 
@@ -63,7 +64,8 @@ def load_pairs(
 
             * a folder with `metadata.csv`, `.jsonl` or `.parquet` (columns `file_name` and `text`), or with a `.txt`
               caption next to each image;
-            * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or URLs, or embedded);
+            * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or absolute, or embedded, or
+              URLs, if they are allowed: see `conjoin.processing.allow_urls`);
             * webdataset tar shards: a path, a glob or a list;
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
@@ -76,18 +78,20 @@ def load_pairs(
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
-        ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, or `only`
-            is unknown.
+        ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, an image
+            is a URL and URLs are not allowed, an image lies outside of a folder, archive or Hub dataset, or `only` is
+            unknown.
     """
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
     dataset, folder = open_source(source, split, streaming, captions=only != "image")
     dataset = undecoded(dataset)
+    folders = image_folders(source, folder)
     available = _column_names(dataset)
     columns = _choose_columns(available, {"image": image_column, "text": text_column, "id": id_column}, only)
     if isinstance(dataset, datasets.IterableDataset):
-        return _stream_pairs(dataset, available, columns, folder)
-    pairs = _collect_pairs(dataset, columns, folder)
+        return _stream_pairs(dataset, available, columns, folder, folders)
+    pairs = _collect_pairs(dataset, columns, folder, folders)
     return pairs.to_iterable_dataset() if streaming else pairs
 
 
@@ -120,18 +124,22 @@ def row_name(index: int, row_id: str) -> str:
     return f"row {index} (id {row_id!r})"
 
 
-def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
+def resolve_image_path(
+    path: str | None, folder: Path | None, name: str, folders: tuple[str, ...] | None = None
+) -> str:
     """Resolve a path against `folder` and check that the file exists; URLs and data URIs are returned as is.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The path is missing.
+        ValueError: The path is missing, or `check_image_path` refuses it.
     """
     if not path:
         raise ValueError(f"{name}: the image is missing")
     if "://" in path or path.startswith("data:"):
+        check_image_path(path, folders, name)
         return path
     file = ((folder or Path()) / path).absolute()
+    check_image_path(str(file), folders, name)
     if not file.is_file():
         raise FileNotFoundError(f"{name}, image {str(file)!r}: no such file")
     return str(file)
@@ -183,7 +191,9 @@ def _choose_columns(available: Sequence[str], given: Mapping[str, str | None], o
     return _Columns(**chosen)
 
 
-def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | None) -> datasets.Dataset:
+def _collect_pairs(
+    dataset: datasets.Dataset, columns: _Columns, folder: Path | None, folders: tuple[str, ...] | None
+) -> datasets.Dataset:
     """Check ids and texts and join them with the image column, which stays unchanged on disk."""
     given_ids = dataset[columns.id][:] if columns.id else range(len(dataset))
     ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
@@ -194,24 +204,28 @@ def _collect_pairs(dataset: datasets.Dataset, columns: _Columns, folder: Path | 
         cheap["text"] = _check_all(check_text, dataset[columns.text][:], names)
     parts = [datasets.Dataset.from_dict(cheap)]
     if columns.image:
-        parts.append(_collect_images(dataset, columns.image, folder, names))
+        parts.append(_collect_images(dataset, columns.image, folder, folders, names))
     return datasets.concatenate_datasets(parts, axis=1).select_columns(list(columns.features))
 
 
 def _collect_images(
-    dataset: datasets.Dataset, column: str, folder: Path | None, names: Sequence[str]
+    dataset: datasets.Dataset, column: str, folder: Path | None, folders: tuple[str, ...] | None, names: Sequence[str]
 ) -> datasets.Dataset:
     feature = dataset.features[column]
     if feature in (datasets.Value("string"), datasets.Value("large_string")):
-        paths = _check_all(lambda path, name: resolve_image_path(path, folder, name), dataset[column][:], names)
-        images = datasets.Dataset.from_dict({"image": paths})
-    elif isinstance(feature, datasets.Image | dict) or feature == datasets.Value("binary"):
+        paths = _check_all(
+            lambda path, name: resolve_image_path(path, folder, name, folders), dataset[column][:], names
+        )
+        return datasets.Dataset.from_dict({"image": paths}).cast_column("image", PAIR_FEATURES["image"])
+    if isinstance(feature, datasets.Image | dict) or feature == datasets.Value("binary"):
         images = dataset.select_columns(column).rename_columns({column: "image"})
     else:
         raise ValueError(f"column {column!r} holds {feature}; expected images, image bytes, paths or URLs")
     images = images.cast_column("image", PAIR_FEATURES["image"])
-    for index in _missing_images(images):
-        raise ValueError(f"{names[index]}: the image is missing")
+    for index, path in _unread_images(images):
+        if path is None:
+            raise ValueError(f"{names[index]}: the image is missing")
+        check_image_path(path, folders, names[index])
     return images
 
 
@@ -231,18 +245,22 @@ def _check_all(check: Callable[[Any, str], str], values: Sequence[Any], names: S
     return checked
 
 
-def _missing_images(images: datasets.Dataset) -> Iterator[int]:
-    """Yield the rows whose image is null, without reading the bytes of the others."""
+def _unread_images(images: datasets.Dataset) -> Iterator[tuple[int, str | None]]:
+    """Yield the rows whose image has no bytes, and its path or None, without reading the bytes of the others."""
     start = 0
     for batch in images.with_format("arrow").iter(batch_size=1000):
         data, path = (pyarrow.compute.struct_field(batch["image"], field) for field in ("bytes", "path"))
-        missing = pyarrow.compute.and_(data.is_null(), path.is_null())
-        yield from (start + offset for offset, value in enumerate(missing.to_pylist()) if value)
+        unread = zip(data.is_null().to_pylist(), path.to_pylist(), strict=True)
+        yield from ((start + offset, value) for offset, (is_unread, value) in enumerate(unread) if is_unread)
         start += len(batch)
 
 
 def _stream_pairs(
-    dataset: datasets.IterableDataset, available: list[str], columns: _Columns, folder: Path | None
+    dataset: datasets.IterableDataset,
+    available: list[str],
+    columns: _Columns,
+    folder: Path | None,
+    folders: tuple[str, ...] | None,
 ) -> datasets.IterableDataset:
     def pair(row: Mapping[str, Any], index: int) -> dict[str, Any]:
         row_id = _check_id(index, row[columns.id] if columns.id else index)
@@ -251,7 +269,9 @@ def _stream_pairs(
         if columns.image:
             image = row[columns.image]
             if image is None or isinstance(image, str):
-                image = resolve_image_path(image, folder, name)
+                image = resolve_image_path(image, folder, name, folders)
+            elif isinstance(image, Mapping) and image.get("bytes") is None and image.get("path"):
+                check_image_path(image["path"], folders, name)
             checked["image"] = PAIR_FEATURES["image"].encode_example(image)
         if columns.text:
             checked["text"] = check_text(row[columns.text], name)
