@@ -9,6 +9,7 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_storing_options,
+    add_url_options,
     load_rows,
     make_encoder,
 )
@@ -28,6 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("data", metavar="DATA", help=DATA_HELP)
     parser.add_argument("--out", required=True, metavar="DIR", help="the store to write or to resume")
     add_data_options(parser)
+    add_url_options(parser)
     add_storing_options(parser)
     add_compute_options(parser)
     parser.set_defaults(func=run)

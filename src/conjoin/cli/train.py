@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.options import add_url_options
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -21,6 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, see training_args/")
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in the output folder")
+    add_url_options(parser)
     parser.set_defaults(func=run, overrides=[])
 
 
