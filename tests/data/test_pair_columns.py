@@ -4,6 +4,12 @@ import datasets
 import pytest
 
 from conjoin.data import load_pairs
+from conjoin.processing.item_urls import ALLOW_URLS
+
+
+@pytest.fixture(autouse=True)
+def urls(monkeypatch):
+    monkeypatch.setenv(ALLOW_URLS, "public")
 
 
 def table(**columns):

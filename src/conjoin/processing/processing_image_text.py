@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 from transformers.utils import logging
 
-from .item_inputs import Item, parse_items
+from .item_images import process_image
+from .item_inputs import Item, cut_text, parse_items
 
 logger = logging.get_logger(__name__)
 
@@ -75,7 +76,8 @@ class ImageTextProcessor(ProcessorMixin):
         """Prepare `N` items.
 
         Args:
-            items: Strings, PIL images, paths, `{"text", "image"}` dicts or chat messages, in any mix.
+            items: Strings, images (PIL, arrays or tensors), paths, `{"text", "image"}` dicts or chat messages, in any
+                mix.
             images: In place of `items`: a list of images, alone or beside `text` of equal length.
             text: In place of `items`: a list of texts.
             instruction: What to search for: one text for all items, or one for each. It precedes the item's text.
@@ -91,7 +93,7 @@ class ImageTextProcessor(ProcessorMixin):
         """
         if items is None:
             items = self._zip_items(images, text)
-        parsed = parse_items(items, ids)
+        parsed = parse_items(items, ids, self._read_image)
         if not parsed:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
@@ -131,18 +133,26 @@ class ImageTextProcessor(ProcessorMixin):
             raise ValueError(f"{len(images)} images but {len(text)} texts; pass as many of each, or use items")
         return [{"image": image, "text": t} for image, t in zip(images, text, strict=True)]
 
-    def _image_batch(self, images: list[Image.Image | None]) -> dict[str, Tensor]:
+    def _read_image(self, source: Any, name: str) -> Tensor:  # noqa: ANN401
+        """Return the pixels `(1, 3, H, W)` of an image."""
+        pixels: Tensor = process_image(self.image_processor, source, name)["pixel_values"]
+        return pixels
+
+    def _image_batch(self, images: list[Tensor | None]) -> dict[str, Tensor]:
         present = [image for image in images if image is not None]
         if not present:
             return {}
-        pixels = self.image_processor(images=present, return_tensors="pt")["pixel_values"]
-        return _spread({"pixel_values": pixels}, [image is not None for image in images], "image_mask")
+        shapes = {tuple(image.shape[1:]) for image in present}
+        if len(shapes) > 1:
+            raise ValueError(f"the image processor gives pictures of several shapes, {sorted(shapes)}; expected one")
+        return _spread({"pixel_values": torch.cat(present)}, [image is not None for image in images], "image_mask")
 
     def _text_batch(self, texts: list[str], names: list[str], max_length: int | None) -> dict[str, Tensor]:
-        present = [text for text in texts if text]
+        limit = min(max_length or self.tokenizer.model_max_length, self.tokenizer.model_max_length)
+        rows = [(text, name) for text, name in zip(texts, names, strict=True) if text]
+        present = [cut_text(text, self.tokenizer, limit, name) for text, name in rows]
         if not present:
             return {}
-        limit = min(max_length or self.tokenizer.model_max_length, self.tokenizer.model_max_length)
         encoded = self.tokenizer(
             present,
             padding=self.text_padding,
@@ -152,8 +162,7 @@ class ImageTextProcessor(ProcessorMixin):
             return_attention_mask=True,
             return_tensors="pt",
         )
-        rows = [name for name, text in zip(names, texts, strict=True) if text]
-        self._check_tokens(encoded, present, rows, limit)
+        self._check_tokens(encoded, present, [name for _, name in rows], limit)
         tensors = {key: encoded[key] for key in ("input_ids", "attention_mask", "special_tokens_mask")}
         return _spread(tensors, [bool(text) for text in texts], "text_mask")
 
@@ -171,13 +180,13 @@ class ImageTextProcessor(ProcessorMixin):
             raise ValueError(f"{names[row]}: text {texts[row][:40]!r} has no tokens for this tokenizer")
 
 
-def _one_image(item: Item, name: str) -> Image.Image | None:
+def _one_image(item: Item, name: str) -> Tensor | None:
     if len(item.images) > 1:
         raise ValueError(
             f"{name}: {len(item.images)} images, but this model takes one image per item; "
             "use an MLLM retriever for several images per item"
         )
-    return item.images[0] if item.images else None
+    return next(iter(item.images), None)
 
 
 def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> dict[str, Tensor]:

@@ -1,16 +1,16 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 
-from .item_inputs import Item, check_text, parse_item
+from .item_images import process_image
+from .item_inputs import Item, check_list, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
 
 ASK = "Summarize above {} in one word: "
@@ -29,12 +29,12 @@ TEMPLATES = {
 """The text around and between the parts of an item, by architecture."""
 
 
-class Pictures(NamedTuple):
-    """The images of a batch: the pixel rows of all images, and the number of rows and of tokens of each image."""
+class Picture(NamedTuple):
+    """An image: its pixel rows `(P, ...)`, for Qwen its patch grid `(1, 3)`, and its number of tokens."""
 
-    tensors: dict[str, Tensor]
-    rows: list[int]
-    tokens: list[int]
+    pixels: Tensor
+    grid: Tensor | None
+    tokens: int
 
 
 class MllmRetrieverProcessor(ProcessorMixin):
@@ -167,8 +167,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
         """Prepare `N` items.
 
         Args:
-            items: Strings, PIL images, paths, `{"image", "text"}` dicts or chat messages, in any mix, each with any
-                number of images. A system message is the item's instruction.
+            items: Strings, images (PIL, arrays or tensors), paths, `{"image", "text"}` dicts or chat messages, in any
+                mix, each with any number of images. A system message is the item's instruction.
             instruction: What to search for, e.g. `"Find an image that matches the caption."`: one for all items, or
                 one for each. It precedes the first text.
             ids: Names to report in error messages.
@@ -184,24 +184,20 @@ class MllmRetrieverProcessor(ProcessorMixin):
             TypeError: `items` is a single item rather than a list.
             ValueError: An item cannot be used, or its images exceed `max_length`; the message names it.
         """
-        if isinstance(items, str | bytes | Mapping | Image.Image):
-            raise TypeError(f"expected a list of items, got one {type(items).__name__}; wrap it in a list")
+        check_list(items)
         if not items:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
-        parsed, instructions = _read_items(items, instruction, names)
-        pictures = self._pictures(parsed, names)
+        parsed, instructions = _read_items(items, instruction, names, self._read_image)
         limits = (max_length, self.max_length, self.tokenizer.model_max_length)
         limit = min(next(given for given in limits if given is not None), self.tokenizer.model_max_length)
-        lengths = iter(pictures.tokens)
         asks = [
             Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
             for item, told in zip(parsed, instructions, strict=True)
         ]
         writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token, self.prompt_version)
-        image_lengths = [[next(lengths) for _ in item.images] for item in parsed]
-        batch = self._pad(writer.write(asks, image_lengths, limit, self.max_text_length, names))
-        batch |= _pad_pixels(pictures, [len(item.images) for item in parsed])
+        image_lengths = [[image.tokens for image in item.images] for item in parsed]
+        batch = self._pad(writer.write(asks, image_lengths, limit, self.max_text_length, names)) | _pad_pixels(parsed)
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
@@ -226,29 +222,15 @@ class MllmRetrieverProcessor(ProcessorMixin):
         max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
         return self(list(conversation), max_length=max_length)
 
-    def _pictures(self, items: list[Item], names: list[str]) -> Pictures:
-        """Run the image processor."""
-        images = [image for item in items for image in item.images]
-        if not images:
-            return Pictures({}, [], [])
-        try:
-            output = self.image_processor(images=images, return_tensors="pt")
-        except ValueError as error:  # Qwen's rejects extreme aspect ratios
-            owners = [name for item, name in zip(items, names, strict=True) for _ in item.images]
-            name, size = max(
-                zip(owners, (image.size for image in images), strict=True),
-                key=lambda each: max(each[1]) / min(each[1]),
-            )
-            raise ValueError(f"{name}: an image of {size[0]} x {size[1]} pixels is refused: {error}") from error
-        tensors = {"pixel_values": output["pixel_values"]}
-        if "image_grid_thw" in output:
-            tensors["image_grid_thw"] = output["image_grid_thw"]
-            rows = output["image_grid_thw"].prod(1).tolist()
-            return Pictures(tensors, rows, [count // self.image_processor.merge_size**2 for count in rows])
+    def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
+        """Run the image processor on one image."""
+        output = process_image(self.image_processor, source, name)
+        pixels, grid = output["pixel_values"], output.get("image_grid_thw")
+        if grid is not None:
+            return Picture(pixels, grid, len(pixels) // self.image_processor.merge_size**2)
         if self.tokens_per_picture is None:
             raise ValueError("tokens_per_picture is None, but this image processor returns no patch grid")
-        rows = output["num_patches"].tolist() if "num_patches" in output else [1] * len(images)
-        return Pictures(tensors, rows, [count * self.tokens_per_picture for count in rows])
+        return Picture(pixels, None, len(pixels) * self.tokens_per_picture)
 
     def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
         """Return ids `(N, T)`, padded on the tokenizer's padding side, and the mask of each view."""
@@ -270,7 +252,10 @@ class MllmRetrieverProcessor(ProcessorMixin):
 
 
 def _read_items(
-    values: Sequence[Any], instruction: str | Sequence[str | None] | None, names: list[str]
+    values: Sequence[Any],
+    instruction: str | Sequence[str | None] | None,
+    names: list[str],
+    read: Callable[[Any, str], Picture],
 ) -> tuple[list[Item], list[str | None]]:
     """Return items without system messages, and their instructions: the system message, then `instruction`."""
     given = [instruction] * len(values) if instruction is None or isinstance(instruction, str) else list(instruction)
@@ -282,23 +267,25 @@ def _read_items(
         if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
             spoken = [message for message in value if message.get("role") == "system"]
             value = [message for message in value if message.get("role") != "system"] if spoken else value
-            system = parse_item(spoken, name).texts if spoken else []
-        items.append(parse_item(value, name))
+            system = parse_item(spoken, name, read).texts if spoken else []
+        items.append(parse_item(value, name, read))
         words = [*system, *([] if own is None else [check_text(own, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions
 
 
-def _pad_pixels(pictures: Pictures, counts: list[int]) -> dict[str, Tensor]:
-    """Return pixel rows `(N, P, ...)` and grids `(N, I, 3)` per item, given each item's number of images."""
-    if not pictures.rows:
+def _pad_pixels(items: list[Item]) -> dict[str, Tensor]:
+    """Return the pixel rows `(N, P, ...)` and grids `(N, I, 3)` of the images of each item."""
+    first = next((image for item in items for image in item.images), None)
+    if first is None:
         return {}
-    rows = iter(pictures.rows)
-    lengths = [sum(next(rows) for _ in range(count)) for count in counts]
-    batch = {"pixel_values": pad_sequence(pictures.tensors["pixel_values"].split(lengths), batch_first=True)}
-    if "image_grid_thw" in pictures.tensors:
-        batch["image_grid_thw"] = pad_sequence(pictures.tensors["image_grid_thw"].split(counts), batch_first=True)
-    return batch | {"pixel_mask": torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]}
+    pixels = [torch.cat([first.pixels[:0], *(image.pixels for image in item.images)]) for item in items]
+    batch = {"pixel_values": pad_sequence(pixels, batch_first=True)}
+    if first.grid is not None:
+        grids = [torch.cat([first.grid[:0], *(image.grid for image in item.images)]) for item in items]
+        batch["image_grid_thw"] = pad_sequence(grids, batch_first=True)
+    lengths = torch.tensor([len(rows) for rows in pixels])
+    return batch | {"pixel_mask": torch.arange(int(lengths.max())) < lengths[:, None]}
 
 
 __all__ = ["TEMPLATES", "MllmRetrieverProcessor"]

@@ -15,7 +15,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from conjoin.hub.load import loading
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing.item_images import load_image, process_image
+from conjoin.processing.item_inputs import cut_text, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
 
 _LONGEST = 512
@@ -111,7 +112,8 @@ def _process(
     instruction: Sequence[str | None] | None = None,
 ) -> Mapping[str, Tensor]:
     """The inputs of `StockModel.forward`: images and texts of those items that have them."""
-    parsed = parse_items(items)
+    read = load_image if image_processor is None else partial(process_image, image_processor)
+    parsed = parse_items(items, read=read)
     for number, item in enumerate(parsed):
         if len(item.images) > 1 or len(item.texts) > 1:
             raise ValueError(f"item {number}: expected at most one image and one text")
@@ -122,9 +124,10 @@ def _process(
     texts = [_joined(own, text) for own, item in zip(told, parsed, strict=True) for text in item.texts]
     batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
     if images:
-        batch["pixel_values"] = image_processor(images=images, return_tensors="pt")["pixel_values"]
+        batch["pixel_values"] = torch.cat([image["pixel_values"] for image in images])
     if texts:
         limit = min(tokenizer.model_max_length, _LONGEST)
+        texts = [cut_text(text, tokenizer, limit) for text in texts]
         batch |= tokenizer(texts, padding=padding, truncation=True, max_length=limit, return_tensors="pt")
     return batch
 
