@@ -1,12 +1,15 @@
 .DEFAULT_GOAL := help
 VENV ?= .venv
+LOWEST ?= .venv-lowest
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format clean
+COMMON := runs/transformers
+
+.PHONY: help demo test test-common test-lowest check format clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/conjoin: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +22,20 @@ demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample
 
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-common: $(BIN)/conjoin ## Run transformers' own model tests, from its source distribution, on the models here
+	version=$$($(BIN)/python -c "import transformers; print(transformers.__version__)") && \
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary transformers \
+		--dest $(COMMON) transformers==$$version && \
+	tar -xzf $(COMMON)/transformers-$$version.tar.gz -C $(COMMON) && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(COMMON)/extra parameterized && \
+	TRANSFORMERS_SDIST=$(COMMON)/transformers-$$version PYTHONPATH=$(COMMON)/extra:$$PYTHONPATH \
+		$(BIN)/python -m pytest -n 2 -o addopts= -W ignore tests/models/test_transformers_common.py
+
+test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e ".[dev]" torchvision
+	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal
 
 check: $(BIN)/conjoin ## Lint, format, types
 	$(BIN)/ruff check .

@@ -150,8 +150,8 @@ class StockForward:
         mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         inputs = {"input_ids": ids, "attention_mask": mask}
         if "pixel_values" in batch:
-            inputs["pixel_values"] = batch["pixel_values"].flatten(0, 1).to(self.model.dtype)
-            inputs["image_grid_thw"] = batch["image_grid_thw"].flatten(0, 1)
+            inputs["pixel_values"] = batch["pixel_values"][batch["pixel_attention_mask"]].to(self.model.dtype)
+            inputs["image_grid_thw"] = batch["image_grids"].flatten(0, 1)
             inputs["mm_token_type_ids"] = (ids == self.model.config.image_token_id).int()
         if self.logits:
             states = self.model(**inputs, use_cache=self.cache, output_hidden_states=True).hidden_states[-1]
@@ -295,7 +295,8 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
     }
     pixels = dict(processor(make_items("image", size, args.size)).to(args.device))
     tower = forward.model._image_tokens  # type: ignore[attr-defined]
-    rows, grids = pixels["pixel_values"], pixels["image_grid_thw"]
+    grids = pixels["image_grids"]
+    rows = [row[mask] for row, mask in zip(pixels["pixel_values"], pixels["pixel_attention_mask"], strict=True)]
     runs: dict[str, Callable[[], Any]] = {
         "random": lambda: [forward(batch) for batch in batches["random"]],
         "sorted": lambda: [forward(batch) for batch in batches["sorted"]],

@@ -30,7 +30,7 @@ BELONGS = (
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
-    *("LICENSE", "NOTICE"),
+    *("SHA256SUMS", "LICENSE", "NOTICE"),
 )
 """What is pushed as it is; besides these the code that the configurations name, `recipe.json` and the card."""
 CODE_OWNERS = ("config.json", "processor_config.json", "tokenizer_config.json", "preprocessor_config.json")

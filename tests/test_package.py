@@ -1,7 +1,9 @@
 """The package as a whole: importing it, and its recipes."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,16 @@ def test_an_unknown_method_and_a_missing_file_are_errors(tmp_path):
         load_recipe(DEMO, {"method": "gcll"})
     with pytest.raises(FileNotFoundError, match="no recipe at"):
         load_recipe(tmp_path / "absent.yaml")
+
+
+def test_the_lowest_versions_that_are_tested_are_those_of_the_project():
+    root = RECIPES.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    listed = project["dependencies"] + [one for name in ("faiss", "train", "st", "evaluate") for one in extras[name]]
+    tested = dict(
+        re.findall(r"^([\w-]+)==([\d.]+)", (root / "constraints-lowest.txt").read_text(), flags=re.MULTILINE)
+    )
+    tested = {name.lower().replace("_", "-"): version for name, version in tested.items()}
+    for name, bound in (requirement.split(">=") for requirement in listed):
+        assert f"{tested[name]}.".startswith(f"{bound}."), name

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 from PIL import Image
@@ -138,3 +139,39 @@ def test_a_part_that_a_metric_looks_at_must_be_there(model, data, tmp_path, caps
     metrics = ["--miner", "one", str(model), "image", "image", "--miner", "two", str(model), "text", "text"]
     assert main(["mine", str(tmp_path / "images.csv"), "--out", str(tmp_path / "out"), *metrics]) == 2
     assert "found no text column among 'id', 'image'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["column", "processor", "damaged"])
+def test_a_finished_folder_of_other_rows_or_settings_is_refused(change, model, data, tmp_path, capsys):
+    table, mine_by = tmp_path / "pairs.csv", shutil.copytree(model, tmp_path / "model")
+    lines = [f"{data}/{colour}.png,a {colour} square,{colour}\n" for colour in COLOURS]
+    table.write_text("image,text,other\n" + "".join(lines))
+    out = tmp_path / "out"
+    command = [
+        "mine",
+        str(table),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        "--quiet",
+        "-k",
+        "1",
+        "--duplicate-above",
+        "2",
+    ]
+    command += ["--miner", "one", str(mine_by), "text", "text"]
+    assert main([*command, "--text-column", "text"]) == 0
+    before = (out / "negatives.parquet").read_bytes()
+    if change == "processor":
+        settings = json.loads((mine_by / "tokenizer_config.json").read_text())
+        (mine_by / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 3}))
+    if change == "damaged":
+        (manifest,) = out.glob("embeddings/*/manifest.json")
+        manifest.write_bytes(b"")
+    capsys.readouterr()
+    assert main([*command, "--text-column", "other" if change == "column" else "text"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    message = {"column": "row 0 with the id '0' has another text", "processor": "it was made with processor '"}
+    assert message.get(change, "manifest.json' is damaged") in error and str(out) in error
+    assert (out / "negatives.parquet").read_bytes() == before

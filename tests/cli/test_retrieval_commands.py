@@ -77,8 +77,8 @@ def built(model, data, tmp_path_factory):
 def test_an_image_finds_itself(built, data, capsys):
     conjoin("search", built / "index", "--image", data / "blue.png", "-k", 3)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["rank", "score", "id"]
-    assert lines[1].split() == ["1", "1.0000", "blue"]
+    assert lines[0].split() == ["rank", "score", "id", "image"]
+    assert lines[1].split() == ["1", "1.0000", "blue", str(data / "blue.png")]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
 
 
@@ -94,6 +94,33 @@ def test_text_and_composed_queries_as_json(built, data, model, capsys):
     expected = load_index(built / "index").search(ItemEncoder.from_pretrained(model).encode([query]), 2)
     found = json.loads(capsys.readouterr().out)
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
+
+
+@pytest.mark.parametrize("streaming", [[], ["--streaming"]])
+def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_path, capsys, streaming):
+    lines = [
+        {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour}\nsquare " * 9, "price": price}
+        for price, colour in enumerate(COLOURS)
+    ]
+    (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "store", "--quiet", "--shard-size", 3]
+    conjoin(*command, *streaming, "--only", "image", "--keep", "price", "text")
+    conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--kind", "flat")
+    capsys.readouterr()
+    query = ["search", tmp_path / "index", "--image", data / "blue.png", "-k", 2]
+    conjoin(*query, "--json")
+    assert json.loads(capsys.readouterr().out)["results"][0]["row"] == {
+        "image": str(data / "blue.png"),
+        "price": 2,
+        "text": "a blue\nsquare " * 9,
+    }
+    conjoin(*query)
+    header, first, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["rank", "score", "id", "price", "text", "image"]
+    assert first.split()[:4] == ["1", "1.0000", "blue", "2"]
+    assert first.endswith(f"a blue square a b…  {data / 'blue.png'}") and first.index("a blue") == header.index("text")
+    with pytest.raises(ValueError, match=r"was made with source \{.*'keep': \['price', 'text'\]\}, not"):
+        conjoin(*command, *streaming, "--only", "image")
 
 
 def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):
@@ -173,7 +200,7 @@ def test_faiss_kinds(kind, built, data, tmp_path, capsys):
     conjoin("index", built / "store", "--out", tmp_path, "--kind", kind)
     assert f"{kind} index of 7 vectors in {tmp_path}\nnext: conjoin search" in capsys.readouterr().out
     conjoin("search", tmp_path, "--image", data / "green.png", "-k", 1)
-    assert capsys.readouterr().out.splitlines()[1].endswith("  green")
+    assert capsys.readouterr().out.splitlines()[1].split()[2] == "green"
 
 
 def test_fingerprint_survives_saving_and_moving(model, tmp_path):
@@ -226,7 +253,7 @@ class TestErrors:
             file.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
         capsys.readouterr()
         conjoin("search", tmp_path / "index", "--image", data / "green.png", "-k", 1)
-        assert capsys.readouterr().out.splitlines()[1].endswith("  green") and not (tmp_path / "mark").exists()
+        assert capsys.readouterr().out.splitlines()[1].split()[2] == "green" and not (tmp_path / "mark").exists()
 
     def test_index_without_a_model(self, built, tmp_path):
         whole = load_index(built / "index")
@@ -273,7 +300,7 @@ def test_any_model_encodes_and_searches(kind, data, tiny_checkpoints, tmp_path, 
     conjoin("index", tmp_path / "store", "--out", tmp_path / "index")
     capsys.readouterr()
     conjoin("search", tmp_path / "index", "--image", data / "blue.png", "--model", other, "-k", 2)
-    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "1.0000", "blue"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["1", "1.0000", "blue"]
     with pytest.raises(ValueError, match="not a local model of this package: pass --model"):
         conjoin("search", tmp_path / "index", "--image", data / "blue.png")
 

@@ -1,7 +1,10 @@
 """Which columns are read, and what becomes of repeated ids."""
 
+import json
+
 import datasets
 import pytest
+from PIL import Image
 
 from conjoin.data import load_pairs
 from conjoin.processing.item_urls import ALLOW_URLS
@@ -70,3 +73,27 @@ def test_rows_that_cannot_be_used_can_be_kept(image_folder, streaming):
         assert problem in row["problem"]
     with pytest.raises(ValueError, match="on_error='skip'; expected 'raise' or 'keep'"):
         load_pairs(image_folder / "a.csv", on_error="skip")
+
+
+class TestKeep:
+    def test_further_columns_come_with_every_pair(self, tmp_path):
+        rows = [
+            {"id": "a", "text": ["one", "two"], "price": 3, "tags": ["x"]},
+            {"id": "b", "text": ["three"], "price": None, "tags": []},
+        ]
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        first = {"price": 3, "tags": ["x"], "text": ["one", "two"]}
+        expected = [first, first, {"price": None, "tags": [], "text": ["three"]}]
+        for streaming in (False, True):
+            pairs = load_pairs(tmp_path / "t.jsonl", only="text", keep=["price", "tags", "text"], streaming=streaming)
+            assert [row["kept"] for row in pairs] == expected
+            assert [row["id"] for row in pairs] == ["a#0", "a#1", "b"]
+        assert "kept" not in load_pairs(tmp_path / "t.jsonl", only="text").column_names
+
+    def test_what_cannot_be_kept(self):
+        features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+        rows = datasets.Dataset.from_list([{"image": Image.new("RGB", (2, 2)), "text": "a"}], features=features)
+        with pytest.raises(ValueError, match=r"the column 'image' holds Image.*; only plain values can be kept"):
+            load_pairs(rows, keep=["image"])
+        with pytest.raises(ValueError, match=r"no column 'texts'; the columns are .*; did you mean 'text'"):
+            load_pairs(rows, keep=["texts"])

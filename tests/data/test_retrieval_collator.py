@@ -64,7 +64,7 @@ def test_modalities_and_ids_are_those_of_the_candidates(rows):
 def test_texts_alone_without_ids(tmp_path):
     path = tmp_path / "nli.csv"
     path.write_text("sent0,sent1,hard_neg\na.png,b,c\nd,e,f\n")
-    batch = RetrievalCollator(processor)(load_nli(path).to_list())
+    batch = RetrievalCollator(processor)(load_nli(path, hard_negatives=1).to_list())
     assert batch["queries"]["items"] == [{"text": "a.png"}, {"text": "d"}]
     assert batch["negatives"]["items"] == [{"text": "c"}, {"text": "f"}]
     assert batch["candidate_modality"].tolist() == [0] * 4 and "candidate_ids" not in batch

@@ -80,3 +80,46 @@ def test_damaged_weights_are_named(tmp_path):
     weights.write_bytes(weights.read_bytes()[:2000])
     with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):
         load_model(tmp_path)
+
+
+def _flipped(content):
+    return content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
+
+
+class TestDamage:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return export(*load_model(FIXTURE), tmp_path / "model", prompts={"query": "Find: "})
+
+    @pytest.mark.parametrize("damage", [_flipped, lambda content: content[:-9], lambda content: b"", None])
+    @pytest.mark.parametrize(
+        "file", ["model.safetensors", "config.json", "processor_config.json", "tokenizer.json", "SHA256SUMS"]
+    )
+    def test_is_one_line_that_names_the_file(self, folder, file, damage):
+        path = folder / file
+        path.unlink() if damage is None else path.write_bytes(damage(path.read_bytes()))
+        if damage is None and file == "SHA256SUMS":  # as a model that was saved by other means
+            load_model(folder)
+            return
+        with pytest.raises(ValueError) as caught:
+            load_model(folder)
+        message = str(caught.value)
+        assert message.startswith(f"the file '{folder}/") and file in message
+        assert message.endswith("or remove SHA256SUMS if you changed the file yourself") and "\n" not in message
+
+    def test_is_not_looked_for_without_verification(self, folder):
+        path = folder / "model.safetensors"
+        path.write_bytes(_flipped(path.read_bytes()))
+        load_model(folder, verify=False)
+
+    def test_prompts_and_code_may_be_changed(self, folder):
+        (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Another: "}}')
+        (folder / "configuration_joint_encoder.py").write_text("")
+        load_model(folder)
+
+    def test_saving_again_replaces_the_checksums(self, folder):
+        model, processor = load_model(folder)
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        export(model, processor, folder)
+        load_model(folder)

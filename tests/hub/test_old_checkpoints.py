@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from transformers.utils import is_torchvision_available
 
 from conjoin.hub import load_model
 from conjoin.retrieval import load_encoder
@@ -31,6 +32,10 @@ def items():
     ]
 
 
+TOLERANCE = 5e-3 if is_torchvision_available() else 1e-5
+"""Torchvision, where it is installed, resizes images; its filter differs from Pillow's."""
+
+
 def expected(name):
     vectors = load_file(FIXTURES / name / "expected.safetensors")["embeddings"]
     assert len(vectors) == 5 and torch.cdist(vectors, vectors)[~torch.eye(5, dtype=torch.bool)].min() > 1e-3
@@ -43,10 +48,10 @@ def test_load_model_gives_the_same_vectors(name, items):
     assert type(model).__module__.startswith("conjoin.models.")
     with torch.no_grad():
         vectors = model(**processor(items)).embeddings.numpy()
-    assert np.abs(vectors - expected(name)).max() <= 1e-5
+    assert np.abs(vectors - expected(name)).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_load_encoder_gives_the_same_vectors(name, items):
     encoder = load_encoder(FIXTURES / name, batch_size=2, device="cpu")
-    assert np.abs(encoder.encode(items) - expected(name)).max() <= 1e-5
+    assert np.abs(encoder.encode(items) - expected(name)).max() <= TOLERANCE

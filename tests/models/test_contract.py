@@ -171,3 +171,79 @@ def test_no_empty_or_unknown_request(name, built, pairs):
         model(**texts, views=["text", "image"])
     with pytest.raises(ValueError, match="view 'text' was asked for"):
         model(**processor([pair["image"] for pair in pairs]), views=["text"])
+
+
+# what libraries pass and call
+
+
+@each_architecture
+@torch.no_grad()
+def test_arguments_of_the_library(name, built, pairs):
+    model, processor = built(name)
+    batch = dict(processor(pairs))
+    output = model(**batch)
+    assert all(torch.equal(*pair) for pair in zip(model(**batch, return_dict=False), output.to_tuple(), strict=True))
+    with_types = model(**batch, token_type_ids=torch.zeros_like(batch["input_ids"]), return_dict=True)
+    assert torch.equal(with_types.embeddings, output.embeddings)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("joint dinov2 + bert", 2), ("token dinov2 + bert", 2)])
+def test_states_and_attention_on_request(name, layers, built, items):
+    model, processor = built(name)
+    model.set_attn_implementation("eager")
+    batch = dict(processor(items))
+    output = model(**batch, output_hidden_states=True, output_attentions=True)
+    tokens = 4 + batch["input_ids"].shape[1] + name.startswith("joint")  # patches, words and E_VL's own CLS
+    assert len(output.hidden_states) == layers + 1 and len(output.attentions) == layers
+    assert output.hidden_states[0].shape == (len(items), tokens, 24)
+    assert output.attentions[0].shape == (len(items), 2, tokens, tokens)
+    torch.testing.assert_close(output.attentions[0].sum(-1), torch.ones(len(items), 2, tokens))
+    state = output.hidden_states[-1][:, 0]
+    torch.testing.assert_close(model.vl_encoder.norm(state) if "joint" in name else state, output.pooler_output)
+    assert (output.embeddings - model(**batch).embeddings).abs().max() <= 1e-5
+    first, *others = model(**batch, output_hidden_states=[0]).hidden_states
+    assert torch.equal(first, output.hidden_states[0]) and all(state is None for state in others)
+    with pytest.raises(ValueError, match=r"output_hidden_states need a single view, got \('image', 'text'\)"):
+        model(**batch, views=("image", "text"), output_hidden_states=True)
+
+
+@pytest.mark.parametrize("name", ["joint dinov2 + bert", "token dinov2 + bert"])
+@torch.no_grad()
+def test_token_embeddings_in_place_of_ids(name, built, items):
+    model, processor = built(name)
+    batch = dict(processor(items))
+    expected = model(**batch).embeddings
+    batch["inputs_embeds"] = model.text_model.get_input_embeddings()(batch.pop("input_ids"))
+    if "token" not in name:  # a text encoder gets its word embeddings
+        assert batch["inputs_embeds"].shape[-1] == model.config.text_config.hidden_size
+    torch.testing.assert_close(model(**batch).embeddings, expected)
+
+
+@each_architecture
+def test_the_vocabulary_can_grow(name, built, items, tmp_path):
+    model, processor = built(name)
+    expected = embed(model, processor, items)
+    size = model.config.get_text_config().vocab_size
+    grown = model.resize_token_embeddings(size + 3)
+    assert grown is model.get_input_embeddings() and grown.num_embeddings == size + 3
+    assert torch.equal(embed(model, processor, items), expected)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.get_input_embeddings().num_embeddings == size + 3
+    assert torch.equal(embed(loaded, processor, items), expected)
+    model.set_input_embeddings(torch.nn.Embedding(5, 24))
+    assert model.text_model.get_input_embeddings().num_embeddings == 5
+
+
+@each_architecture
+def test_sub_configurations_are_shared_with_the_towers_only(name, built, tiny_checkpoints):
+    model, _ = built(name)
+    assert model.config.get_text_config() is model.text_model.config
+    source = AutoModel.from_pretrained(tiny_checkpoints["siglip" if "score" in name else "bert"])
+    if "score" in name:
+        model = type(model).from_clip(source)
+    else:
+        ids = {"cls_token_id": 2, "sep_token_id": 3} if "token" in name else {"hidden_size": 24}
+        model = type(model).from_backbones(tiny_checkpoints["dinov2"], source, **ids)
+    model.resize_token_embeddings(5)
+    assert source.config.get_text_config().vocab_size != 5 == model.config.get_text_config().vocab_size

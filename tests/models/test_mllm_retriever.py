@@ -47,8 +47,8 @@ def test_equals_the_full_model_at_that_layer(name, retriever, mllm_checkpoints, 
         inputs = {"input_ids": ids}
         if "pixel_values" in batch:
             inputs["pixel_values"] = batch["pixel_values"][0]
-        if "image_grid_thw" in batch:
-            inputs["image_grid_thw"] = batch["image_grid_thw"][0]
+        if "image_grids" in batch:
+            inputs["image_grid_thw"] = batch["image_grids"][0]
             inputs["mm_token_type_ids"] = (ids == full.config.image_token_id).int()
         with torch.no_grad():
             full.get_input_embeddings().weight[model.config.ret_token_id] = model.ret_embedding
@@ -267,6 +267,36 @@ class TestRet:
         assert embed(model, processor(["a", "bc"])).isfinite().all()
 
 
+@every_mllm
+@torch.no_grad()
+def test_arguments_of_the_library(name, retriever, messages):
+    model, processor = retriever(name)
+    batch = dict(processor(messages))
+    expected = model(**batch)
+    assert torch.equal(model(**batch, return_dict=False)[0], expected.embeddings)
+    output = model(**batch, output_hidden_states=True, token_type_ids=torch.zeros_like(batch["input_ids"]))
+    assert (output.embeddings - expected.embeddings).abs().max() <= 1e-5
+    lengths = batch["attention_mask"].sum(1)
+    assert [tuple(state.shape) for state in output.hidden_states] == [(5, lengths.max(), 32)] * (KEEP + 1)
+    read = output.hidden_states[-1][torch.arange(5), lengths - 1]  # [RET] is the last token
+    torch.testing.assert_close(model.norm(read), output.pooler_output)
+    assert expected.hidden_states is None
+    with pytest.raises(ValueError, match="output_hidden_states need a single view"):
+        model(**batch, views=("image", "text"), output_hidden_states=True)
+
+
+def test_the_vocabulary_can_grow(retriever, messages, tmp_path):
+    model, processor = retriever("qwen2_vl")
+    assert model.config.get_text_config() is model.text_model.config
+    expected = embed(model, processor(messages))
+    assert model.resize_token_embeddings(310).num_embeddings == 310 == model.config.get_text_config().vocab_size
+    assert torch.equal(embed(model, processor(messages)), expected)
+    model.save_pretrained(tmp_path)
+    assert (embed(MllmRetrieverModel.from_pretrained(tmp_path), processor(messages)) - expected).abs().max() <= 1e-6
+    model.set_input_embeddings(torch.nn.Embedding(5, 32))
+    assert model.text_model.get_input_embeddings().num_embeddings == 5
+
+
 def test_missing_weights_are_initialised(retriever, tmp_path):
     model, _ = retriever("qwen2_vl")
     kept = {key: value for key, value in model.state_dict().items() if key.startswith("backbone.")}
@@ -314,9 +344,9 @@ class TestErrors:
             model(**processor([pair["image"] for pair in pairs]), views=["text"])
         with pytest.raises(ValueError, match=r"the prompts hold \d+ image tokens, but there are no pixel_values"):
             model(input_ids=batch["input_ids"])
-        with pytest.raises(ValueError, match="pixel_values need image_grid_thw: the processor is for another model"):
-            model(**{key: value for key, value in batch.items() if key != "image_grid_thw"})
-        batch["image_grid_thw"] = batch["image_grid_thw"][:, :, [0, 2, 1]]  # as many patches, but one image fewer
-        batch["pixel_mask"][0], batch["image_grid_thw"][0] = False, 0
+        with pytest.raises(ValueError, match="pixel_values need image_grids: the processor is for another model"):
+            model(**{key: value for key, value in batch.items() if key != "image_grids"})
+        batch["image_grids"] = batch["image_grids"][:, :, [0, 2, 1]]  # as many patches, but one image fewer
+        batch["pixel_attention_mask"][0], batch["image_grids"][0] = False, 0
         with pytest.raises(ValueError, match=r"but the vision tower gives \d+: the processor is for another model"):
             model(**batch)

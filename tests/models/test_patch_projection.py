@@ -49,7 +49,7 @@ def test_few_images_at_once_are_all_at_once(name, limit, mllm_checkpoints, messa
     folder, _ = mllm_checkpoints(name)
     model = MllmRetrieverModel.from_mllm(folder, 2)
     batch = MllmRetrieverProcessor.from_mllm(folder)(messages)
-    pixels, grid = batch["pixel_values"][batch["pixel_mask"].bool()], batch["image_grid_thw"].flatten(0, 1)
+    pixels, grid = batch["pixel_values"][batch["pixel_attention_mask"].bool()], batch["image_grids"].flatten(0, 1)
     grid = grid[grid.prod(1) > 0]
     assert len(grid) > 1
     calls = []

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import BertConfig, CLIPModel, SiglipModel
+from transformers import AutoModel, BertConfig, CLIPModel, SiglipModel
 
 from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
 
@@ -76,11 +76,37 @@ def test_learned_weights_survive(tiny_checkpoints, built, pairs, tmp_path):
     torch.testing.assert_close(ScoreFusionModel.from_pretrained(tmp_path).log_weights.exp(), torch.tensor([1.0, 0.5]))
 
 
-def test_logit_scale_is_kept_but_not_trained(tiny_checkpoints, built):
+def test_logit_scale_is_kept_but_not_trained(tiny_checkpoints, built, tmp_path):
     model, _ = built("score siglip")
-    assert not any("logit" in name for name, _ in model.named_parameters())
+    model.save_pretrained(tmp_path)
     siglip = SiglipModel.from_pretrained(tiny_checkpoints["siglip"])
-    assert torch.equal(model.backbone.state_dict()["logit_scale"], siglip.logit_scale.detach())
+    loaded, _ = ScoreFusionModel.from_pretrained(tmp_path, output_loading_info=True)
+    for found in (model, loaded, AutoModel.from_pretrained(tmp_path)):
+        assert torch.equal(found.backbone.logit_scale, siglip.logit_scale)
+        frozen = {name for name, parameter in found.named_parameters() if not parameter.requires_grad}
+        assert frozen == {"backbone.logit_scale", "backbone.logit_bias"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_runs_with_weights_on_disk(share, features, built, tmp_path):
+    model, _ = built("score clip")
+    model.save_pretrained(tmp_path)
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    options = {"device_map": "auto", "max_memory": {"cpu": int(share * size)}, "offload_folder": tmp_path}
+    offloaded = ScoreFusionModel.from_pretrained(tmp_path, **options)
+    assert set(offloaded.hf_device_map.values()) == {"cpu", "disk"}
+    assert torch.equal(offloaded(**features[2]).embeddings, model(**features[2]).embeddings)
+
+
+def test_states_of_both_towers(built, pairs):
+    model, processor = built("score clip")
+    batch = processor([pairs[0], pairs[1]["text"], pairs[2]["text"]])
+    output = model(**batch, output_hidden_states=True)
+    states = output.text_model_output.hidden_states, output.vision_model_output.hidden_states
+    assert [len(found) for found in states] == [3, 4]
+    assert [len(found[0]) for found in states] == [3, 1]  # one item has an image
+    assert model(**batch).text_model_output is None
 
 
 @torch.no_grad()

@@ -121,6 +121,26 @@ def test_bad_items_are_named(value, message):
         parse_items(["fine", value], ids=["q1", "q2"])
 
 
+def test_what_is_none_is_not_there(red):
+    parts = [{"type": "image", "image": None}, {"type": "text", "text": "a"}, {"type": "text", "text": None}]
+    rows = [{"image": None, "text": "a"}, {"image": red, "text": None}, [{"role": "user", "content": parts}]]
+    assert [item.modality for item in parse_items(rows)] == ["text", "image", "text"]
+    for nothing in ({"image": None}, [{"role": "user", "content": parts[::2]}]):
+        with pytest.raises(ValueError, match=r"item 0: .* has neither text nor image"):
+            parse_items([nothing], empty_text="embed")
+
+
+def test_empty_texts_on_request(red):
+    chat = [{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": ""}]}]
+    rows = ["", " ", {"text": "", "image": None}, {"text": ["", "a"]}, {"text": "", "image": red}, chat]
+    found = parse_items(rows, empty_text="embed")
+    assert [item.modality for item in found] == ["text", "text", "text", "text", "image", "text"]
+    assert [item.texts for item in found] == [[""], [""], [""], ["a"], [], [""]]
+    for row in rows:
+        with pytest.raises(ValueError, match=r"item 0: .*(text is empty|neither text nor image)"):
+            parse_items([row])
+
+
 def test_a_pair_of_text_and_image_is_refused(red):
     with pytest.raises(ValueError, match="item 0: a bare list is ambiguous"):
         parse_items([["a", red]])

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, CLIPTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import logging as library_logging
 
 from conjoin.processing import ImageTextProcessor
@@ -86,6 +87,79 @@ def test_messages_equal_items(processor, pictures):
     assert same(processor.apply_chat_template(conversations[0]), processor(items[:1]))
     short = processor.apply_chat_template(conversations, processor_kwargs={"text_kwargs": {"max_length": 4}})
     assert short["input_ids"].shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bert", "a [SEP] b[PAD] [CLS]"),
+        ("xlm_roberta", "a </s> b</s><pad> <s> <mask>"),
+        ("siglip", "a </s> b</s>"),
+        ("siglip", "a ＜/s＞"),  # full width; some tokenizers normalise it
+    ],
+)
+def test_words_like_special_tokens_are_words(name, words, tiny_checkpoints):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints[name])
+    batch = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tokenizer)([words])
+    of_text = batch["input_ids"][batch["special_tokens_mask"] == 0].tolist()
+    assert of_text and not (set(of_text) & set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
+    assert batch["special_tokens_mask"].sum() == tokenizer.num_special_tokens_to_add()
+
+
+def test_the_end_token_of_clip_in_a_text_is_a_word(tiny_checkpoints):
+    pieces = [*bytes_to_unicode().values()]
+    pieces += [*(f"{piece}</w>" for piece in pieces), "<|startoftext|>", "<|endoftext|>"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = CLIPTokenizer(vocab=vocab, merges=[], model_max_length=40)
+    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["clip"], tokenizer)
+    batch = processor(["a <|endoftext|> b", "a b"])
+    ends = (batch["input_ids"] == tokenizer.eos_token_id) & (batch["attention_mask"] == 1)
+    assert ends.sum(1).tolist() == [1, 1]
+    assert batch["input_ids"][0].argmax() == len("a<|endoftext|>b") + 1  # where CLIP reads the text
+    assert tokenizer.decode(batch["input_ids"][0][1:-1]) == "a <| endoftext |> b"
+
+
+# options that libraries pass
+
+
+def test_options_of_the_library(processor):
+    items = ["a box", "red"]
+    expected = processor(items)
+    assert same(processor(items, padding=True, truncation="longest_first", return_tensors="pt"), expected)
+    assert processor(["a" * 60], truncation=False)["input_ids"].shape == (1, 62)
+    assert same(processor(["a", "b"], padding=False), processor(["a", "b"]))
+    with pytest.raises(ValueError, match="padding=True"):
+        processor(["a", "b c"], padding=False)
+    with pytest.raises(ValueError, match=r"return_tensors='np'; expected \"pt\": a batch holds PyTorch tensors"):
+        processor(items, return_tensors="np")
+    conversation = [{"role": "user", "content": "a box"}]
+    options = {"max_length": 3, "padding": True, "return_tensors": "pt"}
+    assert processor.apply_chat_template(conversation, **options)["input_ids"].shape == (1, 3)
+
+
+def test_siglip_pads_nothing_on_request(tiny_checkpoints):
+    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["siglip"], tiny_checkpoints["siglip"])
+    conversation = [{"role": "user", "content": "a"}]
+    for padding, length in ((True, 16), (False, 3)):
+        options = {"text_kwargs": {"padding": padding, "truncation": False}}
+        assert processor.apply_chat_template(conversation, processor_kwargs=options)["input_ids"].shape == (1, length)
+
+
+def test_empty_texts(processor, tiny_checkpoints, pictures, tmp_path):
+    processor.save_pretrained(tmp_path)
+    embeds = ImageTextProcessor.from_pretrained(tmp_path, empty_text="embed")
+    batch = embeds(["a", "", pictures[0], {"text": " ", "image": pictures[1]}])
+    assert batch["text_mask"].tolist() == [True, True, False, False]
+    assert batch["image_mask"].tolist() == [False, False, True, True]
+    assert batch["special_tokens_mask"][1].tolist() == [1, 1, 1]
+    assert embeds([""])["input_ids"].tolist() == [processor.tokenizer("")["input_ids"]]
+    assert same(embeds([""], instruction="find"), embeds(["find"]))
+    with pytest.raises(ValueError, match=r"item 0: .* has neither text nor image"):
+        embeds([{"text": None, "image": None}])
+    embeds.save_pretrained(tmp_path)
+    assert ImageTextProcessor.from_pretrained(tmp_path).empty_text == "embed"
+    with pytest.raises(ValueError, match=r"empty_text='skip'; expected one of \('error', 'embed'\)"):
+        ImageTextProcessor.from_pretrained(tmp_path, empty_text="skip")
 
 
 # lengths

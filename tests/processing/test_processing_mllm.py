@@ -12,6 +12,7 @@ from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
 from transformers.utils import logging as library_logging
 
 from conjoin.processing import MllmRetrieverProcessor
+from conjoin.processing.pixel_rows import Picture, pad_pixels
 from conjoin.processing.processing_mllm import TEMPLATES
 from tiny_mllms import MLLMS
 
@@ -182,9 +183,9 @@ def test_interleaved_messages_keep_their_order(processor):
     )
     expected = f"{START}like\n{boxes}but\nSummarize above image and sentence in one word: {END}"
     assert processor.tokenizer.decode(batch["input_ids"][0][batch["attention_mask"][0].bool()]) == expected
-    assert batch["image_grid_thw"].tolist() == [[[1, 4, 4], [1, 4, 2]], [[0, 0, 0], [0, 0, 0]]]
+    assert batch["image_grids"].tolist() == [[[1, 4, 4], [1, 4, 2]], [[0, 0, 0], [0, 0, 0]]]
     assert batch["pixel_values"].shape == (2, 24, 96)
-    assert batch["pixel_mask"].sum(1).tolist() == [24, 0]
+    assert batch["pixel_attention_mask"].sum(1).tolist() == [24, 0]
 
 
 def test_words_like_special_tokens_are_words(processor):
@@ -205,8 +206,43 @@ def test_every_tensor_has_a_row_per_item(processor):
     assert set(batch) == set(processor.model_input_names)
     assert set(processor(["a", "b"])) == {"input_ids", "attention_mask"}
     assert set(processor([image(8, 8)])) == {
-        "input_ids", "attention_mask", "pixel_values", "pixel_mask", "image_grid_thw",
+        "input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "image_grids",
     }  # fmt: skip
+
+
+def test_pixel_rows_are_never_as_many_as_tokens():
+    """Sentence-transformers takes dimension 1 of a tensor for tokens if it is as long as the prompts."""
+    images = [[Picture(torch.ones(rows, 2), None, 1) for rows in (2, 3)], []]
+    for num_tokens, rows in ((4, 5), (5, 6)):
+        batch = pad_pixels(images, num_tokens)
+        assert batch["pixel_values"].shape == (2, rows, 2)
+        assert batch["pixel_attention_mask"].shape == (2, rows)
+        assert batch["pixel_attention_mask"].sum(1).tolist() == [5, 0]
+
+
+def test_options_of_the_library(processor):
+    items = ["a box", "red"]
+    expected = processor(items)
+    found = processor(items, padding=True, truncation="longest_first", return_tensors="pt")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert processor(["a" * 5000], truncation=False)["input_ids"].shape[1] > 5000
+    with pytest.raises(ValueError, match="padding=False, but the prompts differ in length"):
+        processor(items, padding=False)
+    with pytest.raises(ValueError, match=r"return_tensors='np'; expected \"pt\""):
+        processor(items, return_tensors="np")
+
+
+def test_empty_texts(processor):
+    with pytest.raises(ValueError, match="item 0: text is empty"):
+        processor([""])
+    processor.empty_text = "embed"
+    items = ["", {"image": image(16, 16), "text": " "}]
+    assert prompts(processor, processor(items)) == [
+        f"{START}\nSummarize above sentence in one word: {END}",
+        f"{START}<|vision_start|><4><|vision_end|>\nSummarize above image in one word: {END}",
+    ]
+    with pytest.raises(ValueError, match=r"empty_text='x'; expected one of \('error', 'embed'\)"):
+        MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, empty_text="x")
 
 
 def test_padding_sides(processor):
@@ -225,7 +261,7 @@ def test_resolution_follows_the_pixels_allowed(mllm_checkpoints):
     folder, _ = mllm_checkpoints("qwen2_vl")
     processor = MllmRetrieverProcessor.from_mllm(folder, min_pixels=16 * 16, max_pixels=32 * 32)
     sizes = [(8, 8), (24, 16), (100, 100), (200, 50)]
-    grids = processor([image(*size) for size in sizes])["image_grid_thw"][:, 0, 1:].tolist()
+    grids = processor([image(*size) for size in sizes])["image_grids"][:, 0, 1:].tolist()
     assert grids == [[4, 4], [4, 6], [8, 8], [4, 16]]
     for limits in ({"max_pixels": -1}, {"min_pixels": 0}, {"min_pixels": 900, "max_pixels": 100}):
         with pytest.raises(
@@ -337,7 +373,7 @@ def test_internvl_tiles(mllm_checkpoints):
     assert processor([image(32, 16)])["pixel_values"].shape == (1, 1, 3, 16, 16)
     processor.image_processor.crop_to_patches = True
     batch = processor([image(32, 16), "a"])
-    tiles = int(batch["pixel_mask"][0].sum())
+    tiles = int(batch["pixel_attention_mask"][0].sum())
     assert tiles > 1
     assert (batch["input_ids"][0] == processor.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == 4 * tiles
 

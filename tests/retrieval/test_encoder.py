@@ -132,6 +132,17 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"^item 'b': the instruction is too long$"):
             encoder.encode(["a long text", "b", "c"], ["a", "b", "c"], instruction=["short", "a long one", None])
 
+    def test_what_the_processor_accepts_is_not_blamed(self):
+        def processor(batch):
+            if "bad" in batch:
+                raise ValueError(f"item {batch.index('bad')}: it is bad")
+            return tiny_processor([item or "nothing" for item in batch])
+
+        encoder = ItemEncoder(TinyModel(), processor)
+        assert encoder.encode(["", "a"]).shape == (2, 8)
+        with pytest.raises(ValueError, match=r"^item 1: it is bad$"):
+            encoder.encode(["", "bad"])
+
     def test_not_finite(self):
         encoder = tiny_encoder()
         with torch.no_grad():

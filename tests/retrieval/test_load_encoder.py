@@ -24,6 +24,7 @@ def folders(own_export, sentence_folders, tiny_checkpoints):
 
 
 KINDS = ("own", "st-bert", "st-clip", "clip", "siglip", "bert", "dinov2", "vit")
+SETTINGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 BLIND, MUTE = {"st-bert", "bert"}, {"dinov2", "vit"}
 
 
@@ -54,6 +55,23 @@ class TestEveryKind:
         assert distances[~np.eye(len(items), dtype=bool)].min() > 1e-4
         assert (encoder.name, encoder.batch_size, encoder.dtype) == (str(folders[kind]), 2, None)
         assert encoder.device == torch.device("cpu") and encoder.identity == (encoder.name, encoder.fingerprint)
+
+    def test_its_processing_is_stable_and_tells_settings_apart(self, kind, folders, pictures, tmp_path):
+        encoder = load_encoder(folders[kind], device="cpu")
+        before = encoder.processing
+        encoder.encode(items_for(kind, pictures))
+        moved = shutil.copytree(folders[kind], tmp_path / "moved", ignore=shutil.ignore_patterns("SHA256SUMS"))
+        (path,) = [moved / name for name in SETTINGS if (moved / name).is_file()][:1]
+        for value in (None, 7):
+            settings = json.loads(path.read_text())
+            if value is not None and "model_max_length" in settings:
+                settings["model_max_length"] = value
+            elif value is not None:
+                settings.get("image_processor", settings)["image_mean"] = [value] * 3
+            path.write_text(json.dumps(settings))
+            again = load_encoder(moved, device="cpu").processing
+            assert again is not None and (again == before) == (value is None)
+        assert encoder.processing == before
 
     def test_fingerprint_is_stable_and_tells_weights_apart(self, kind, folders, tmp_path):
         first = load_encoder(folders[kind], device="cpu").fingerprint
@@ -115,7 +133,7 @@ class TestCodeInTheFolder:
     """Python files beside the weights run with `trust_remote_code=True` only; those of our models never."""
 
     def poison(self, source, folder, mark, **config):
-        shutil.copytree(source, folder)
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("SHA256SUMS"))
         for file in [*folder.glob("*.py"), folder / "evil.py"]:
             file.write_text(EVIL.format(mark=str(mark)))
         path = folder / "config.json"
@@ -199,7 +217,10 @@ class TestErrors:
         folder = shutil.copytree(folders[kind], tmp_path / "damaged")
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:100])
-        with pytest.raises(ValueError, match=f"the weights of the model '{folder}' are truncated or damaged"):
+        message = (
+            f"the file '{weights}' is missing, " if kind == "own" else f"the weights of the model '{folder}' are "
+        )
+        with pytest.raises(ValueError, match=f"{message}truncated or damaged"):
             load_encoder(folder, device="cpu")
 
     def test_a_language_model_has_no_embedding(self, mllm_checkpoints):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import load_encoder
-from conjoin.retrieval.sentence_encoder import _process
+from conjoin.retrieval.sentence_encoder import SentenceTransformerProcessor
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
 
@@ -59,18 +59,19 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
         {"type": "image", "path": str(tmp_path / "a.png")},
         {"type": "text", "text": "b"},
         {"type": "image_url", "image_url": {"url": str(tmp_path / "a.png")}},
+        {"type": "image", "image": None},
     ]
     messages = [{"role": "system", "content": "find"}, {"role": "user", "content": content}]
-    _process(model, [messages, messages[1]])
+    SentenceTransformerProcessor(model)([messages, messages[1]])
     for found in (seen[0][1], seen[1]):
-        assert found["content"][0] == "plain" and found["content"][2] == content[2]
+        assert found["content"][0] == "plain" and found["content"][2::2] == content[2::2]
         for place in (1, 3):
             assert found["content"][place]["type"] == "image"
             assert np.array_equal(found["content"][place]["image"], pictures[0])
     assert seen[0][0] == messages[0]
     content[1] = {"type": "image", "url": "https://example.org/a.png"}
     with pytest.raises(ValueError, match="URLs are not fetched"):
-        _process(model, [messages])
+        SentenceTransformerProcessor(model)([messages])
 
 
 def test_the_default_prompt_is_part_of_the_model(sentence_folders, tmp_path):

@@ -145,7 +145,7 @@ def test_accumulation_is_the_mean_over_micro_batches(tiny_checkpoints, tmp_path,
 
 def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, tmp_path):
     weights = []
-    for arguments in ({}, {"gradient_checkpointing": True, "gradient_cache_chunk_size": 4}):
+    for arguments in ({}, {"activation_checkpointing": True, "gradient_cache_chunk_size": 4}):
         trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, make_rows(8), **arguments)
         trainer.train()
         weights.append(_snapshot(trainer.model))
@@ -184,6 +184,8 @@ def test_the_saved_model_loads_with_equal_vectors(tiny_checkpoints, tmp_path):
     reloaded = AutoModel.from_pretrained(tmp_path / "model").eval()
     with torch.no_grad():
         assert torch.equal(reloaded(**batch).embeddings, model.eval()(**batch).embeddings)
+    assert {"modules.json", "sentence_bert_config.json"} <= {file.name for file in (tmp_path / "model").iterdir()}
+    assert "_name_or_path" not in (tmp_path / "model/config.json").read_text()
 
 
 def test_lora_is_merged_into_what_is_saved(tiny_checkpoints, tmp_path):

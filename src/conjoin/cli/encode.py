@@ -37,7 +37,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "(default: %(default)s)",
     )
     add_url_options(parser)
-    add_storing_options(parser)
+    add_storing_options(parser).add_argument(
+        "--keep",
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="further columns of DATA to store and to show in results (the text and the image's path always are)",
+    )
     add_compute_options(parser)
     parser.set_defaults(func=run)
 
@@ -47,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.retrieval import encode_corpus
     from conjoin.retrieval.store import LEFT_OUT_FILE
 
-    rows = load_rows(args, args.data, on_error="keep" if args.on_error == "skip" else "raise")
+    rows = load_rows(args, args.data, on_error="keep" if args.on_error == "skip" else "raise", keep=args.keep)
     encoder = make_encoder(args, args.model)
     store = encode_corpus(
         rows,
@@ -55,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         args.out,
         shard_size=args.shard_size,
         dtype=args.dtype,
-        source={"data": args.data, "only": args.only},
+        source={"data": args.data, "only": args.only} | ({"keep": args.keep} if args.keep else {}),
         on_error=args.on_error,
         show_progress=not args.quiet,
     )

@@ -9,13 +9,16 @@ from conjoin.cli.options import add_compute_options, add_url_options, make_encod
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
 
+_WIDEST = 60
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "search",
         help="search an index for a text, an image, or both",
-        description="Find what is most similar in INDEX to a text, an image, or an image with a text.",
+        description="Find what is most similar in INDEX to a text, an image, or an image with a text. Each result "
+        "comes with the text, the image's path and the columns that `conjoin encode` kept.",
         epilog='example: conjoin search runs/photos-index --image chair.jpg --text "the same in red" -k 5',
     )
     parser.add_argument("index", metavar="INDEX", help="folder that `conjoin index` wrote")
@@ -27,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="folder or Hub name of the model that made the index (default: the folder that the index records, if it "
         "holds a model of this package)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     add_url_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code"))
     parser.set_defaults(func=run, quiet=True)
@@ -39,20 +42,45 @@ def run(args: argparse.Namespace) -> None:
     if not query:
         raise ValueError("nothing to search for: pass --text, --image or both")
 
-    from conjoin.retrieval import load_index, search_items
+    from conjoin.retrieval import load_index, rows_of, search_items
 
     index = load_index(args.index)
     found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [query], args.k)
-    hits = list(zip(found.ids[0], found.scores[0].tolist(), strict=False))
+    rows = rows_of(index, found.ids[0])
+    hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer
+    results = [
+        {"rank": rank, "score": score, "id": id_, "row": row} for rank, (id_, score, row) in enumerate(hits, start=1)
+    ]
     if args.json:
         import json
 
-        results = [{"rank": rank, "score": score, "id": id_} for rank, (id_, score) in enumerate(hits, start=1)]
-        print(json.dumps({"query": query, "results": results}, ensure_ascii=False, indent=2))
+        print(json.dumps({"query": query, "results": results}, ensure_ascii=False, indent=2, default=str))
         return
-    print("rank   score  id")
-    for rank, (id_, score) in enumerate(hits, start=1):
-        print(f"{rank:4d}  {score:6.4f}  {id_}")
+    for line in _table(results):
+        print(line)
+
+
+def _table(results: "list[dict[str, Any]]") -> list[str]:
+    """The lines of a table: rank, score, id and the columns of the rows; the image's path last and whole."""
+    names = dict.fromkeys(name for result in results for name in result["row"])
+    columns = [name for name in names if name != "image"] + [name for name in names if name == "image"]
+    cells = [["rank", "score", "id", *columns]]
+    for result in results:
+        values = [str(result["row"].get(name, "")) for name in columns]
+        shown = [value if name == "image" else _short(value) for name, value in zip(columns, values, strict=True)]
+        cells.append([str(result["rank"]), f"{result['score']:.4f}", result["id"], *shown])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    numbers = (str.rjust, str.rjust) + (str.ljust,) * (len(widths) - 2)
+    return [
+        "  ".join(align(cell, width) for align, cell, width in zip(numbers, row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def _short(text: str) -> str:
+    """A text on one line, its end left out if it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
 
 
 def _recorded_model(index: "Index") -> str:

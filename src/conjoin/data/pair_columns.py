@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import datasets
+import pyarrow
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,32 @@ def _guess(role: str, found: Sequence[str], is_read: bool) -> str | None:
         others = ", ".join(map(repr, found[1:]))
         logger.warning("the column %r is read as %s, not %s; choose by %s_column", found[0], role, others, role)
     return next(iter(found), None)
+
+
+def check_kept(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> None:
+    """Refuse columns that cannot be kept beside the pairs.
+
+    Raises:
+        ValueError: There is no such column, or it holds images, audio or video.
+    """
+    for name in names:
+        if name not in available:
+            raise unknown_column(name, available)
+        if isinstance(features.get(name), datasets.Image | datasets.Audio | datasets.Video):
+            raise ValueError(f"the column {name!r} holds {features[name]}; only plain values can be kept")
+
+
+def kept_columns(dataset: datasets.Dataset, names: Sequence[str], owners: Sequence[int]) -> datasets.Dataset:
+    """Make the column `kept`, a struct of columns of the rows.
+
+    Args:
+        dataset: The rows.
+        names: The columns.
+        owners: The row of each pair.
+    """
+    chosen = dataset.select_columns(list(names)).select(owners)
+    table = chosen.with_format("arrow")[:]
+    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"kept": table.to_struct_array()})))
 
 
 def unknown_column(column: str, available: Iterable[str]) -> ValueError:

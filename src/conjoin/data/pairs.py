@@ -9,7 +9,13 @@ import datasets
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.image_columns import IMAGE, element_of, is_text, strings, undecoded, unread_images
 from conjoin.data.image_paths import check_image_path, image_folders
-from conjoin.data.pair_columns import COMMON_COLUMNS as COMMON_COLUMNS, PairColumns, choose_columns
+from conjoin.data.pair_columns import (
+    COMMON_COLUMNS as COMMON_COLUMNS,
+    PairColumns,
+    check_kept,
+    choose_columns,
+    kept_columns,
+)
 from conjoin.data.pair_groups import group_rows, join_pairs, number_pairs
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
 from conjoin.data.picture_files import is_readable, remedy
@@ -17,7 +23,7 @@ from conjoin.data.row_checks import RowChecks, check_ids, check_same_images, row
 from conjoin.processing.item_inputs import check_text
 
 PAIR_FEATURES = datasets.Features({"id": datasets.Value("string"), "image": IMAGE, "text": datasets.Value("string")})
-PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem")
+PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "kept")
 
 
 def load_pairs(
@@ -31,6 +37,7 @@ def load_pairs(
     streaming: bool = False,
     only: Literal["image", "text"] | None = None,
     on_error: Literal["raise", "keep"] = "raise",
+    keep: Sequence[str] = (),
 ) -> AnyDataset:
     """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
 
@@ -64,6 +71,7 @@ def load_pairs(
         only: Load this part only: the source may lack the other, and the result has no column for it.
         on_error: "keep" leaves a row whose image or text cannot be used in its place, with the reason in a further
             column `problem` (null for the others).
+        keep: Further columns of the source; their values are in the column `kept`, under their own names.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
@@ -80,7 +88,8 @@ def load_pairs(
     first = _first_row(dataset)
     given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
     columns = choose_columns(list(first), given, dataset.features or {}, only)
-    reader = _RowReader(columns, folder, image_folders(source, folder), keep=on_error == "keep")
+    check_kept(keep, list(first), dataset.features or {})
+    reader = _RowReader(columns, folder, image_folders(source, folder), on_error == "keep", keep)
     if isinstance(dataset, datasets.IterableDataset):
         return reader.stream(dataset, first)
     pairs = reader.collect(dataset)
@@ -135,10 +144,18 @@ class _RowReader:
         folder: Of relative paths.
         folders: Of all images, as `image_folders` gives them.
         keep: Whether rows that cannot be used stay, with the reason.
+        kept: Further columns.
     """
 
-    def __init__(self, columns: PairColumns, folder: Path | None, folders: tuple[str, ...] | None, keep: bool) -> None:
-        self.columns, self.folder, self.folders, self.keep = columns, folder, folders, keep
+    def __init__(
+        self,
+        columns: PairColumns,
+        folder: Path | None,
+        folders: tuple[str, ...] | None,
+        keep: bool,
+        kept: Sequence[str],
+    ) -> None:
+        self.columns, self.folder, self.folders, self.keep, self.kept = columns, folder, folders, keep, kept
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
         """Check ids and texts and join them with the image column, which stays unchanged on disk."""
@@ -168,6 +185,8 @@ class _RowReader:
         if self.keep:
             pairs["problem"] = [checks.problems.get(row) for row in owners]
         joined = strings(pairs) if images is None else join_pairs(images, owners, pairs)
+        if self.kept:
+            joined = datasets.concatenate_datasets([joined, kept_columns(dataset, self.kept, owners)], axis=1)
         return joined.select_columns([name for name in PAIR_COLUMNS if name in joined.column_names])
 
     def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
@@ -183,7 +202,9 @@ class _RowReader:
             for part, name in (("image", columns.image), ("text", columns.text))
         }
         features = PAIR_FEATURES | ({"image": datasets.List(IMAGE)} if several["image"] else {})
+        features["kept"] = {name: known.get(name) for name in self.kept}
         chosen = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.keep}
+        chosen["kept"] = bool(self.kept)
         features = datasets.Features(
             {name: features.get(name, datasets.Value("string")) for name in PAIR_COLUMNS if chosen[name]}
         )
@@ -199,6 +220,8 @@ class _RowReader:
             return {name: [pair.get(name) for pair in pairs] for name in features}
 
         options: dict[str, Any] = {"with_indices": True, "remove_columns": list(first), "features": features}
+        if not known.keys() >= set(self.kept):  # a stream of JSON lines does not know its types
+            options["features"] = None
         if several["text"]:
             return dataset.map(all_of_one, batched=True, batch_size=1, **options)
         return dataset.map(one, **options)
@@ -208,7 +231,7 @@ class _RowReader:
         columns = self.columns
         row_id = _check_id(index, row[columns.id] if columns.id else index)
         name = row_name(index, row_id)
-        common: dict[str, Any] = {"id": row_id}
+        common: dict[str, Any] = {"id": row_id, "kept": {name: row.get(name) for name in self.kept}}
         texts: list[str | None] = [None]
         try:
             if columns.image:

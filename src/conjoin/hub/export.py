@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.storage import flush
+from conjoin.storage import flush, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
@@ -22,7 +22,8 @@ def export(
 
     The folder holds safetensors weights, the processor, the code of both (loaded with `trust_remote_code=True`), and
     the three files that make `SentenceTransformer(folder, trust_remote_code=True)` take text, images, pairs of both,
-    lists that mix these, and lists of chat messages.
+    lists that mix these, and lists of chat messages. `SHA256SUMS` holds the checksums of the weights and of the
+    settings of model and processor; `load_model` compares them.
 
     All files are written to a temporary folder inside `folder` first and moved when they are complete, the weights
     last. A failure while writing leaves the model that was there before. Other files in `folder` stay.
@@ -47,8 +48,10 @@ def export(
         for part in parts:
             part.save_pretrained(staging)
         _drop_local_paths(staging / "config.json")
+        saved = sorted(file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py")
+        write_checksums(staging, saved)
         add_sentence_transformers_files(staging, prompts)
-        for file in staging.rglob("*.*"):
+        for file in staging.rglob("*"):
             flush(file)
         _move_files(staging, folder)
     finally:

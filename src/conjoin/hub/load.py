@@ -14,6 +14,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.storage import check_checksums
 
 MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
     "joint_encoder": (JointEncoderModel, ImageTextProcessor),
@@ -24,7 +25,12 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
 """The classes of each `model_type` of this package."""
 
 
-def load_model(path: str | Path, trust_remote_code: bool = False) -> tuple[PreTrainedModel, ProcessorMixin]:
+_REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
+
+
+def load_model(
+    path: str | Path, trust_remote_code: bool = False, verify: bool = True
+) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a saved model and its processor.
 
     A model of this package is built from the installed classes; Python files in its folder are never run.
@@ -32,14 +38,17 @@ def load_model(path: str | Path, trust_remote_code: bool = False) -> tuple[PreTr
     Args:
         path: A local folder or the name of a repository on the Hub.
         trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
+        verify: Whether to compare the files of a local folder with its `SHA256SUMS`, if it has one.
 
     Returns:
         The model, in evaluation mode, and its processor.
 
     Raises:
         FileNotFoundError: There is no such model.
-        ValueError: The weights are damaged, or the model is not one of this package.
+        ValueError: A file is damaged, or the model is not one of this package.
     """
+    if verify:
+        check_checksums(Path(path), _REMEDY)
     kind = model_type(path)
     if kind not in MODELS and trust_remote_code:
         with loading(path):

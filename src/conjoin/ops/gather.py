@@ -1,8 +1,9 @@
 """Gathering of negatives from all devices."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_nn
 from torch import Tensor
 
 
@@ -24,12 +25,29 @@ def gather_with_gradient(tensor: Tensor) -> Tensor:
     """
     if not is_distributed():
         return tensor
-    tensor = tensor.contiguous()
-    if tensor.requires_grad:
-        return torch.cat(dist_nn.all_gather(tensor))
-    parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor)
-    return torch.cat(parts)
+    gathered: Tensor = _Gather.apply(tensor)
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    """Concatenation over ranks; backward, the sum over ranks of the gradients of this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ANN401
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(world_size())]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        if dist.get_backend() == dist.Backend.NCCL:
+            own = torch.empty_like(gradient.chunk(world_size())[0])
+            dist.reduce_scatter_tensor(own, gradient.contiguous())
+            return own
+        total = gradient.clone(memory_format=torch.contiguous_format)  # gloo reduces whole tensors only
+        dist.all_reduce(total)
+        return total.chunk(world_size())[dist.get_rank()]
 
 
 def local_positions(count: int, device: torch.device) -> Tensor:

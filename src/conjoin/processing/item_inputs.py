@@ -22,6 +22,9 @@ from .item_urls import is_url
 
 logger = logging.get_logger(__name__)
 
+EMPTY_TEXTS = ("error", "embed")
+"""What to do with an empty text; see `parse_item`."""
+
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 _NO_VIDEO = "videos cannot be read; pass some of the frames as images"
@@ -65,13 +68,17 @@ class _Image(NamedTuple):
 
 
 def parse_items(
-    values: Sequence[Any], ids: Sequence[str] | None = None, read: Callable[[Any, str], Any] = load_image
+    values: Sequence[Any],
+    ids: Sequence[str] | None = None,
+    empty_text: str = "error",
+    read: Callable[[Any, str], Any] = load_image,
 ) -> list[Item]:
     """Check and normalise a list of items.
 
     Args:
         values: The items, as the user passed them.
         ids: Names to report in error messages beside the position.
+        empty_text: As for `parse_item`.
         read: Called with the source of each image and the item's name. What it returns is the image of the item, so
             that a batch need not hold all images at their full size.
 
@@ -83,7 +90,7 @@ def parse_items(
     """
     check_list(values)
     return [
-        parse_item(value, f"item {index}" + (f" (id {ids[index]!r})" if ids is not None else ""), read)
+        parse_item(value, f"item {index}" + (f" (id {ids[index]!r})" if ids is not None else ""), empty_text, read)
         for index, value in enumerate(values)
     ]
 
@@ -99,8 +106,21 @@ def check_list(values: Any) -> None:  # noqa: ANN401
         raise TypeError(f"expected a list of items, got one {type(values).__name__}; wrap it in a list")
 
 
-def parse_item(value: Any, name: str = "item", read: Callable[[Any, str], Any] = load_image) -> Item:  # noqa: ANN401
-    """Check and normalise one item, its images by `read`; every error message starts with `name`."""
+def parse_item(
+    value: Any,  # noqa: ANN401
+    name: str = "item",
+    empty_text: str = "error",
+    read: Callable[[Any, str], Any] = load_image,
+) -> Item:
+    """Check and normalise one item.
+
+    Args:
+        value: The item, as the user passed it.
+        name: Start of every error message.
+        empty_text: `"error"` rejects an item with an empty text. `"embed"` drops empty texts beside other parts and
+            keeps one of an item that has nothing else.
+        read: As for `parse_items`.
+    """
     if isinstance(value, Mapping):
         if "role" in value:
             parts = _message_parts(value, name)
@@ -111,14 +131,27 @@ def parse_item(value: Any, name: str = "item", read: Callable[[Any, str], Any] =
     elif isinstance(value, list | tuple):
         parts = _messages_parts(value, name)
     elif isinstance(value, str):
-        parts = [_Image(value) if _names_an_image(value, name) else check_text(value, name)]
+        parts = [_Image(value) if _names_an_image(value, name) else _check_unicode(value, name)]
     elif isinstance(value, Image.Image | os.PathLike | np.ndarray | Tensor):
         parts = [_Image(value)]
     else:
         raise ValueError(f"{name}: {describe(value)} is not an item; expected {_EXPECTED}")
+    is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
+    parts = _without_blanks(parts, name, empty_text, is_chat)
     if not parts:
         raise ValueError(f"{name}: {describe(value)} has neither text nor image")
     return Item(tuple(read(part.source, name) if isinstance(part, _Image) else part for part in parts))
+
+
+def _without_blanks(parts: list[str | _Image], name: str, empty_text: str, is_chat: bool) -> list[str | _Image]:
+    """Apply `empty_text` of `parse_item`; chat messages may hold empty strings beside other parts."""
+    if empty_text == "embed":
+        filled = [part for part in parts if not isinstance(part, str) or part.strip()]
+        return filled or [""] * bool(parts)
+    for part in parts:
+        if isinstance(part, str) and not (is_chat and part == ""):
+            check_text(part, name)
+    return [part for part in parts if part != ""]
 
 
 def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
@@ -127,10 +160,14 @@ def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
     Raises:
         ValueError: Not a string, empty, only white space, or not valid Unicode (a lone surrogate).
     """
+    if not _check_unicode(text, name).strip():
+        raise ValueError(f"{name}: text is empty or only white space ({text[:20]!r}); leave it out instead")
+    return text
+
+
+def _check_unicode(text: Any, name: str) -> str:  # noqa: ANN401
     if not isinstance(text, str):
         raise ValueError(f"{name}: text must be a string, got {describe(text)}")
-    if not text.strip():
-        raise ValueError(f"{name}: text is empty or only white space ({text[:20]!r}); leave it out instead")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -191,7 +228,7 @@ def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | _Image]:
         entries = value[key] if isinstance(value[key], list | tuple) else [value[key]]
         for entry in entries:
             if entry is not None:
-                parts.append(_Image(entry) if key == "image" else check_text(entry, name))
+                parts.append(_Image(entry) if key == "image" else _check_unicode(entry, name))
     return parts
 
 
@@ -206,7 +243,7 @@ def _messages_parts(value: Sequence[Any], name: str) -> list[str | _Image]:
 def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | _Image]:
     content = message.get("content")
     if isinstance(content, str):
-        return [check_text(content, name)] if content else []
+        return [_check_unicode(content, name)]
     if not isinstance(content, list | tuple):
         raise ValueError(f"{name}: message content must be a string or a list of parts, got {describe(content)}")
     return [part for entry in content for part in _content_parts(entry, name)]
@@ -214,12 +251,13 @@ def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | _Image]:
 
 def _content_parts(entry: Any, name: str) -> list[str | _Image]:  # noqa: ANN401
     if isinstance(entry, str):
-        return [check_text(entry, name)] if entry else []
+        return [_check_unicode(entry, name)]
     kind = entry.get("type") if isinstance(entry, Mapping) else None
     if kind == "text":
-        return [check_text(entry["text"], name)] if entry.get("text") else []
+        return [] if entry.get("text") is None else [_check_unicode(entry["text"], name)]
     if kind == "image":
-        return [_content_image(entry, name)]
+        is_absent = "image" in entry and entry["image"] is None  # `{"image": None}` in sentence-transformers
+        return [] if is_absent else [_content_image(entry, name)]
     if kind == "image_url":
         url = entry.get("image_url")
         return [_Image(url.get("url") if isinstance(url, Mapping) else url)]

@@ -105,7 +105,7 @@ class PromptWriter:
         self,
         asks: Sequence[Ask],
         image_lengths: Sequence[Sequence[int]],
-        max_length: int,
+        max_length: int | None,
         max_text_length: int | None,
         names: Sequence[str],
     ) -> list[list[Piece]]:
@@ -114,30 +114,44 @@ class PromptWriter:
         Args:
             asks: The items.
             image_lengths: The number of tokens of each image of each item.
-            max_length: Longest prompt in tokens, images included.
+            max_length: Longest prompt in tokens, images included; None for no limit.
             max_text_length: Longest text in tokens, its instruction included.
             names: The items in error messages and warnings.
 
         Raises:
             ValueError: What cannot be truncated exceeds `max_length`.
         """
-        longest = min(max_length, max_text_length or max_length)
-        asks = [self._without_ends(ask, longest, name) for ask, name in zip(asks, names, strict=True)]
+        asks = list(asks)
+        limits = [limit for limit in (max_length, max_text_length) if limit is not None]
+        if limits:
+            asks = [self._without_ends(ask, min(limits), name) for ask, name in zip(asks, names, strict=True)]
         if max_text_length is not None:
             self._shorten_texts(asks, max_text_length, names)
         prompts = self._tokenize(asks)
-        cut = []
-        for place, (ask, lengths, prompt) in enumerate(zip(asks, image_lengths, prompts, strict=True)):
-            over = sum(map(len, prompt)) + sum(lengths) - max_length
-            if over > 0:
-                asks[place] = self._fit(ask, over, max_length, names[place])
-                cut.append(place)
-        _warn_of_cuts([names[place] for place in cut], max_length)
-        for place, prompt in zip(cut, self._tokenize([asks[place] for place in cut]), strict=True):
-            prompts[place] = prompt
+        if max_length is not None:
+            self._shorten_prompts(asks, prompts, image_lengths, max_length, names)
         mixed = [ask for ask in asks if ask.is_mixed]
         others = (iter(self._tokenize([ask.view(image=image) for ask in mixed])) for image in (True, False))
         return list(self._packed(asks, prompts, image_lengths, *others))
+
+    def _shorten_prompts(
+        self,
+        asks: list[Ask],
+        prompts: list[list[list[int]]],
+        image_lengths: Sequence[Sequence[int]],
+        limit: int,
+        names: Sequence[str],
+    ) -> None:
+        """Truncate the texts of prompts of more than `limit` tokens."""
+        cut = []
+        for place, (ask, lengths, prompt) in enumerate(zip(asks, image_lengths, prompts, strict=True)):
+            over = sum(map(len, prompt)) + sum(lengths) - limit
+            if over > 0:
+                asks[place] = self._fit(ask, over, limit, names[place])
+                cut.append(place)
+        _warn_of_cuts([names[place] for place in cut], limit)
+        for place, prompt in zip(cut, self._tokenize([asks[place] for place in cut]), strict=True):
+            prompts[place] = prompt
 
     def _packed(
         self,

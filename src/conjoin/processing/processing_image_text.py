@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFea
 from transformers.utils import logging
 
 from .item_images import process_image
-from .item_inputs import Item, cut_text, parse_items
+from .item_inputs import EMPTY_TEXTS, Item, cut_text, parse_items
+from .processor_options import OFF, chat_options, check_return_tensors
 
 logger = logging.get_logger(__name__)
 
@@ -25,6 +26,8 @@ class ImageTextProcessor(ProcessorMixin):
         tokenizer: Any transformers tokenizer.
         max_text_length: Longest text in tokens, special tokens included; the tokenizer's own limit when None.
         text_padding: `"longest"`, or `"max_length"` for towers trained that way (SigLIP).
+        empty_text: `"error"`, or `"embed"` to embed an item without image whose text is empty: its text is then the
+            tokenizer's special tokens alone. An empty text beside an image is left out.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
     """
 
@@ -35,12 +38,16 @@ class ImageTextProcessor(ProcessorMixin):
         max_text_length: int | None = None,
         text_padding: str = "longest",
         chat_template: str | None = None,
+        empty_text: str = "error",
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         if text_padding not in ("longest", "max_length"):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
+        if empty_text not in EMPTY_TEXTS:
+            raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
         self.max_text_length = max_text_length
         self.text_padding = text_padding
+        self.empty_text = empty_text
 
     @classmethod
     def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
@@ -72,6 +79,9 @@ class ImageTextProcessor(ProcessorMixin):
         instruction: str | Sequence[str | None] | None = None,
         ids: Sequence[str] | None = None,
         max_length: int | None = None,
+        padding: bool | str = True,
+        truncation: bool | str = True,
+        return_tensors: str | None = "pt",
     ) -> BatchFeature:
         """Prepare `N` items.
 
@@ -83,17 +93,21 @@ class ImageTextProcessor(ProcessorMixin):
             instruction: What to search for: one text for all items, or one for each. It precedes the item's text.
             ids: Names to report in error messages.
             max_length: Overrides `max_text_length`.
+            padding: False pads no text; the texts must then have equally many tokens.
+            truncation: False cuts no text.
+            return_tensors: `"pt"`; accepted for interface compatibility.
 
         Returns:
             `pixel_values` `(N, 3, H, W)` when any item has an image, `input_ids`, `attention_mask` and
             `special_tokens_mask` `(N, T)` when any has a text, `image_mask` / `text_mask` `(N,)` when some lack it.
 
         Raises:
-            ValueError: An item cannot be used; the message names it.
+            ValueError: An item cannot be used, or an option is invalid; the message names it.
         """
+        check_return_tensors(return_tensors)
         if items is None:
             items = self._zip_items(images, text)
-        parsed = parse_items(items, ids, self._read_image)
+        parsed = parse_items(items, ids, self.empty_text, self._read_image)
         if not parsed:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
@@ -101,9 +115,10 @@ class ImageTextProcessor(ProcessorMixin):
         given = [instruction] * len(parsed) if instruction is None or isinstance(instruction, str) else instruction
         if len(given) != len(parsed):
             raise ValueError(f"{len(given)} instructions for {len(parsed)} items")
-        parts = [[told or "", *item.texts] for told, item in zip(given, parsed, strict=True)]
-        texts = [" ".join(part.strip() for part in some if part.strip()) for some in parts]
-        return BatchFeature(batch | self._text_batch(texts, names, max_length or self.max_text_length))
+        texts = [_join_texts(told, item) for told, item in zip(given, parsed, strict=True)]
+        longest = self.tokenizer.model_max_length
+        limit = None if truncation in OFF else min(max_length or self.max_text_length or longest, longest)
+        return BatchFeature(batch | self._text_batch(texts, names, limit, padding not in OFF and self.text_padding))
 
     def apply_chat_template(  # type: ignore[override]
         self,
@@ -118,8 +133,7 @@ class ImageTextProcessor(ProcessorMixin):
         """
         if conversation and isinstance(conversation[0], dict):
             conversation = [conversation]
-        max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
-        return self(list(conversation), max_length=max_length)
+        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
 
     @staticmethod
     def _zip_items(images: Sequence[Any] | None, text: Sequence[str] | None) -> list[Any]:
@@ -147,37 +161,62 @@ class ImageTextProcessor(ProcessorMixin):
             raise ValueError(f"the image processor gives pictures of several shapes, {sorted(shapes)}; expected one")
         return _spread({"pixel_values": torch.cat(present)}, [image is not None for image in images], "image_mask")
 
-    def _text_batch(self, texts: list[str], names: list[str], max_length: int | None) -> dict[str, Tensor]:
-        limit = min(max_length or self.tokenizer.model_max_length, self.tokenizer.model_max_length)
-        rows = [(text, name) for text, name in zip(texts, names, strict=True) if text]
-        present = [cut_text(text, self.tokenizer, limit, name) for text, name in rows]
+    def _text_batch(
+        self, texts: list[str | None], names: list[str], limit: int | None, padding: bool | str
+    ) -> dict[str, Tensor]:
+        rows = [name for name, text in zip(names, texts, strict=True) if text is not None]
+        present = [text for text in texts if text is not None]
+        if limit is not None:
+            present = [cut_text(text, self.tokenizer, limit, name) for text, name in zip(present, rows, strict=True)]
         if not present:
             return {}
         encoded = self.tokenizer(
             present,
-            padding=self.text_padding,
-            truncation=True,
+            padding=padding,
+            truncation=limit is not None,
             max_length=limit,
             return_special_tokens_mask=True,
             return_attention_mask=True,
             return_tensors="pt",
+            split_special_tokens=True,  # special tokens in a text are ordinary words
         )
-        self._check_tokens(encoded, present, [name for _, name in rows], limit)
+        if limit is not None:
+            self._warn_of_cuts(encoded, present, rows, limit)
+        empty = encoded["special_tokens_mask"].all(dim=1).tolist()
+        for name, text, is_empty in zip(rows, present, empty, strict=True):
+            if text and is_empty:
+                raise ValueError(f"{name}: text {text[:40]!r} has no tokens for this tokenizer")
+        encoded["input_ids"] = self._without_special_words(encoded["input_ids"], encoded["special_tokens_mask"])
         tensors = {key: encoded[key] for key in ("input_ids", "attention_mask", "special_tokens_mask")}
-        return _spread(tensors, [bool(text) for text in texts], "text_mask")
+        return _spread(tensors, [text is not None for text in texts], "text_mask")
 
-    def _check_tokens(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
+    def _without_special_words(self, ids: Tensor, special_tokens_mask: Tensor) -> Tensor:
+        """Replace special tokens in ids `(N, T)` that come from the text itself by the unknown token.
+
+        A Unigram vocabulary (XLM-R, SigLIP) holds its special tokens as ordinary pieces, so splitting does not help.
+        """
+        if self.tokenizer.unk_token_id is None:
+            return ids
+        from_text = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids)) & (special_tokens_mask == 0)
+        return ids.masked_fill(from_text, self.tokenizer.unk_token_id)
+
+    def _warn_of_cuts(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
         full = (encoded["attention_mask"].sum(dim=1) >= limit).tolist()
+        options = {"split_special_tokens": True, "verbose": False}
         cut = [
             name
             for name, text, is_full in zip(names, texts, full, strict=True)
-            if is_full and len(self.tokenizer(text, verbose=False)["input_ids"]) > limit
+            if is_full and len(self.tokenizer(text, **options)["input_ids"]) > limit
         ]
         if cut:
             more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
             logger.warning("text cut to %d tokens: %s%s", limit, ", ".join(cut[:3]), more)
-        for row in (encoded["special_tokens_mask"].all(dim=1)).nonzero().flatten().tolist():
-            raise ValueError(f"{names[row]}: text {texts[row][:40]!r} has no tokens for this tokenizer")
+
+
+def _join_texts(instruction: str | None, item: Item) -> str | None:
+    """Return the instruction and the item's texts, joined by spaces; None if there are none."""
+    parts = [part.strip() for part in (instruction or "", *item.texts)]
+    return " ".join(part for part in parts if part) if item.texts or parts[0] else None
 
 
 def _one_image(item: Item, name: str) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 
 from .item_images import process_image
-from .item_inputs import Item, check_list, check_text, parse_item
+from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
+from .pixel_rows import Picture, pad_pixels
+from .processor_options import OFF, chat_options, check_return_tensors
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -27,14 +29,6 @@ TEMPLATES = {
     "qwen3_vl": QWEN,
 }
 """The text around and between the parts of an item, by architecture."""
-
-
-class Picture(NamedTuple):
-    """An image: its pixel rows `(P, ...)`, for Qwen its patch grid `(1, 3)`, and its number of tokens."""
-
-    pixels: Tensor
-    grid: Tensor | None
-    tokens: int
 
 
 class MllmRetrieverProcessor(ProcessorMixin):
@@ -59,6 +53,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
         prompt_version: How prompts are written, see `PromptWriter`. The default is that of processors saved without
             this field; `from_mllm` makes processors of version 2.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
+        empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
+            An empty text beside an image is left out.
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
@@ -77,6 +73,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         chat_template: str | None = None,
         max_text_length: int | None = None,
         prompt_version: int = 1,
+        empty_text: str = "error",
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.image_token = image_token
@@ -86,10 +83,13 @@ class MllmRetrieverProcessor(ProcessorMixin):
         self.max_length = max_length
         self.max_text_length = max_text_length
         self.prompt_version = prompt_version
+        self.empty_text = empty_text
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
         if prompt_version not in PROMPT_VERSIONS:
             raise ValueError(f"prompt_version={prompt_version!r}; expected one of {PROMPT_VERSIONS}")
+        if empty_text not in EMPTY_TEXTS:
+            raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
         absent = [key for key in QWEN if key not in self.template]
         if absent:
             raise ValueError(f"template lacks {absent}; expected {list(QWEN)}")
@@ -153,7 +153,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
     @property
     def model_input_names(self) -> list[str]:
         """Names of the tensors that a batch may hold."""
-        names = ["input_ids", "attention_mask", "pixel_values", "pixel_mask", "image_grid_thw"]
+        names = ["input_ids", "attention_mask", "pixel_values", "pixel_attention_mask", "image_grids"]
         return [*names, "image_view_mask", "text_view_mask", "image_mask", "text_mask"]
 
     def __call__(
@@ -163,6 +163,9 @@ class MllmRetrieverProcessor(ProcessorMixin):
         instruction: str | Sequence[str | None] | None = None,
         ids: Sequence[str] | None = None,
         max_length: int | None = None,
+        padding: bool | str = True,
+        truncation: bool | str = True,
+        return_tensors: str | None = "pt",
     ) -> BatchFeature:
         """Prepare `N` items.
 
@@ -173,31 +176,42 @@ class MllmRetrieverProcessor(ProcessorMixin):
                 one for each. It precedes the first text.
             ids: Names to report in error messages.
             max_length: Overrides the processor's.
+            padding: False pads no prompt; the prompts must then have equally many tokens.
+            truncation: False cuts no text.
+            return_tensors: `"pt"`; accepted for interface compatibility.
 
         Returns:
             `input_ids` and `attention_mask` `(N, T)`; when any item has an image `pixel_values` `(N, P, ...)`,
-            pixel rows padded per item, `pixel_mask` `(N, P)` and, for Qwen, `image_grid_thw` `(N, I, 3)`; when the
-            batch has images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
+            pixel rows padded per item, `pixel_attention_mask` `(N, P)` and, for Qwen, `image_grids` `(N, I, 3)`; when
+            the batch has images and texts `image_view_mask` and `text_view_mask` `(N, T)`; `image_mask` / `text_mask`
             `(N,)` when some items lack it.
 
         Raises:
             TypeError: `items` is a single item rather than a list.
-            ValueError: An item cannot be used, or its images exceed `max_length`; the message names it.
+            ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
+        check_return_tensors(return_tensors)
         check_list(items)
         if not items:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
-        parsed, instructions = _read_items(items, instruction, names, self._read_image)
-        limits = (max_length, self.max_length, self.tokenizer.model_max_length)
-        limit = min(next(given for given in limits if given is not None), self.tokenizer.model_max_length)
+        parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
+        longest = self.tokenizer.model_max_length
+        limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
         asks = [
             Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
             for item, told in zip(parsed, instructions, strict=True)
         ]
         writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token, self.prompt_version)
         image_lengths = [[image.tokens for image in item.images] for item in parsed]
-        batch = self._pad(writer.write(asks, image_lengths, limit, self.max_text_length, names)) | _pad_pixels(parsed)
+        cuts = truncation not in OFF
+        prompts = writer.write(
+            asks, image_lengths, limit if cuts else None, self.max_text_length if cuts else None, names
+        )
+        if padding in OFF and len({sum(len(piece.ids) for piece in prompt) for prompt in prompts}) > 1:
+            raise ValueError(f"padding={padding!r}, but the prompts differ in length; pass items one by one")
+        batch = self._pad(prompts)
+        batch |= pad_pixels([item.images for item in parsed], batch["input_ids"].shape[1])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
@@ -219,8 +233,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         """
         if conversation and isinstance(conversation[0], dict):
             conversation = [conversation]
-        max_length = (processor_kwargs or {}).get("text_kwargs", {}).get("max_length")
-        return self(list(conversation), max_length=max_length)
+        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""
@@ -255,6 +268,7 @@ def _read_items(
     values: Sequence[Any],
     instruction: str | Sequence[str | None] | None,
     names: list[str],
+    empty_text: str,
     read: Callable[[Any, str], Picture],
 ) -> tuple[list[Item], list[str | None]]:
     """Return items without system messages, and their instructions: the system message, then `instruction`."""
@@ -267,25 +281,11 @@ def _read_items(
         if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
             spoken = [message for message in value if message.get("role") == "system"]
             value = [message for message in value if message.get("role") != "system"] if spoken else value
-            system = parse_item(spoken, name, read).texts if spoken else []
-        items.append(parse_item(value, name, read))
+            system = parse_item(spoken, name, read=read).texts if spoken else []
+        items.append(parse_item(value, name, empty_text, read))
         words = [*system, *([] if own is None else [check_text(own, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions
-
-
-def _pad_pixels(items: list[Item]) -> dict[str, Tensor]:
-    """Return the pixel rows `(N, P, ...)` and grids `(N, I, 3)` of the images of each item."""
-    first = next((image for item in items for image in item.images), None)
-    if first is None:
-        return {}
-    pixels = [torch.cat([first.pixels[:0], *(image.pixels for image in item.images)]) for item in items]
-    batch = {"pixel_values": pad_sequence(pixels, batch_first=True)}
-    if first.grid is not None:
-        grids = [torch.cat([first.grid[:0], *(image.grid for image in item.images)]) for item in items]
-        batch["image_grid_thw"] = pad_sequence(grids, batch_first=True)
-    lengths = torch.tensor([len(rows) for rows in pixels])
-    return batch | {"pixel_mask": torch.arange(int(lengths.max())) < lengths[:, None]}
 
 
 __all__ = ["TEMPLATES", "MllmRetrieverProcessor"]

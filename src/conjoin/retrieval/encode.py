@@ -19,6 +19,7 @@ from conjoin import __version__
 from conjoin.data.image_columns import undecoded
 from conjoin.progress import progress
 from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.kept_rows import kept_values
 from conjoin.retrieval.store import STORE, EmbeddingStore, LeftOut, read_contents, write_embeddings, write_left_out
 from conjoin.storage import FolderWriter, row_digest
 
@@ -44,9 +45,12 @@ def encode_corpus(
     Finished shards are skipped without decoding their images. Their checksums are compared, and the ids, texts and
     undecoded images of their rows. A damaged shard is encoded again.
 
+    Beside the vectors, the store keeps the text and the image's path of each row, and what the row has under `"kept"`.
+
     Args:
-        rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none); a
-            `datasets` dataset, streaming or not, or any iterable that gives the same rows each time.
+        rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none), and
+            optionally `"kept"`, a mapping of further values to keep; a `datasets` dataset, streaming or not, or any
+            iterable that gives the same rows each time.
         encoder: Computes the vectors. The same batch size must be used on resuming for equal bytes.
         directory: The store; made if needed.
         instruction: Given to the model with every row.
@@ -72,6 +76,7 @@ def encode_corpus(
         raise ValueError(f"unknown dtype {dtype!r}; expected one of {list(_DTYPES)}")
     key = {
         "fingerprint": encoder.fingerprint,
+        "processor": encoder.processing,
         "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
         "dtype": dtype,
         "shard_size": shard_size,
@@ -190,13 +195,14 @@ class _Encoding:
                 found = f"it is {ids[offset]!r}" if offset < len(ids) else "the data ends there"
                 raise self._changed(f"{row} had the id {before!r} and now {found}")
             if _content(before, rows[offset]) != content:
-                raise self._changed(f"{row} with the id {before!r} has another text or image than before")
+                raise self._changed(f"{row} with the id {before!r} has another text, image or kept column")
 
     def _encode_shard(self, number: int, shard_size: int, dtype: str, bar: Any) -> bool:  # noqa: ANN401
         """Encode the next rows into shard `number`; returns whether there were any."""
         start = self.source.position
         all_ids: list[str] = []
         contents: list[int] = []
+        kept: list[dict[str, Any]] = []
         vectors: list[np.ndarray] = []
         left_out: list[LeftOut] = []
         while self.source.position - start < shard_size:
@@ -209,13 +215,15 @@ class _Encoding:
             embeddings, reasons = self._encode_rows(ids, rows, bar)
             vectors.append(embeddings)
             contents += map(_content, ids, rows)
-            all_ids += [id_ for place, id_ in enumerate(ids) if place not in reasons]
+            used = [(id_, row) for place, (id_, row) in enumerate(zip(ids, rows, strict=True)) if place not in reasons]
+            all_ids += [id_ for id_, _ in used]
+            kept += [kept_values(row, f"item {id_!r}") for id_, row in used]
             left_out += [LeftOut(done + place, ids[place], reasons[place]) for place in sorted(reasons)]
         if self.source.position == start:
             return False
         self.writer.details["parts"] = sorted(self.parts)
         matrix = np.concatenate(vectors).astype(dtype)
-        write_embeddings(self.writer, number, all_ids, matrix, contents, left_out)
+        write_embeddings(self.writer, number, all_ids, matrix, contents, left_out, kept)
         self._done(start, self.source.position - start, shard_size, left_out)
         return True
 
@@ -252,8 +260,10 @@ class _Encoding:
 
 
 def _content(id_: str, row: Row) -> int:
-    """The digest of what is encoded of a row, or of why nothing is."""
-    return row_digest({"problem": row["problem"]} if row.get("problem") is not None else _item(id_, row))
+    """The digest of what is encoded and kept of a row, or of why nothing is."""
+    if row.get("problem") is not None:
+        return row_digest({"problem": row["problem"]})
+    return row_digest(_item(id_, row) | ({"kept": row["kept"]} if row.get("kept") else {}))
 
 
 def _item(id_: str, row: Row) -> dict[str, Any]:

@@ -4,22 +4,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from PIL import Image
 from torch.utils.data import DataLoader
+from transformers import ProcessorMixin
 
 from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import check_list, parse_item
 from conjoin.progress import progress
-from conjoin.storage import model_fingerprint
+from conjoin.storage import model_fingerprint, processor_digest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, ProcessorMixin
+    from transformers import PreTrainedModel
 
 _Unusable = ValueError | FileNotFoundError
 
@@ -58,6 +59,14 @@ class EncoderOutput(NamedTuple):
     """What `ItemEncoder` reads of a model's output: `embeddings` `(N, D)`."""
 
     embeddings: torch.Tensor
+
+
+@runtime_checkable
+class DescribedProcessor(Protocol):
+    """A processor of another library's model that says what it makes of items."""
+
+    def digest(self) -> str:
+        """Equal for equal settings."""
 
 
 class Encoder(Protocol):
@@ -117,7 +126,7 @@ class ItemEncoder:
     def __init__(
         self,
         model: "PreTrainedModel",
-        processor: "ProcessorMixin",
+        processor: ProcessorMixin | Callable[..., Mapping[str, Any]],
         batch_size: int = 32,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -179,6 +188,13 @@ class ItemEncoder:
     def identity(self) -> ModelIdentity:
         """Name and fingerprint, as stores and indexes record them."""
         return ModelIdentity(self.name, self.fingerprint)
+
+    @cached_property
+    def processing(self) -> str | None:
+        """A fingerprint of what the processor makes of items; None if it does not say."""
+        if isinstance(self.processor, ProcessorMixin):
+            return processor_digest(self.processor)
+        return self.processor.digest() if isinstance(self.processor, DescribedProcessor) else None
 
     @cached_property
     def dimension(self) -> int:
@@ -318,12 +334,12 @@ def _inputs(processor: Callable[..., Mapping[str, Any]], named: list[_NamedItem]
 def _what_is_wrong(processor: Callable[..., Mapping[str, Any]], each: _NamedItem) -> _Unusable | None:
     """Return what is wrong with one item, under its own name instead of its place in the batch."""
     try:
-        parse_item(each.item, each.name)
-    except (ValueError, FileNotFoundError) as error:
-        return error
-    try:
         _inputs(processor, [each])
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
+        try:
+            parse_item(each.item, each.name)
+        except (ValueError, FileNotFoundError) as own:
+            return own
         return ValueError(f"{each.name}: {str(error).removeprefix('item 0: ')}")
     return None
 

@@ -1,7 +1,6 @@
 """Models of sentence-transformers behind the interface of `ItemEncoder`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 from conjoin.hub.load import loading
 from conjoin.processing.item_inputs import Item, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
+from conjoin.storage import part_digest
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -22,7 +22,7 @@ _MODALITY_NAMES: dict[str, Any] = {"text": "text", "image": "image", "image,text
 
 def load_sentence_transformer(
     path: str | Path, trust_remote_code: bool = False
-) -> tuple["SentenceTransformerModel", Any]:
+) -> tuple["SentenceTransformerModel", "SentenceTransformerProcessor"]:
     """Load a model of sentence-transformers and what turns items into its inputs, as `ItemEncoder` takes them.
 
     An instruction becomes the prompt, with a space behind it unless it ends in white space. Without one the model's
@@ -45,7 +45,7 @@ def load_sentence_transformer(
         ) from error
     with loading(path):
         model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code)
-    return SentenceTransformerModel(model), partial(_process, model)
+    return SentenceTransformerModel(model), SentenceTransformerProcessor(model)
 
 
 class SentenceTransformerModel(torch.nn.Module):
@@ -61,7 +61,7 @@ class SentenceTransformerModel(torch.nn.Module):
         self.config = _Settings(model)
 
     def forward(self, groups: list[dict[str, Any]], rows: list[Tensor]) -> EncoderOutput:
-        """Embed the groups of `_process`; `rows` holds the places of each group's items in the batch."""
+        """Embed the groups of the processor; `rows` holds the places of each group's items in the batch."""
         parts = [self.model(features)["sentence_embedding"].float() for features in groups]
         embeddings = torch.cat(parts)[torch.cat(rows).argsort()]
         return EncoderOutput(torch.nn.functional.normalize(embeddings, dim=-1))
@@ -90,25 +90,39 @@ def _default_prompt(model: "SentenceTransformer") -> str | None:
     return None if model.default_prompt_name is None else model.prompts[model.default_prompt_name]
 
 
-def _process(
-    model: "SentenceTransformer", items: Sequence[Any], instruction: Sequence[str | None] | None = None
-) -> Mapping[str, Any]:
-    """The inputs of `SentenceTransformerModel.forward`: one group per modality and prompt, as the library needs it."""
-    groups: dict[tuple[str, str | None], list[int]] = {}
-    prompts = [None] * len(items) if instruction is None else instruction
-    parsed = parse_items(items)
-    for place, (item, told) in enumerate(zip(parsed, prompts, strict=True)):
-        if not model.supports(_MODALITY_NAMES[item.modality]):
-            raise ValueError(f"item {place}: this model cannot take {item.modality!r}")
-        groups.setdefault((item.modality, _prompt(model, told)), []).append(place)
-    inputs = [_input(model, place, value, item) for place, (value, item) in enumerate(zip(items, parsed, strict=True))]
-    return {
-        "groups": [
-            model.preprocess([inputs[place] for place in places], prompt=prompt)
-            for (_, prompt), places in groups.items()
-        ],
-        "rows": [torch.tensor(places) for places in groups.values()],
-    }
+class SentenceTransformerProcessor:
+    """What turns items into the inputs of a `SentenceTransformerModel`.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: "SentenceTransformer") -> None:
+        self.model = model
+
+    def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> Mapping[str, Any]:
+        """The inputs of `forward`: one group per modality and prompt, as the library needs it."""
+        model = self.model
+        groups: dict[tuple[str, str | None], list[int]] = {}
+        prompts = [None] * len(items) if instruction is None else instruction
+        parsed = parse_items(items)
+        for place, (item, told) in enumerate(zip(parsed, prompts, strict=True)):
+            if not model.supports(_MODALITY_NAMES[item.modality]):
+                raise ValueError(f"item {place}: this model cannot take {item.modality!r}")
+            groups.setdefault((item.modality, _prompt(model, told)), []).append(place)
+        pairs = zip(items, parsed, strict=True)
+        inputs = [_input(model, place, value, item) for place, (value, item) in enumerate(pairs)]
+        return {
+            "groups": [
+                model.preprocess([inputs[place] for place in places], prompt=prompt)
+                for (_, prompt), places in groups.items()
+            ],
+            "rows": [torch.tensor(places) for places in groups.values()],
+        }
+
+    def digest(self) -> str:
+        """Equal for equal settings."""
+        return part_digest(self.model.processor)
 
 
 def _prompt(model: "SentenceTransformer", instruction: str | None) -> str | None:
@@ -138,13 +152,14 @@ def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401
         return [_with_images(message, images) for message in value]
     if isinstance(value["content"], str):
         return value
-    content = [
-        {"type": "image", "image": next(images)}
-        if isinstance(entry, Mapping) and entry["type"] in ("image", "image_url")
-        else entry
-        for entry in value["content"]
-    ]
+    content = [{"type": "image", "image": next(images)} if _is_image(entry) else entry for entry in value["content"]]
     return {**value, "content": content}
+
+
+def _is_image(entry: Any) -> bool:  # noqa: ANN401
+    """Whether a part of a message is an image; `{"image": None}` is none."""
+    kind = entry["type"] if isinstance(entry, Mapping) else "text"
+    return kind == "image_url" or (kind == "image" and entry.get("image", entry) is not None)
 
 
 def _kind(part: Any) -> str:  # noqa: ANN401

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,12 @@ from conjoin.hub.load import loading
 from conjoin.processing.item_images import load_image, process_image
 from conjoin.processing.item_inputs import cut_text, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
+from conjoin.storage import part_digest, text_digest
 
 _LONGEST = 512
 
 
-def load_stock_model(path: str | Path, trust_remote_code: bool = False) -> tuple["StockModel", Any]:
+def load_stock_model(path: str | Path, trust_remote_code: bool = False) -> tuple["StockModel", "StockProcessor"]:
     """Load a stock checkpoint and what turns items into its inputs, as `ItemEncoder` takes them.
 
     A text encoder and a vision transformer are read at CLS; two towers (CLIP, SigLIP) at their projections, image and
@@ -38,8 +39,7 @@ def load_stock_model(path: str | Path, trust_remote_code: bool = False) -> tuple
     """
     with loading(path):
         model = StockModel(AutoModel.from_pretrained(path, trust_remote_code=trust_remote_code))
-        processor = partial(
-            _process,
+        processor = StockProcessor(
             AutoImageProcessor.from_pretrained(path, trust_remote_code=trust_remote_code) if model.sees else None,
             AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code) if model.reads else None,
             "max_length" if model.config.model_type.startswith("siglip") else "longest",
@@ -67,7 +67,7 @@ class StockModel(torch.nn.Module):
         _check_encodes(self.config.model_type, self.two_towers)
 
     def forward(self, items: Tensor, **inputs: Tensor) -> EncoderOutput:
-        """Embed a batch of `_process`; `items` `(N, 2)` says which have an image and which a text."""
+        """Embed a batch of `StockProcessor`; `items` `(N, 2)` says which have an image and which a text."""
         parts = {}
         if "pixel_values" in inputs:
             parts[0] = self._image(inputs.pop("pixel_values"))
@@ -104,32 +104,45 @@ def _check_encodes(model_type: str, two_towers: bool) -> None:
         )
 
 
-def _process(
-    image_processor: Any,  # noqa: ANN401
-    tokenizer: Any,  # noqa: ANN401
-    padding: str,
-    items: Sequence[Any],
-    instruction: Sequence[str | None] | None = None,
-) -> Mapping[str, Tensor]:
-    """The inputs of `StockModel.forward`: images and texts of those items that have them."""
-    read = load_image if image_processor is None else partial(process_image, image_processor)
-    parsed = parse_items(items, read=read)
-    for number, item in enumerate(parsed):
-        if len(item.images) > 1 or len(item.texts) > 1:
-            raise ValueError(f"item {number}: expected at most one image and one text")
-        if (item.images and image_processor is None) or (item.texts and tokenizer is None):
-            raise ValueError(f"item {number}: this model cannot take {item.modality!r}")
-    told = [None] * len(parsed) if instruction is None else instruction
-    images = [image for item in parsed for image in item.images]
-    texts = [_joined(own, text) for own, item in zip(told, parsed, strict=True) for text in item.texts]
-    batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
-    if images:
-        batch["pixel_values"] = torch.cat([image["pixel_values"] for image in images])
-    if texts:
-        limit = min(tokenizer.model_max_length, _LONGEST)
-        texts = [cut_text(text, tokenizer, limit) for text in texts]
-        batch |= tokenizer(texts, padding=padding, truncation=True, max_length=limit, return_tensors="pt")
-    return batch
+class StockProcessor(NamedTuple):
+    """What turns items into the inputs of a `StockModel`.
+
+    Attributes:
+        image_processor: Of its images, if it takes any.
+        tokenizer: Of its texts, if it takes any.
+        padding: Of texts: `"longest"` or `"max_length"`.
+    """
+
+    image_processor: Any
+    tokenizer: Any
+    padding: str
+
+    def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> Mapping[str, Tensor]:
+        """The inputs of `StockModel.forward`: images and texts of those items that have them."""
+        read = load_image if self.image_processor is None else partial(process_image, self.image_processor)
+        parsed = parse_items(items, read=read)
+        for number, item in enumerate(parsed):
+            if len(item.images) > 1 or len(item.texts) > 1:
+                raise ValueError(f"item {number}: expected at most one image and one text")
+            if (item.images and self.image_processor is None) or (item.texts and self.tokenizer is None):
+                raise ValueError(f"item {number}: this model cannot take {item.modality!r}")
+        told = [None] * len(parsed) if instruction is None else instruction
+        images = [image for item in parsed for image in item.images]
+        texts = [_joined(own, text) for own, item in zip(told, parsed, strict=True) for text in item.texts]
+        batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
+        if images:
+            batch["pixel_values"] = torch.cat([image["pixel_values"] for image in images])
+        if texts:
+            limit = min(self.tokenizer.model_max_length, _LONGEST)
+            texts = [cut_text(text, self.tokenizer, limit) for text in texts]
+            batch |= self.tokenizer(
+                texts, padding=self.padding, truncation=True, max_length=limit, return_tensors="pt"
+            )
+        return batch
+
+    def digest(self) -> str:
+        """Equal for equal settings."""
+        return text_digest("\n".join(map(part_digest, (self.image_processor, self.tokenizer))) + self.padding)
 
 
 def _joined(instruction: str | None, text: str) -> str:

@@ -1,16 +1,19 @@
 """Embeddings on disk: numbered shards of vectors with their ids, and a manifest that says what made them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
 
 from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.kept_rows import KeptRows, to_parquet
 from conjoin.storage import (
     DamagedError,
     FolderKind,
@@ -23,6 +26,7 @@ from conjoin.storage import (
 
 LEFT_OUT_FILE = "left_out.jsonl"
 STORE = FolderKind("embedding store", 2, "run `conjoin encode`")
+_KEPT = "kept"
 
 
 class LeftOut(NamedTuple):
@@ -87,6 +91,17 @@ class EmbeddingStore(StoredFolder):
         return [id_ for ids, _ in self for id_ in ids]
 
     @property
+    def kept(self) -> KeptRows | None:
+        """The text, the image's path and the kept columns of each row; None if an earlier version wrote the store."""
+        if _KEPT not in self.manifest.details:
+            return None
+        return KeptRows([file.rows for file in self.manifest.files], self._read_kept)
+
+    def _read_kept(self, number: int) -> pa.Table:
+        content: torch.Tensor = self.shard(number).get_tensor(_KEPT)
+        return pq.read_table(pa.BufferReader(content.numpy()))
+
+    @property
     def left_out(self) -> list[LeftOut]:
         """The rows of the data that are not in the store, because `on_error` was `"skip"`.
 
@@ -141,6 +156,7 @@ def write_embeddings(
     embeddings: np.ndarray,
     contents: Sequence[int],
     left_out: Sequence[LeftOut] = (),
+    kept: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a shard of a store.
 
@@ -151,12 +167,20 @@ def write_embeddings(
         embeddings: `(N, D)`, in the type to store.
         contents: The `row_digest` of each row of the data, which a resumed run compares.
         left_out: The rows among them that could not be encoded, counted from the first row of the shard.
+        kept: The `kept_values` of each of the N rows.
+
+    Raises:
+        ValueError: A kept column holds values of different types.
     """
     tensors = {
         "embeddings": torch.from_numpy(np.ascontiguousarray(embeddings)),
         "ids": _json_tensor(list(ids)),
         "contents": torch.tensor(contents, dtype=torch.int64),
     }
+    if kept is not None:
+        columns, content = to_parquet(ids, kept)
+        tensors[_KEPT] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        writer.details[_KEPT] = sorted({*writer.details.get(_KEPT, ()), *columns})
     counts: dict[str, int] = writer.details.pop("left_out", {}) | {str(number): len(left_out)}
     if left_out:
         tensors["left_out"] = _json_tensor(left_out)

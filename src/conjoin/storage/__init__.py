@@ -1,11 +1,17 @@
 """What every resumable folder needs: atomic writes, files with checksums under a manifest, and fingerprints."""
 
 from .atomic import atomic_path as atomic_path, flush as flush, write_text as write_text
-from .checksum_file import check_checksum as check_checksum, write_with_checksum as write_with_checksum
+from .checksum_file import (
+    check_checksum as check_checksum,
+    check_checksums as check_checksums,
+    write_checksums as write_checksums,
+    write_with_checksum as write_with_checksum,
+)
 from .fingerprints import (
     content_digest as content_digest,
     model_fingerprint as model_fingerprint,
     name_ids as name_ids,
+    part_digest as part_digest,
     processor_digest as processor_digest,
     row_digest as row_digest,
     rows_digest as rows_digest,

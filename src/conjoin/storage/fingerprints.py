@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from conjoin.processing.item_images import array_to_image
 
@@ -62,6 +62,17 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.is_fast:
         return settings_digest(tokenizer.get_vocab())
     return settings_digest(json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
+def part_digest(part: Any) -> str:  # noqa: ANN401
+    """A fingerprint of an image processor, a tokenizer or a processor of transformers; of anything else, its type."""
+    if isinstance(part, PreTrainedTokenizerBase):
+        return settings_digest({"words": tokenizer_digest(part), "longest": part.model_max_length})
+    if isinstance(part, ImageProcessingMixin):
+        return settings_digest(part.to_dict())
+    if isinstance(part, ProcessorMixin):
+        return settings_digest({name: part_digest(vars(part)[name]) for name in part.get_attributes()})
+    return text_digest(type(part).__name__)
 
 
 def processor_digest(processor: ProcessorMixin) -> str:

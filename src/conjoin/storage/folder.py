@@ -258,15 +258,16 @@ def replace_folder(
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder)
     try:
+        before: set[str] = set()
         if (folder / MANIFEST).exists():
             try:
-                read_manifest(folder, kind)
+                before = {file.file for file in read_manifest(folder, kind).files}
             except DamagedError as error:
                 logger.warning("%s; replacing it", error)
         remove_temporary(folder)
         stored = tuple(_write_file(folder / name, 0, write, named_by_content=True) for name, write in files.items())
         Manifest(kind.name, kind.version, True, _plain(key), _plain(details or {}), stored).save(folder)
-        _remove_replaced(folder, list(files), {file.file for file in stored})
+        _remove_replaced(folder, list(files), before, {file.file for file in stored})
     finally:
         lock.release()
 
@@ -333,11 +334,12 @@ def _write_file(path: Path, rows: int, write: Callable[[Path], object], named_by
     return StoredFile(path.name, rows, size, digest)
 
 
-def _remove_replaced(folder: Path, names: list[str], kept: set[str]) -> None:
-    """Remove the earlier versions of the files `names`, whatever their suffix."""
+def _remove_replaced(folder: Path, names: list[str], before: set[str], kept: set[str]) -> None:
+    """Remove the files `before` and other earlier versions of the files `names`, whatever their suffix."""
     earlier = re.compile(_versions(names))
     for path in folder.iterdir():
-        if path.name not in kept and earlier.fullmatch(path.name) and not path.name.endswith(TEMPORARY):
+        is_earlier = path.name in before or (earlier.fullmatch(path.name) and not path.name.endswith(TEMPORARY))
+        if is_earlier and path.name not in kept:
             try:
                 path.unlink(missing_ok=True)
             except PermissionError:  # Windows: another process has it open

@@ -161,6 +161,18 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def has_checksum(path: Path, sha256: str) -> bool:
+    """Whether a file has this checksum, which is computed once in a process."""
+    state = path.stat()
+    known = (str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, sha256)
+    if known in _verified:
+        return True
+    intact = file_digest(path) == sha256
+    if intact and time.time_ns() - state.st_mtime_ns > _CLOCK_TICK:
+        _verified.add(known)
+    return intact
+
+
 def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = True) -> Path:
     """Return the path of an intact file; the checksum of a file is computed once in a process.
 
@@ -175,13 +187,7 @@ def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = 
     """
     path = folder / file.file
     try:
-        state = path.stat()
-        known = (str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, file.sha256)
-        intact = state.st_size == file.size
-        if intact and verify and known not in _verified:
-            intact = file_digest(path) == file.sha256
-            if intact and time.time_ns() - state.st_mtime_ns > _CLOCK_TICK:
-                _verified.add(known)
+        intact = path.stat().st_size == file.size and (not verify or has_checksum(path, file.sha256))
     except OSError as error:
         raise DamagedError(
             f"the file {str(path)!r} is missing or unreadable ({error.strerror}); {kind.remedy} again"

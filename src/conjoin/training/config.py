@@ -1,10 +1,12 @@
 """Training arguments shared by all trainers of this package."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from transformers import TrainingArguments
+
+_INHERITED = fields(TrainingArguments)
 
 
 @dataclass
@@ -23,6 +25,8 @@ class RetrievalConfig(TrainingArguments):
             forward pass; 0 runs the plain step.
         eval_ks: The values of k for the hit rates measured in evaluation.
         mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
+        activation_checkpointing: Compute activations again in the backward pass: less memory, more compute. Earlier
+            versions of transformers name it `gradient_checkpointing`.
     """
 
     remove_unused_columns: bool = field(default=False)
@@ -33,9 +37,12 @@ class RetrievalConfig(TrainingArguments):
     gradient_cache_chunk_size: int = field(default=0)
     eval_ks: tuple[int, ...] = field(default=(1, 5, 10))
     mask_false_negatives: bool = field(default=True)
+    activation_checkpointing: bool | None = field(default=None)
     disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
 
     def __post_init__(self) -> None:
+        if self.activation_checkpointing and "activation_checkpointing" not in {one.name for one in _INHERITED}:
+            self.gradient_checkpointing = True
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
         self.eval_ks = tuple(self.eval_ks)

@@ -28,7 +28,7 @@ def test_two_steps_of_lora_on_the_language_model(method, chunk, workers, mllm_ch
         rows,
         rows,
         gradient_cache_chunk_size=chunk,
-        gradient_checkpointing=True,
+        activation_checkpointing=True,
         dataloader_num_workers=workers,
     )
     before = {name: parameter.detach().clone() for name, parameter in trainer.encoder.named_parameters()}

@@ -102,7 +102,7 @@ def test_the_adapters_move_and_the_pruned_model_is_saved(folder, teacher, tmp_pa
     model, processor = make_student(folder)
     trainer = make_trainer(
         "puma_stage1", model, processor, tmp_path, sentences(12), sentences(6), teacher=teacher,
-        mode=mode, gradient_cache_chunk_size=chunk, gradient_checkpointing=True, schedule="dynamic",
+        mode=mode, gradient_cache_chunk_size=chunk, activation_checkpointing=True, schedule="dynamic",
     )  # fmt: skip
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     taught = {name: parameter.detach().clone() for name, parameter in teacher.named_parameters()}

@@ -85,7 +85,7 @@ def test_the_adapters_move_and_the_temperature_falls(folder, tmp_path, chunk, wo
     model, processor = make_student(folder)
     trainer = make_trainer(
         "puma_stage2", model, processor, tmp_path, Instructed(16), max_steps=4, decay=0.5, temperature=0.05,
-        gradient_cache_chunk_size=chunk, dataloader_num_workers=workers, gradient_checkpointing=True,
+        gradient_cache_chunk_size=chunk, dataloader_num_workers=workers, activation_checkpointing=True,
     )  # fmt: skip
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer.train()

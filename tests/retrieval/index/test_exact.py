@@ -1,9 +1,14 @@
 """Exact search equals sorting everything."""
 
+import re
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from index_vectors import clustered, filled, naive, names, unit
+from safetensors import safe_open
 
 from conjoin.retrieval import ExactIndex
 
@@ -34,6 +39,7 @@ class TestExact:
             assert found.ids == ids
             np.testing.assert_array_equal(found.scores, scores)
 
+    @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has no such setting")
     def test_reduced_precision_set_in_the_newer_way(self, monkeypatch):
         monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")  # get_float32_matmul_precision raises now
         corpus, queries = unit(50, 8), unit(4, 8, seed=1)
@@ -57,3 +63,49 @@ class TestExact:
         corpus = unit(20, 16).astype(np.float16)
         found = filled("exact", corpus).search(corpus, 1)
         assert [ids[0] for ids in found.ids] == names(20)
+
+
+class TestFiles:
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    @pytest.mark.parametrize("precision", ["highest", "high"])
+    def test_a_loaded_index_finds_the_same(self, dtype, precision, tmp_path, monkeypatch):
+        monkeypatch.setattr("conjoin.retrieval.index.exact._CORPUS_BLOCK", 100)
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+        corpus, queries = clustered(350, 24).astype(dtype), clustered(20, 24, seed=1)
+        corpus[300:] = corpus[:50]
+        filled("exact", corpus).save(tmp_path)
+        (file,) = tmp_path.glob("vectors-*")
+        assert file.stat().st_size == pytest.approx(corpus.nbytes, abs=150)
+        with safe_open(file, "np") as opened:
+            np.testing.assert_array_equal(opened.get_tensor("embeddings"), corpus)
+        ids, scores = naive(corpus, queries, 60)
+        found = ExactIndex.load(tmp_path).search(queries, 60)
+        assert found.ids == ids
+        np.testing.assert_array_equal(found.scores, scores)
+
+    def test_both_precisions_are_saved_as_the_higher(self, tmp_path):
+        index = filled("exact", unit(3, 8).astype(np.float16))
+        index.add(["new"], unit(1, 8))
+        index.save(tmp_path)
+        assert ExactIndex.load(tmp_path).search(unit(1, 8), 1).ids == [["new"]]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    def test_saved_vectors_stay_in_their_file(self, tmp_path):
+        def held():
+            status = Path("/proc/self/status").read_text()
+            return 1024 * int(re.search(r"RssAnon:\s+(\d+)", status)[1])
+
+        vectors = np.tile(unit(1000, 512), (20, 1))
+        filled("exact", vectors).save(tmp_path)
+        before = held()
+        index = ExactIndex.load(tmp_path)
+        index.search(vectors[:2], 3)
+        assert held() - before < vectors.nbytes / 2
+
+    def test_the_array_is_copied_unless_told_otherwise(self):
+        for copy, best in ((True, "doc/0"), (False, "doc/1")):
+            vectors = unit(2, 8)
+            index, query = ExactIndex(), vectors[:1].copy()
+            index.add(names(2), vectors, copy=copy)
+            vectors[:] = vectors[::-1].copy()
+            assert index.search(query, 1).ids == [[best]]

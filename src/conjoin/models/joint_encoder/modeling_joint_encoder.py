@@ -1,7 +1,6 @@
 """The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder with its own CLS."""
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,11 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
+from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_joint_encoder import JointEncoderConfig
+from .vl_encoder import VLAttentionLayer, VLEncoder, drop_tokens
 
 VIEWS = ("image", "text", "fused")
 
@@ -32,6 +32,9 @@ class JointEncoderOutput(ModelOutput):
         text_tokens: `(N, 1 + T, d)` text tokens after the adapter, `[l_cls; L']`.
         image_token_mask: `(N, P)` bool, True for the tokens of V' that exist.
         text_token_mask: `(N, T)` bool, True for the tokens of L' that exist; special tokens and padding are excluded.
+        hidden_states: On request, the input of the vision-language encoder and the output of each of its layers,
+            `(N, 1 + S, d)`, CLS first; the last layer computes CLS alone.
+        attentions: On request, the attention weights of each of its layers, `(N, heads, 1 + S, 1 + S)`.
     """
 
     embeddings: Tensor | None = None
@@ -42,76 +45,24 @@ class JointEncoderOutput(ModelOutput):
     text_tokens: Tensor | None = None
     image_token_mask: Tensor | None = None
     text_token_mask: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
-class VLAttentionLayer(GradientCheckpointingLayer):
-    """Pre-norm attention block that can compute the leading positions only (the last layer computes CLS alone)."""
-
-    def __init__(self, config: JointEncoderConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.num_heads, self.dropout = config.num_attention_heads, config.attention_dropout
-        self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.o_proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.fc1 = nn.Linear(width, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, width)
-
-    def forward(self, hidden: Tensor, key_bias: Tensor, num_queries: int | None = None) -> Tensor:
-        """Attend from the first `num_queries` positions of `hidden` (all by default) to all positions.
-
-        Args:
-            hidden: `(N, S, d)`.
-            key_bias: `(N, 1, 1, S)` added to the attention logits: the log of each key's weight.
-            num_queries: Number of leading positions to compute.
-        """
-        queries = hidden[:, :num_queries]
-        normed = self.norm1(hidden)
-        q, k, v = (
-            states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for states in (self.q_proj(normed[:, :num_queries]), self.k_proj(normed), self.v_proj(normed))
-        )
-        attended = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=key_bias.to(q.dtype), dropout_p=self.dropout if self.training else 0.0
-        )
-        queries = queries + self.o_proj(attended.transpose(1, 2).flatten(2))
-        return queries + self.fc2(F.gelu(self.fc1(self.norm2(queries))))
+class AdapterInput(nn.Linear):
+    """First layer of an adapter."""
 
 
-class VLEncoder(nn.Module):
-    """E_VL: bidirectional attention over [CLS, tokens]; returns the state of the learned CLS."""
-
-    def __init__(self, config: JointEncoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.cls_token = nn.Parameter(torch.zeros(config.hidden_size))
-        self.layers = nn.ModuleList(VLAttentionLayer(config) for _ in range(config.num_vl_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """Encode `tokens` `(N, S, d)`, weighted as keys by `weights` `(N, S)` in [0, 1], into `(N, d)`.
-
-        Every layer adds log w to the attention logits of a key of weight w, so a token of weight 0 has no effect (the
-        mask of Eq. 2). CLS is never masked: in an item without tokens, CLS attends to itself.
-        """
-        weights = F.pad(weights, (1, 0), value=1.0)
-        hidden = torch.cat([self.cls_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
-        key_bias = weights.log()[:, None, None]
-        for layer in self.layers[:-1]:
-            hidden = layer(hidden, key_bias)
-        return self.norm(self.layers[-1](hidden, key_bias, 1)[:, 0])
+class AdapterOutput(nn.Linear):
+    """Second layer of an adapter."""
 
 
 class Adapter(nn.Sequential):
     """Two-layer MLP from a tower's width into the shared width."""
 
     def __init__(self, input_size: int, config: JointEncoderConfig) -> None:
-        super().__init__(
-            nn.Linear(input_size, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, config.hidden_size)
-        )
+        width = config.hidden_size * (2 if config.adapter_init == "identity" else 1)
+        super().__init__(AdapterInput(input_size, width), nn.GELU(), AdapterOutput(width, config.hidden_size))
 
     def forward(self, features: Tensor) -> Tensor:
         """Map `(..., h)` to `(..., d)`; `features` may have the dtype of the tower or of a cache."""
@@ -132,11 +83,11 @@ class JointEncoderModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _supports_sdpa = True
     _no_split_modules = ["VLAttentionLayer"]  # noqa: RUF012 - the library's convention
+    _can_record_outputs = {"hidden_states": VLAttentionLayer, "attentions": VLAttentionLayer}  # noqa: RUF012
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__(config)
-        vision_config = copy.deepcopy(config.vision_config)
-        vision_config.num_hidden_layers = config.num_vision_layers
+        vision_config = _with_depth(config.vision_config, config.num_vision_layers)
         self.vision_model = _without_unused(_tower_class(vision_config)(vision_config))
         self.text_model = _without_unused(_tower_class(config.text_config)(config.text_config))
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
@@ -169,6 +120,15 @@ class JointEncoderModel(PreTrainedModel):
             _load_tower(tower, source)
         return model
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the text tower's token embeddings."""
+        return self.text_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the text tower's token embeddings."""
+        self.text_model.set_input_embeddings(value)
+
+    @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -183,7 +143,10 @@ class JointEncoderModel(PreTrainedModel):
         text_weights: Tensor | None = None,
         views: Sequence[str] | None = None,
         output_tokens: bool = False,
-        return_dict: bool = True,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | Sequence[int] | None = None,
     ) -> JointEncoderOutput:
         """Embed N items, each with an image, a text or both.
 
@@ -201,14 +164,23 @@ class JointEncoderModel(PreTrainedModel):
             views: Views to embed, of `"image"`, `"text"`, `"fused"`; the outputs are stacked view by view,
                 `(len(views) * N, d)`. By default each item is embedded once, in full; an empty list gives tokens only.
             output_tokens: Also return tower features and adapter tokens.
-            return_dict: Accepted for interface compatibility; the output is always a `JointEncoderOutput`.
+            inputs_embeds: `(N, T, h)` token embeddings in place of `input_ids`, if the text tower accepts them (BERT).
+            token_type_ids: Unused, a text is one segment; accepted because tokenizers return it.
+            output_attentions: Return `attentions`; for one view.
+            output_hidden_states: Return `hidden_states`, or those at the given indices and None elsewhere; for one
+                view.
 
         Raises:
             ValueError: Neither images nor texts are given, or a mask or a view is invalid.
         """
+        views = ("fused",) if views is None else views
+        wants_attention = self.config.output_attentions if output_attentions is None else output_attentions
+        wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if len(views) > 1 and (wants_attention or wants_states is not False):
+            raise ValueError(f"output_attentions and output_hidden_states need a single view, got {tuple(views)}")
         image_features, image_token_mask = self._image_features(pixel_values, image_features, image_mask)
         text_features, text_token_mask = self._text_features(
-            input_ids, attention_mask, special_tokens_mask, text_features, text_mask
+            input_ids, inputs_embeds, attention_mask, special_tokens_mask, text_features, text_mask
         )
         if image_features is None and text_features is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
@@ -218,7 +190,7 @@ class JointEncoderModel(PreTrainedModel):
             "image": self._keys(image_tokens, image_token_mask, image_weights),
             "text": self._keys(text_tokens, text_token_mask, text_weights),
         }
-        embedded = [self._embed_view(parts, view) for view in (("fused",) if views is None else views)]
+        embedded = [self._embed_view(parts, view, wants_attention) for view in views]
         pooled = torch.cat(embedded) if embedded else None
         unit = None if pooled is None else F.normalize(pooled.float(), dim=-1)
         output = JointEncoderOutput(embeddings=unit, pooler_output=pooled)
@@ -254,35 +226,43 @@ class JointEncoderModel(PreTrainedModel):
     def _text_features(
         self,
         input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
         special_tokens_mask: Tensor | None,
         features: Tensor | None,
         mask: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the tower output `(N, 1 + T, h_t)`, global token first, and the mask of local tokens `(N, T)`."""
-        if input_ids is None and features is None:
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if tokens is None and features is None:
             return None, None
         if special_tokens_mask is None:
             raise ValueError("special_tokens_mask is missing: special tokens must not count as local text tokens")
         if attention_mask is None:
             attention_mask = torch.ones_like(special_tokens_mask)
-        if input_ids is not None and features is None:
-            features = _on_rows(self.run_text_tower, mask, input_ids, attention_mask)
+        if tokens is not None and features is None:
+            features = _on_rows(self.run_text_tower, mask, tokens, attention_mask)
         exists = attention_mask.bool() & ~special_tokens_mask.bool()
         return features, exists if mask is None else exists & mask.bool()[:, None]
 
     def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the text tower's tokens `(N, 1 + T, h_t)`, global token first, of `input_ids` `(N, T)`."""
-        output = self.text_model(
-            input_ids=input_ids, attention_mask=None if self.config.text_attends_padding else attention_mask
-        )
+        """Return the text tower's tokens `(N, 1 + T, h_t)`, global token first.
+
+        `input_ids` are ids `(N, T)` or token embeddings `(N, T, h)`.
+        """
+        name = "inputs_embeds" if input_ids.is_floating_point() else "input_ids"
+        mask = None if self.config.text_attends_padding else attention_mask
+        output = self.text_model(attention_mask=mask, **{name: input_ids})
         states, pooled = output.last_hidden_state, output.pooler_output
         return torch.cat([states[:, :1] if pooled is None else pooled[:, None], states], dim=1)
 
     def _keys(
         self, tokens: Tensor | None, exists: Tensor | None, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return the tokens that enter E_VL `(N, S, d)` and their weights `(N, S)`."""
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the tokens that enter E_VL `(N, S, d)`, their weights `(N, S)`, and how many exist `(N, 1)`.
+
+        A modality of which everything is masked counts as absent.
+        """
         if tokens is None or exists is None:
             return None
         keys = tokens[:, 1:]
@@ -291,21 +271,33 @@ class JointEncoderModel(PreTrainedModel):
             keys = torch.cat([tokens[:, :1], keys], dim=1)
             lowest = key_weights.masked_fill(~exists, 1.0).amin(1, keepdim=True)  # it has seen every local token
             key_weights = torch.cat([lowest * exists.any(1, keepdim=True), key_weights], dim=1)
-        return keys, key_weights
+        count = exists.sum(1, keepdim=True) + int(self.config.include_global_tokens)
+        return keys, key_weights, count * (key_weights > 0).any(1, keepdim=True)
 
-    def _embed_view(self, parts: dict[str, tuple[Tensor, Tensor] | None], view: str) -> Tensor:
+    def _embed_view(
+        self, parts: dict[str, tuple[Tensor, Tensor, Tensor] | None], view: str, return_attention: bool
+    ) -> Tensor:
         if view not in VIEWS:
             raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
         chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
         if not chosen:
             raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+        pairs = [(keys, weights) for keys, weights, _ in chosen]
+        if self.config.balance_modalities and len(chosen) > 1:  # the total stays, so CLS keeps its share
+            counts = torch.cat([count for *_, count in chosen], dim=1)
+            share = counts.sum(1, keepdim=True) / (counts > 0).sum(1, keepdim=True).clamp(min=1)
+            scales = (share / counts.clamp(min=1)).split(1, dim=1)
+            pairs = [(keys, weights * scale) for (keys, weights), scale in zip(pairs, scales, strict=True)]
         if self.training and self.config.token_dropout:
-            chosen = [drop_tokens(*part, self.config.token_dropout) for part in chosen]
-        return self.vl_encoder(torch.cat([keys for keys, _ in chosen], 1), torch.cat([w for _, w in chosen], 1))
+            pairs = [drop_tokens(*pair, self.config.token_dropout) for pair in pairs]
+        keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
+        return self.vl_encoder(keys, weights, return_attention)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, AdapterInput | AdapterOutput) and self.config.adapter_init == "identity":
+            _init_identity(module)
         if isinstance(module, VLEncoder):  # transformers skips modules without parameters of their own
             init.normal_(module.cls_token, std=self.config.initializer_range)
             layers: list[Any] = [*module.layers] if self.config.vl_init == "mean_pooling" else []
@@ -315,23 +307,13 @@ class JointEncoderModel(PreTrainedModel):
                 init.zeros_(layer.fc2.weight)
 
 
-def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-    """Keep a random fraction `1 - rate` of each item's tokens (at least one) and pack them to save compute.
-
-    Args:
-        tokens: `(N, S, d)`.
-        weights: `(N, S)`, zero where there is no token.
-        rate: Fraction to drop, in [0, 1).
-
-    Returns:
-        Tokens `(N, S', d)` and weights `(N, S')`, `S' = ceil((1 - rate) * S)`.
-    """
-    exists = weights > 0
-    num_kept = ((1 - rate) * exists.sum(1)).ceil().long()
-    width = math.ceil((1 - rate) * tokens.shape[1])
-    order = (torch.rand_like(weights) + exists).topk(width, dim=1).indices  # existing tokens first, in random order
-    kept = torch.arange(width, device=tokens.device) < num_kept[:, None]
-    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1])), weights.gather(1, order) * kept
+def _init_identity(layer: AdapterInput | AdapterOutput) -> None:
+    """Start an adapter as `[I, -I] GELU([I; -I] x) = x`, with an orthogonal matrix for I where the widths differ."""
+    is_input = isinstance(layer, AdapterInput)
+    shape = (layer.out_features // 2, layer.in_features) if is_input else (layer.out_features, layer.in_features // 2)
+    start = layer.weight.new_empty(shape)
+    start = nn.init.eye_(start) if shape[0] == shape[1] else nn.init.orthogonal_(start)
+    init.copy_(layer.weight, torch.cat([start, -start], dim=0 if is_input else 1))
 
 
 def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401
@@ -343,6 +325,15 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
     if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
         features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
+
+
+def _with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+    """Return a tower's configuration with `depth` layers: the same object, or a copy if the tower is cut."""
+    if config.num_hidden_layers == depth:
+        return config
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = depth
+    return config
 
 
 def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
@@ -358,7 +349,7 @@ def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
 
 
 def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
-    """Return the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
+    """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
     config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
     if f"{kind}_config" in config.sub_configs:
         config = getattr(config, f"{kind}_config")
@@ -368,7 +359,7 @@ def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
             f"{source if isinstance(source, str) else type(source).__name__!r} has no {kind} tower: "
             f"its {type(config).__name__} has no {needed!r}"
         )
-    return config
+    return copy.deepcopy(config)
 
 
 def _tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class

@@ -1,6 +1,5 @@
 """A multimodal language model as a retriever: first layers, final norm, one readout position (PUMA)."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields
 from .patch_projection import project_by_product
+from .prompt_rows import move_to_front, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
 
-VIEWS = ("image", "text", "fused")
 PATCHES_AT_ONCE = 2048
 """Patches per pass of the vision tower on a CPU; an image with more is processed alone."""
 
@@ -30,10 +29,15 @@ class MllmRetrieverOutput(ModelOutput):
         embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison; `d` is `embedding_dim` or, if None,
             `D`.
         pooler_output: `(N, D)` normed state at the readout position, the input of losses.
+        hidden_states: On request, the hidden states of the language model, `(N, T', D)` each, without the final norm;
+            the `T'` tokens of each prompt come first, padding last.
+        attentions: On request, its attention weights, `(N, heads, T', T')` each.
     """
 
     embeddings: Tensor | None = None
     pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -81,7 +85,7 @@ class MllmRetrieverModel(PreTrainedModel):
             raise ValueError(f"readout={config.readout!r} needs ret_token_id, the id of [RET]")
         width = config.get_text_config().hidden_size
         self.ret_embedding = nn.Parameter(torch.zeros(width))
-        self._adopt(AutoModel.from_config(copy.deepcopy(config.backbone_config), dtype=torch.get_default_dtype()))
+        self._adopt(AutoModel.from_config(config.backbone_config, dtype=torch.get_default_dtype()))
         self.post_init()
 
     @classmethod
@@ -138,6 +142,7 @@ class MllmRetrieverModel(PreTrainedModel):
         vector = table[:num_tokens].float().mean(0) if is_new else table[model.config.ret_token_id]
         model.ret_embedding = nn.Parameter(vector.to(table.dtype, copy=True))
         model._adopt(backbone)
+        model.config.backbone_config = backbone.config
         return model.eval()
 
     def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
@@ -170,19 +175,26 @@ class MllmRetrieverModel(PreTrainedModel):
         """Return the language model's token embeddings; the vector of [RET] is `ret_embedding`."""
         return self.backbone.get_input_embeddings()
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the language model's token embeddings; those of [RET] stay."""
+        self.backbone.set_input_embeddings(value)
+
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         pixel_values: Tensor | None = None,
-        pixel_mask: Tensor | None = None,
-        image_grid_thw: Tensor | None = None,
+        pixel_attention_mask: Tensor | None = None,
+        image_grids: Tensor | None = None,
         image_view_mask: Tensor | None = None,
         text_view_mask: Tensor | None = None,
         image_mask: Tensor | None = None,
         text_mask: Tensor | None = None,
         views: Sequence[str] | None = None,
-        return_dict: bool = True,
+        token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | Sequence[int] | None = None,
     ) -> MllmRetrieverOutput:
         """Embed N items, given as the prompts of the processor; padding may be on either side.
 
@@ -191,8 +203,8 @@ class MllmRetrieverModel(PreTrainedModel):
             attention_mask: `(N, T)` 1 for the prompt of the whole item; all ones when absent.
             pixel_values: `(N, P, ...)` rows of pixels: patches in Qwen-VL, pictures or tiles elsewhere. Absent when no
                 item has an image.
-            pixel_mask: `(N, P)` bool, True for rows that exist; all when absent.
-            image_grid_thw: `(N, I, 3)` the patch grid of each image (Qwen-VL); zero where an item has fewer images.
+            pixel_attention_mask: `(N, P)` bool, True for rows that exist; all when absent.
+            image_grids: `(N, I, 3)` the patch grid of each image (Qwen-VL); zero where an item has fewer images.
             image_view_mask: `(N, T)` 1 for the prompt of the item's images alone, or of the whole item if it has none.
             text_view_mask: `(N, T)` the same for its texts alone.
             image_mask: `(N,)` True for items with an image; unused here, read by losses.
@@ -200,7 +212,10 @@ class MllmRetrieverModel(PreTrainedModel):
             views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower. The outputs are
                 stacked view by view, `(len(views) * N, D)`. By default each item is embedded once, from all its
                 parts.
-            return_dict: Accepted for interface compatibility; the output is always an `MllmRetrieverOutput`.
+            token_type_ids: Unused, a prompt is one segment; accepted because tokenizers return it.
+            output_attentions: Return `attentions` (not with the attention `sdpa`); for one view.
+            output_hidden_states: Return `hidden_states`, or those at the given indices and None elsewhere; for one
+                view.
 
         Raises:
             ValueError: There is no prompt, a view is unknown or not in the batch, a prompt lacks [RET], or the number
@@ -208,21 +223,36 @@ class MllmRetrieverModel(PreTrainedModel):
         """
         if input_ids is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
+        views = views or ("fused",)
+        record = self._to_record(views, output_attentions, output_hidden_states)
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         masks = {"image": image_view_mask, "text": text_view_mask, "fused": attention_mask}
         if image_view_mask is None and text_view_mask is None:  # all items have the same modality
             masks["text" if pixel_values is None else "image"] = attention_mask
         is_image = input_ids == self.backbone.config.image_token_id
         image_rows = is_image.flatten().cumsum(0).view_as(input_ids).masked_fill(~is_image, 0)  # numbered from 1
-        features = self._image_features(pixel_values, pixel_mask, image_grid_thw, int(is_image.sum()))
-        pooled = torch.cat(
-            [
-                self._embed_view(input_ids, image_rows, _view_mask(masks, view), features, image_grid_thw)
-                for view in (views or ("fused",))
-            ]
-        )
+        features = self._image_features(pixel_values, pixel_attention_mask, image_grids, int(is_image.sum()))
+        embedded = [
+            self._embed_view(input_ids, image_rows, view_mask(masks, view), features, image_grids, record)
+            for view in views
+        ]
+        pooled = torch.cat([states for states, _ in embedded])
         embeddings = F.normalize(pooled[:, : self.config.hidden_size].float(), dim=-1)
-        return MllmRetrieverOutput(embeddings=embeddings, pooler_output=pooled)
+        recorded = {name.removeprefix("output_"): embedded[0][1][name.removeprefix("output_")] for name in record}
+        return MllmRetrieverOutput(embeddings=embeddings, pooler_output=pooled, **recorded)
+
+    def _to_record(
+        self, views: Sequence[str], attentions: bool | None, hidden_states: bool | Sequence[int] | None
+    ) -> dict[str, Any]:
+        """Return which outputs the language model has to return beside its states."""
+        asked = {
+            "output_attentions": self.config.output_attentions if attentions is None else attentions,
+            "output_hidden_states": self.config.output_hidden_states if hidden_states is None else hidden_states,
+        }
+        record = {name: value for name, value in asked.items() if value is not False}
+        if record and len(views) > 1:
+            raise ValueError(f"{' and '.join(record)} need a single view, got {tuple(views)}")
+        return record
 
     def run_vision_tower(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None) -> ImageFeatures:
         """Return the image tokens that enter the language model.
@@ -244,8 +274,11 @@ class MllmRetrieverModel(PreTrainedModel):
     def _image_tokens(self, pixel_values: Tensor, grid: Tensor | None = None) -> ImageFeatures:
         inputs = {} if grid is None else {"image_grid_thw": grid}
         output = self.backbone.get_image_features(pixel_values.to(self.dtype), **inputs, return_dict=True)
-        deepstack = output.get("deepstack_features") or []
-        return ImageFeatures(torch.cat(list(output.pooler_output)), [torch.cat(list(level)) for level in deepstack])
+        deepstack = [  # transformers 5.17 gives each level whole, later versions image by image
+            level if isinstance(level, Tensor) else torch.cat(list(level))
+            for level in output.get("deepstack_features") or []
+        ]
+        return ImageFeatures(torch.cat(list(output.pooler_output)), deepstack)
 
     def _image_features(
         self, pixel_values: Tensor | None, pixel_mask: Tensor | None, grid: Tensor | None, num_tokens: int
@@ -255,7 +288,7 @@ class MllmRetrieverModel(PreTrainedModel):
             rows = pixel_values.flatten(0, 1) if pixel_mask is None else pixel_values[pixel_mask.bool()]
             if len(rows):
                 if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
-                    raise ValueError("pixel_values need image_grid_thw: the processor is for another model")
+                    raise ValueError("pixel_values need image_grids: the processor is for another model")
                 features = self.run_vision_tower(rows, None if grid is None else _existing(grid))
                 if len(features.tokens) == num_tokens:
                     return features
@@ -268,14 +301,20 @@ class MllmRetrieverModel(PreTrainedModel):
         return None
 
     def _embed_view(
-        self, input_ids: Tensor, image_rows: Tensor, mask: Tensor, features: ImageFeatures | None, grid: Tensor | None
-    ) -> Tensor:
-        """Return the state `(N, D)` at the readout position of the tokens where `mask` is True.
+        self,
+        input_ids: Tensor,
+        image_rows: Tensor,
+        mask: Tensor,
+        features: ImageFeatures | None,
+        grid: Tensor | None,
+        record: dict[str, Any],
+    ) -> tuple[Tensor, Any]:
+        """Return the state `(N, D)` at the readout position of the tokens where `mask` is True, and all outputs.
 
         These tokens are moved to the front. No token attends to later ones, so the language model needs no padding
         mask.
         """
-        (input_ids, image_rows), lengths = _move_to_front(mask.bool(), input_ids, image_rows)
+        (input_ids, image_rows), lengths = move_to_front(mask.bool(), input_ids, image_rows)
         is_image = image_rows > 0
         tokens = self._token_embeddings(input_ids)
         inputs: dict[str, Any] = {}
@@ -287,18 +326,17 @@ class MllmRetrieverModel(PreTrainedModel):
                 inputs["deepstack_visual_embeds"] = [level[chosen] for level in features.deepstack]
             if grid is not None and self.config.position_mode == "mrope":
                 inputs["position_ids"] = self._mrope_positions(input_ids, is_image, grid)
-        at = self._readout_positions(input_ids, lengths)
-        if not self.training and not torch.is_grad_enabled() and self.shortcuts:
+        at = readout_positions(input_ids, lengths, self.config.readout, self.config.ret_token_id)
+        if self.shortcuts and not record and not self.training and not torch.is_grad_enabled():
             shared = shared_prefix_length(input_ids, is_image, at)
             if shared:
                 tokens, at, inputs = self._after_prefix(shared, tokens, at, inputs)
             depth_of_images = 0 if features is None else len(features.deepstack)
             if depth_of_images < self.config.keep_layers and is_readable(self.config.get_text_config()):
                 inputs["readout"] = at
-        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
-        if "readout" not in inputs:
-            return self.norm(states[torch.arange(len(at), device=at.device), at])
-        return self.norm(states[:, 0])
+        output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
+        states, rows = output.last_hidden_state, torch.arange(len(at), device=at.device)
+        return self.norm(states[:, 0] if "readout" in inputs else states[rows, at]), output
 
     def _after_prefix(
         self, shared: int, tokens: Tensor, at: Tensor, inputs: dict[str, Any]
@@ -325,47 +363,11 @@ class MllmRetrieverModel(PreTrainedModel):
         )
         return positions.to(input_ids.device)
 
-    def _readout_positions(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Return readout positions `(N,)` in ids `(N, T)`, of which the first `lengths` are the prompt."""
-        if self.config.readout == "last":
-            return lengths - 1
-        places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
-        found = (input_ids == self.config.ret_token_id) & (places <= lengths[:, None])
-        last = (found * places).amax(1) - 1
-        without = (last < 0).nonzero().flatten().tolist()
-        if without:
-            raise ValueError(
-                f"no [RET] (token id {self.config.ret_token_id}) in the prompts of rows {without[:5]}: "
-                "was the tokenizer changed, or is the processor for another model?"
-            )
-        return (last - 1).clamp(min=0) if self.config.readout == "before_token" else last
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, MllmRetrieverModel):
             init.normal_(module.ret_embedding, std=self.config.get_text_config().initializer_range)
-
-
-def _view_mask(masks: dict[str, Tensor | None], view: str) -> Tensor:
-    if view not in masks:
-        raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
-    mask = masks[view]
-    if mask is None:
-        raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
-    return mask
-
-
-def _move_to_front(mask: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Move the entries where `mask` is True to the front of each row of `(N, T)` tensors, and pad with zeros.
-
-    Returns:
-        The tensors `(N, T')`, where `T'` is the longest row, and the number of entries of each row `(N,)`.
-    """
-    lengths = mask.sum(1)
-    order = (~mask).int().argsort(dim=1, stable=True)[:, : int(lengths.max())]
-    kept = mask.gather(1, order)
-    return [tensor.gather(1, order).masked_fill(~kept, 0) for tensor in tensors], lengths
 
 
 def _images_at_once(num_patches: list[int]) -> list[int]:

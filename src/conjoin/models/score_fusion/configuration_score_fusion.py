@@ -60,5 +60,9 @@ class ScoreFusionConfig(PreTrainedConfig):
         fields = self.backbone_config.to_dict()
         return fields.get("projection_dim") or self.backbone_config.vision_config.hidden_size
 
+    def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:  # noqa: ANN401
+        """The text tower's configuration."""
+        return self.backbone_config.get_text_config(*args, **kwargs)
+
 
 __all__ = ["ScoreFusionConfig"]

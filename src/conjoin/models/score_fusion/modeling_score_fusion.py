@@ -4,13 +4,15 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel, initialization as init
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_score_fusion import ScoreFusionConfig
 
@@ -24,10 +26,15 @@ class ScoreFusionOutput(ModelOutput):
     Args:
         embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison.
         pooler_output: `(N, d)` weighted sum before normalisation, the input of losses.
+        vision_model_output: Output of the vision tower for the items with an image, with its `hidden_states` and
+            `attentions`; only if one of them is asked for.
+        text_model_output: The same of the text tower for the items with a text.
     """
 
     embeddings: Tensor | None = None
     pooler_output: Tensor | None = None
+    vision_model_output: BaseModelOutputWithPooling | None = None
+    text_model_output: BaseModelOutputWithPooling | None = None
 
 
 class ScoreFusionModel(PreTrainedModel):
@@ -46,13 +53,23 @@ class ScoreFusionModel(PreTrainedModel):
 
     def __init__(self, config: ScoreFusionConfig) -> None:
         super().__init__(config)
-        self.backbone = AutoModel.from_config(copy.deepcopy(config.backbone_config), dtype=torch.get_default_dtype())
-        for name, parameter in list(self.backbone.named_parameters(recurse=False)):
-            delattr(self.backbone, name)  # logit scale and bias are kept but not trained: losses have their own
-            self.backbone.register_buffer(name, parameter.data)
+        self.backbone = AutoModel.from_config(config.backbone_config, dtype=torch.get_default_dtype())
+        self._freeze_logit_scale()
         if config.learnable_weights:
             self.log_weights = nn.Parameter(torch.zeros(2))
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Load a saved model; freeze the logit scale again (transformers unfreezes all parameters)."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_logit_scale()
+        return loaded
+
+    def _freeze_logit_scale(self) -> None:
+        """Freeze the backbone's logit scale and bias: losses have their own."""
+        for parameter in self.backbone.parameters(recurse=False):
+            parameter.requires_grad_(False)
 
     @classmethod
     def from_clip(cls, checkpoint: str | PreTrainedModel, **config_kwargs: Any) -> "ScoreFusionModel":  # noqa: ANN401
@@ -66,7 +83,7 @@ class ScoreFusionModel(PreTrainedModel):
             ValueError: The checkpoint does not have two towers.
         """
         loaded = AutoModel.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
-        model = cls(ScoreFusionConfig(loaded.config, **config_kwargs))
+        model = cls(ScoreFusionConfig(copy.deepcopy(loaded.config), **config_kwargs))
         model.backbone.load_state_dict(loaded.state_dict())
         return model
 
@@ -80,6 +97,15 @@ class ScoreFusionModel(PreTrainedModel):
         """The text tower."""
         return self.backbone.text_model
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the text tower's token embeddings."""
+        return self.text_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the text tower's token embeddings."""
+        self.text_model.set_input_embeddings(value)
+
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -91,7 +117,9 @@ class ScoreFusionModel(PreTrainedModel):
         image_features: Tensor | None = None,
         text_features: Tensor | None = None,
         views: Sequence[str] | None = None,
-        return_dict: bool = True,
+        token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | Sequence[int] | None = None,
     ) -> ScoreFusionOutput:
         """Embed N items, each with an image, a text or both.
 
@@ -106,16 +134,34 @@ class ScoreFusionModel(PreTrainedModel):
             text_features: `(N, d)` cached outputs of `run_text_tower` in place of `input_ids`.
             views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the towers. The outputs are
                 stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, from all its parts.
-            return_dict: Accepted for interface compatibility; the output is always a `ScoreFusionOutput`.
+            token_type_ids: Unused, a text is one segment; accepted because tokenizers return it.
+            output_attentions: Return the output of each tower, with its attention weights (not with `sdpa`).
+            output_hidden_states: Return the output of each tower, with its hidden states.
 
         Raises:
             ValueError: Neither images nor texts are given, or a view is unknown or not in the batch.
         """
+        record = {
+            "output_attentions": self.config.output_attentions if output_attentions is None else output_attentions,
+            "output_hidden_states": (
+                self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            ),
+        }
+        record = {name: value for name, value in record.items() if value is not False}
+        outputs: dict[str, Any] = {}
+
+        def run(tower: Callable[..., Any], name: str, *inputs: Tensor) -> Tensor:
+            output = tower(*inputs, **record)
+            outputs.update({name: output} if record else {})
+            return output.pooler_output
+
         if image_features is None and pixel_values is not None:
-            image_features = _on_rows(self.run_vision_tower, image_mask, pixel_values)
+            vision = partial(run, self._run_vision, "vision_model_output")
+            image_features = _on_rows(vision, image_mask, pixel_values)
         if text_features is None and input_ids is not None:
             attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            text_features = _on_rows(self.run_text_tower, text_mask, input_ids, attention_mask)
+            text = partial(run, self._run_text, "text_model_output")
+            text_features = _on_rows(text, text_mask, input_ids, attention_mask)
         if image_features is None and text_features is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
         parts: dict[str, Tensor] = {}
@@ -125,16 +171,22 @@ class ScoreFusionModel(PreTrainedModel):
             if features is not None:
                 parts[name] = self._weighted(features, mask, index)
         pooled = torch.cat([_add_parts(parts, view) for view in (views or ("fused",))])
-        return ScoreFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+        return ScoreFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled, **outputs)
 
     def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
         """Return the projected image vectors `(N, d)` of `pixel_values` `(N, 3, H, W)`."""
-        return self.backbone.get_image_features(pixel_values.to(self.backbone.dtype)).pooler_output
+        return self._run_vision(pixel_values).pooler_output
+
+    def _run_vision(self, pixel_values: Tensor, **record: Any) -> Any:  # noqa: ANN401
+        return self.backbone.get_image_features(pixel_values.to(self.backbone.dtype), return_dict=True, **record)
 
     def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the projected text vectors `(N, d)` of `input_ids` `(N, T)`."""
+        return self._run_text(input_ids, attention_mask).pooler_output
+
+    def _run_text(self, input_ids: Tensor, attention_mask: Tensor, **record: Any) -> Any:  # noqa: ANN401
         mask = None if self.config.text_attends_padding else attention_mask
-        return self.backbone.get_text_features(input_ids, attention_mask=mask).pooler_output
+        return self.backbone.get_text_features(input_ids, attention_mask=mask, return_dict=True, **record)
 
     def _weighted(self, features: Tensor, mask: Tensor | None, index: int) -> Tensor:
         """Return `w * e`, zero where `mask` is False; `index` is 0 for the image, 1 for the text."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_token_fusion import TokenFusionConfig
 
@@ -23,10 +23,14 @@ class TokenFusionOutput(ModelOutput):
     Args:
         embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison.
         pooler_output: `(N, d)` pooled state before normalisation, the input of losses.
+        hidden_states: On request, the hidden states of the text encoder, `(N, S, d)` each, over CLS, patches, text.
+        attentions: On request, its attention weights, `(N, heads, S, S)` each.
     """
 
     embeddings: Tensor | None = None
     pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 class TokenFusionModel(PreTrainedModel):
@@ -50,9 +54,7 @@ class TokenFusionModel(PreTrainedModel):
 
     def __init__(self, config: TokenFusionConfig) -> None:
         super().__init__(config)
-        vision_config = copy.deepcopy(config.vision_config)
-        vision_config.num_hidden_layers = config.num_vision_layers
-        self.vision_model = _build_tower(vision_config)
+        self.vision_model = _build_tower(_with_depth(config.vision_config, config.num_vision_layers))
         self.text_model = _build_tower(config.text_config)
         if "embeddings.position_embeddings" not in dict(self.text_model.named_modules()):
             raise ValueError(
@@ -84,7 +86,7 @@ class TokenFusionModel(PreTrainedModel):
         """
         config = TokenFusionConfig(
             _vision_config(vision),
-            text.config if isinstance(text, PreTrainedModel) else AutoConfig.from_pretrained(text),
+            copy.deepcopy(text.config) if isinstance(text, PreTrainedModel) else AutoConfig.from_pretrained(text),
             **_special_token_ids(text, config_kwargs),
         )
         model = cls(config)
@@ -92,6 +94,15 @@ class TokenFusionModel(PreTrainedModel):
             _load_tower(tower, source)
         return model
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the text encoder's token embeddings."""
+        return self.text_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the text encoder's token embeddings."""
+        self.text_model.set_input_embeddings(value)
+
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -102,7 +113,10 @@ class TokenFusionModel(PreTrainedModel):
         text_mask: Tensor | None = None,
         image_features: Tensor | None = None,
         views: Sequence[str] | None = None,
-        return_dict: bool = True,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | Sequence[int] | None = None,
     ) -> TokenFusionOutput:
         """Embed N items, each with an image, a text or both.
 
@@ -117,20 +131,42 @@ class TokenFusionModel(PreTrainedModel):
             views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower. The outputs are
                 stacked view by view, `(len(views) * N, d)`. By default each item is embedded once, from all its
                 parts.
-            return_dict: Accepted for interface compatibility; the output is always a `TokenFusionOutput`.
+            inputs_embeds: `(N, T, d)` token embeddings in place of `input_ids`.
+            token_type_ids: Unused, an item is one segment; accepted because tokenizers return it.
+            output_attentions: Return `attentions` (not with the attention `sdpa`); for one view.
+            output_hidden_states: Return `hidden_states`, or those at the given indices and None elsewhere; for one
+                view.
 
         Raises:
             ValueError: Neither images nor texts are given, a view is unknown or not in the batch, or a text and its
                 patches exceed the text encoder's positions.
         """
+        views = views or ("fused",)
+        record = self._to_record(views, output_attentions, output_hidden_states)
         if image_features is None and pixel_values is not None:
             image_features = _on_rows(self.run_vision_tower, image_mask, pixel_values)
-        if image_features is None and input_ids is None:
+        words = inputs_embeds if input_ids is None else input_ids
+        if image_features is None and words is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
         image = None if image_features is None else self._image_tokens(image_features, image_mask)
-        text = None if input_ids is None else self._text_tokens(input_ids, attention_mask, text_mask)
-        pooled = torch.cat([self._embed_view(image, text, view) for view in (views or ("fused",))])
-        return TokenFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+        text = None if words is None else self._text_tokens(words, attention_mask, text_mask)
+        embedded = [self._embed_view(image, text, view, record) for view in views]
+        pooled = torch.cat([states for states, _ in embedded])
+        recorded = {name.removeprefix("output_"): embedded[0][1][name.removeprefix("output_")] for name in record}
+        return TokenFusionOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled, **recorded)
+
+    def _to_record(
+        self, views: Sequence[str], attentions: bool | None, hidden_states: bool | Sequence[int] | None
+    ) -> dict[str, Any]:
+        """Return which outputs the text encoder has to return beside its states."""
+        asked = {
+            "output_attentions": self.config.output_attentions if attentions is None else attentions,
+            "output_hidden_states": self.config.output_hidden_states if hidden_states is None else hidden_states,
+        }
+        record = {name: value for name, value in asked.items() if value is not False}
+        if record and len(views) > 1:
+            raise ValueError(f"{' and '.join(record)} need a single view, got {tuple(views)}")
+        return record
 
     def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
         """Return the vision tower's patch tokens `(N, P, h_v)`, without CLS, of `pixel_values` `(N, 3, H, W)`."""
@@ -147,22 +183,32 @@ class TokenFusionModel(PreTrainedModel):
         exists = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
         return patches, exists if mask is None else exists & mask.bool()[:, None]
 
-    def _text_tokens(self, ids: Tensor, attention: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return word embeddings `(N, T, d)` and the token mask `(N, T)`; a missing text is CLS and SEP alone."""
-        exists = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
+    def _text_tokens(self, words: Tensor, attention: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return word embeddings `(N, T, d)` and the token mask `(N, T)`; a missing text is CLS and SEP alone.
+
+        `words` are ids `(N, T)` or word embeddings.
+        """
+        shape, embed = words.shape[:2], self.text_model.get_input_embeddings()
+        exists = torch.ones(shape, dtype=torch.bool, device=words.device) if attention is None else attention.bool()
+        tokens = words if words.is_floating_point() else embed(words)
         if mask is not None:
-            empty = self._empty_text(ids)
-            ids = torch.where(mask.bool()[:, None], ids, F.pad(empty, (0, ids.shape[1] - 2)))
-            exists = torch.where(mask.bool()[:, None], exists, torch.arange(ids.shape[1], device=ids.device) < 2)
-        return self.text_model.get_input_embeddings()(ids), exists
+            empty = embed(F.pad(self._empty_text(words), (0, shape[1] - 2)))
+            tokens = torch.where(mask.bool()[:, None, None], tokens, empty)
+            exists = torch.where(mask.bool()[:, None], exists, torch.arange(shape[1], device=words.device) < 2)
+        return tokens, exists
 
     def _empty_text(self, like: Tensor) -> Tensor:
         """Return the ids of CLS and SEP, `(1, 2)`, on the device of `like`."""
         return torch.tensor([[self.config.cls_token_id, self.config.sep_token_id]], device=like.device)
 
     def _embed_view(
-        self, image: tuple[Tensor, Tensor] | None, text: tuple[Tensor, Tensor] | None, view: str
-    ) -> Tensor:
+        self,
+        image: tuple[Tensor, Tensor] | None,
+        text: tuple[Tensor, Tensor] | None,
+        view: str,
+        record: dict[str, Any],
+    ) -> tuple[Tensor, Any]:
+        """Return the pooled state `(N, d)` of a view, and the text encoder's output."""
         if view not in VIEWS:
             raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
         image, text = None if view == "text" else image, None if view == "image" else text
@@ -174,13 +220,14 @@ class TokenFusionModel(PreTrainedModel):
         if image is not None:
             tokens = torch.cat([tokens[:, :1], image[0].to(tokens.dtype), tokens[:, 1:]], dim=1)
             exists = torch.cat([exists[:, :1], image[1], exists[:, 1:]], dim=1)
-        states = self.text_model(
-            inputs_embeds=tokens, attention_mask=exists.long(), position_ids=self._positions(exists)
-        ).last_hidden_state
+        output = self.text_model(
+            inputs_embeds=tokens, attention_mask=exists.long(), position_ids=self._positions(exists), **record
+        )
+        states = output.last_hidden_state
         if self.config.pooling == "cls":
-            return states[:, 0]
+            return states[:, 0], output
         weights = exists[..., None].to(states.dtype)
-        return (states * weights).sum(1) / weights.sum(1)
+        return (states * weights).sum(1) / weights.sum(1), output
 
     def _positions(self, exists: Tensor) -> Tensor:
         """Return consecutive position ids `(N, S)` of existing tokens, from the text encoder's first position."""
@@ -206,9 +253,18 @@ def _on_rows(tower: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor)
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 
 
+def _with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+    """Return a tower's configuration with `depth` layers: the same object, or a copy if the tower is cut."""
+    if config.num_hidden_layers == depth:
+        return config
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = depth
+    return config
+
+
 def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
     """Build an untrained tower without pooling head and with its mask token as a buffer; both are unused."""
-    tower = AutoModel.from_config(copy.deepcopy(config), dtype=torch.get_default_dtype())
+    tower = AutoModel.from_config(config, dtype=torch.get_default_dtype())
     if "pooler" in dict(tower.named_children()):
         tower.register_module("pooler", None)
     for path, parameter in list(tower.named_parameters()):
@@ -220,13 +276,13 @@ def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _vision_config(source: str | PreTrainedModel) -> PreTrainedConfig:
-    """Return the configuration of the vision tower of a checkpoint or loaded model."""
+    """Return a copy of the configuration of the vision tower of a checkpoint or loaded model."""
     config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
     if "vision_config" in config.sub_configs:
         config = config.vision_config
     if "patch_size" not in config.to_dict():
         raise ValueError(f"{config.model_type!r} is not a vision tower: {type(config).__name__} has no 'patch_size'")
-    return config
+    return copy.deepcopy(config)
 
 
 def _special_token_ids(text: str | PreTrainedModel, config_kwargs: dict[str, Any]) -> dict[str, Any]:

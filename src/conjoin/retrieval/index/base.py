@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 
 from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.kept_rows import KeptRows
 from conjoin.storage import FolderKind, StoredFolder, read_folder, read_manifest, replace_folder
 
 INDEX = FolderKind("index", 2, "run `conjoin index`")
-IDS, VECTORS = 0, 1
-"""The numbers of the two files of a saved index."""
+IDS, VECTORS, KEPT = 0, 1, 2
+"""The numbers of the files of a saved index; an index of vectors alone has no third."""
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
 
 Loaded = TypeVar("Loaded")
@@ -38,15 +39,17 @@ class Index(Protocol):
         ids: Of the corpus, in the order added.
         dimension: Length of a vector; `None` while empty.
         model: Which model made the vectors, if known.
+        kept: What the store keeps of the rows beside their vectors, in the order of `ids`, if known.
     """
 
     kind: str
     ids: list[str]
     dimension: int | None
     model: ModelIdentity | None
+    kept: KeptRows | None
 
-    def add(self, ids: Sequence[str], embeddings: np.ndarray) -> None:
-        """Append vectors `(N, D)` under unique ids."""
+    def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
+        """Append vectors `(N, D)` under unique ids; without `copy` the array may be kept and must not change."""
         ...
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
@@ -69,6 +72,7 @@ class SavedIndex(NamedTuple):
     kind: str
     model: ModelIdentity | None
     ids: list[str]
+    kept: KeptRows | None
     options: dict[str, Any]
     folder: StoredFolder
 
@@ -94,7 +98,12 @@ def save_index(
         "count": len(index.ids),
         "options": dict(options or {}),
     }
-    files = {"ids.json": lambda path: path.write_text(json.dumps(index.ids), encoding="ascii"), file: write}
+    files: dict[str, Callable[[Path], object]] = {
+        "ids.json": lambda path: path.write_text(json.dumps(index.ids), encoding="ascii"),
+        file: write,
+    }
+    if index.kept is not None:
+        files["kept.parquet"] = index.kept.write
     replace_folder(directory, INDEX, key, files)
 
 
@@ -112,7 +121,8 @@ def read_index(directory: str | Path, kinds: Collection[str], read: Callable[[Sa
             raise ValueError(f"the index in {str(directory)!r} is of kind {key['kind']!r}, expected {sorted(kinds)}")
         model = None if key["model"] is None else ModelIdentity(**key["model"])
         ids = json.loads(folder.path(IDS).read_text(encoding="ascii"))
-        return read(SavedIndex(key["kind"], model, ids, key["options"], folder))
+        kept = KeptRows.open(folder.path(KEPT)) if len(folder.manifest.files) > KEPT else None
+        return read(SavedIndex(key["kind"], model, ids, kept, key["options"], folder))
 
     return read_folder(directory, INDEX, read_saved)
 

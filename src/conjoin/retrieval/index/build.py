@@ -71,7 +71,8 @@ def build_index(store: str | Path | EmbeddingStore, kind: str = "exact", **optio
     if train is not None:
         train(index, _training_sample(opened))
     for ids, embeddings in opened:
-        index.add(ids, embeddings)
+        index.add(ids, embeddings, copy=False)
+    index.kept = opened.kept
     return index
 
 
@@ -106,7 +107,8 @@ def search_store(
     for names, vectors in store:
         kept = [place for place, name in enumerate(names) if wanted is None or name in wanted]
         if kept:
-            part.add([names[place] for place in kept], vectors if len(kept) == len(names) else vectors[kept])
+            chosen = vectors if len(kept) == len(names) else vectors[kept]
+            part.add([names[place] for place in kept], chosen, copy=False)
         if len(part.ids) >= limit:
             best = _better(best, part.search(queries, k), k)
             part = ExactIndex(device=device)
@@ -141,6 +143,23 @@ def search_items(index: Index, encoder: ItemEncoder, items: Sequence[Any], k: in
     """
     check_model(index, encoder)
     return index.search(encoder.encode(items), k)
+
+
+def rows_of(index: Index, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """What an index knows of rows, such as those that a search found.
+
+    Args:
+        index: Where they were found.
+        ids: Their ids.
+
+    Returns:
+        One mapping for each, with those it has of `"text"`, `"image"` (its path) and the columns that were kept.
+    """
+    if index.kept is None:
+        return [{} for _ in ids]
+    wanted = set(ids)
+    positions = {id_: position for position, id_ in enumerate(index.ids) if id_ in wanted}
+    return index.kept.take([positions[id_] for id_ in ids])
 
 
 def check_model(index: Index, encoder: ItemEncoder) -> None:

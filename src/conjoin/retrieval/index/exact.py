@@ -1,13 +1,14 @@
 """Exact search, the oracle that the other backends are tested against."""
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.index.base import (
@@ -20,6 +21,7 @@ from conjoin.retrieval.index.base import (
     read_index,
     save_index,
 )
+from conjoin.retrieval.kept_rows import KeptRows
 
 _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
@@ -33,6 +35,8 @@ class ExactIndex:
     ties are ranked in the order of insertion. A product in float32 selects the few candidates for that: everything
     within its worst rounding error of the k-th best.
 
+    On a CPU, the vectors of a saved index and of a store stay in their files and are read block by block.
+
     Args:
         model: Which model made the vectors; recorded, and checked by `search_items`.
         device: Where the vectors are kept and multiplied.
@@ -45,24 +49,32 @@ class ExactIndex:
         self.device = torch.device(device)
         self.ids: list[str] = []
         self.dimension: int | None = None
+        self.kept: KeptRows | None = None
         self._known: set[str] = set()
         self._parts: list[torch.Tensor] = []
 
-    def add(self, ids: Sequence[str], embeddings: np.ndarray) -> None:
+    def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors.
 
         Args:
             ids: N new ids.
             embeddings: `(N, D)`, L2-normalised.
+            copy: False keeps the array itself, which must not change any more.
 
         Raises:
             ValueError: Another number of ids, an id met before, or vectors of another dimension, not finite or not
                 normalised.
         """
         vectors = check_vectors(embeddings, self.dimension, ids)
+        if np.asarray(embeddings).dtype == np.float16:
+            vectors = np.ascontiguousarray(embeddings)
         add_ids(self.ids, self._known, ids)
+        self._append(torch.tensor(vectors) if copy else torch.from_numpy(vectors))
+
+    def _append(self, vectors: torch.Tensor) -> None:
+        """Append checked vectors `(N, D)`."""
         self.dimension = vectors.shape[1]
-        self._parts.append(torch.tensor(vectors, device=self.device))
+        self._parts.append(vectors.to(self.device))
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """Rank the corpus for each query.
@@ -89,23 +101,21 @@ class ExactIndex:
         floor = torch.full((len(queries), 1), -torch.inf, device=self.device)
         rows, columns = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         scores = np.empty(0, dtype=np.float32)
-        offset = 0
-        for part in self._parts:
-            for block in part.split(_CORPUS_BLOCK):
-                rough = queries @ block.T
-                if len(block) >= k:
-                    floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
-                found_rows, new_columns = (rough >= floor).nonzero(as_tuple=True)
-                new_rows = found_rows.cpu().numpy()
-                new_scores = _exact_scores(doubles, block, new_rows, new_columns)
-                rows = np.concatenate([rows, new_rows])
-                columns = np.concatenate([columns, new_columns.cpu().numpy() + offset])
-                scores = np.concatenate([scores, new_scores])
-                rows, columns, scores = _best(rows, columns, scores, k)
-                if offset + len(block) >= k:
-                    worst = torch.from_numpy(scores.reshape(len(queries), k)[:, -1:].copy()).to(self.device)
-                    floor = torch.maximum(floor, worst - margin)
-                offset += len(block)
+        for offset, stored in self._blocks():
+            block = stored.float()
+            rough = queries @ block.T
+            if len(block) >= k:
+                floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
+            found_rows, new_columns = (rough >= floor).nonzero(as_tuple=True)
+            new_rows = found_rows.cpu().numpy()
+            new_scores = _exact_scores(doubles, block, new_rows, new_columns)
+            rows = np.concatenate([rows, new_rows])
+            columns = np.concatenate([columns, new_columns.cpu().numpy() + offset])
+            scores = np.concatenate([scores, new_scores])
+            rows, columns, scores = _best(rows, columns, scores, k)
+            if offset + len(block) >= k:
+                worst = torch.from_numpy(scores.reshape(len(queries), k)[:, -1:].copy()).to(self.device)
+                floor = torch.maximum(floor, worst - margin)
         return columns.reshape(len(queries), k), scores.reshape(len(queries), k)
 
     def save(self, directory: str | Path) -> None:
@@ -117,7 +127,25 @@ class ExactIndex:
         save_index(self, directory, "vectors.safetensors", self._write)
 
     def _write(self, path: Path) -> None:
-        path.write_bytes(save({"embeddings": torch.cat([part.cpu() for part in self._parts])}))
+        """Write a safetensors file block by block, as the library's writers hold a copy of all vectors in memory."""
+        dtype = np.float16 if all(part.dtype == torch.float16 for part in self._parts) else np.float32
+        shape = (len(self.ids), self.dimension or 0)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        tensor = {"dtype": "F16" if dtype == np.float16 else "F32", "shape": shape, "data_offsets": (0, size)}
+        header = json.dumps({"embeddings": tensor}).encode()
+        header += b" " * (-len(header) % 8)
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            for _, block in self._blocks():
+                file.write(block.cpu().numpy().astype(dtype, copy=False).data)
+
+    def _blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The vectors `(n, D)` block by block, each with the position of its first row."""
+        offset = 0
+        for part in self._parts:
+            for block in part.split(_CORPUS_BLOCK):
+                yield offset, block
+                offset += len(block)
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
@@ -131,10 +159,11 @@ class ExactIndex:
 
     @classmethod
     def _read(cls, saved: SavedIndex, device: str | torch.device) -> Self:
-        with saved.folder.shard(VECTORS) as file:
-            embeddings = file.get_tensor("embeddings").numpy()
         index = cls(saved.model, device)
-        index.add(saved.ids, embeddings)
+        index.kept = saved.kept
+        add_ids(index.ids, index._known, saved.ids)
+        with saved.folder.shard(VECTORS) as file:
+            index._append(file.get_tensor("embeddings"))
         return index
 
 

@@ -19,6 +19,7 @@ from conjoin.retrieval.index.base import (
     read_index,
     save_index,
 )
+from conjoin.retrieval.kept_rows import KeptRows
 from conjoin.storage import DamagedError
 
 KINDS = ("flat", "hnsw", "ivfpq")
@@ -65,6 +66,7 @@ class FaissIndex:
         }
         self.ids: list[str] = []
         self.dimension: int | None = None
+        self.kept: KeptRows | None = None
         self._known: set[str] = set()
         self._index: Any = None
 
@@ -109,12 +111,13 @@ class FaissIndex:
         index.pq.cp.min_points_per_centroid = 1
         return index
 
-    def add(self, ids: Sequence[str], embeddings: np.ndarray) -> None:
+    def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors; the first ones train an index that was not trained.
 
         Args:
             ids: N new ids.
             embeddings: `(N, D)`, L2-normalised.
+            copy: Unused: FAISS has a copy of its own.
 
         Raises:
             ValueError: As `ExactIndex.add`, and as `train`.
@@ -176,6 +179,7 @@ class FaissIndex:
     @classmethod
     def _read(cls, saved: SavedIndex) -> Self:
         index = cls(saved.kind, saved.model, **saved.options)
+        index.kept = saved.kept
         path = saved.folder.path(VECTORS)
         try:
             index._index = index._faiss.read_index(str(path))

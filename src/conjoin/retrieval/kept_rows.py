@@ -1,0 +1,120 @@
+"""What is known of each row beside its vector: its text, the path of its image, and the columns that were kept.
+
+A store holds one table per shard, as Parquet inside the shard; an index one Parquet file.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_ROWS_PER_GROUP = 4096
+_STRINGS = ("text", "image")
+
+
+class KeptRows:
+    """Tables of rows, one after the other, read when they are needed.
+
+    Args:
+        sizes: How many rows each table has.
+        read: Returns the table of a number.
+    """
+
+    def __init__(self, sizes: Sequence[int], read: Callable[[int], pa.Table]) -> None:
+        self._starts = np.cumsum([0, *sizes])
+        self._read = read
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        return map(self._read, range(len(self._starts) - 1))
+
+    def take(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+        """The values of the rows at some positions, those that they have; none beyond the last row."""
+        rows: list[dict[str, Any]] = [{} for _ in positions]
+        wanted = np.asarray(positions, dtype=np.int64)
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        for number in np.unique(numbers[wanted < self._starts[-1]]).tolist():
+            places = np.flatnonzero(numbers == number)
+            found = self._read(number).take(pa.array(wanted[places] - self._starts[number])).to_pylist()
+            for place, row in zip(places.tolist(), found, strict=True):
+                rows[place] = {name: value for name, value in row.items() if name != "id" and value is not None}
+        return rows
+
+    def write(self, path: Path) -> None:
+        """Write all tables into one Parquet file.
+
+        Raises:
+            ValueError: A column holds numbers in one table and texts in another.
+        """
+        try:
+            schema = pa.unify_schemas([table.schema for table in self], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise ValueError(f"the kept columns are of different types in different shards: {error}") from error
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for table in self:
+                whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
+                writer.write_table(whole, row_group_size=_ROWS_PER_GROUP)
+
+    @classmethod
+    def open(cls, path: Path) -> "KeptRows":
+        """Open what `write` wrote."""
+        file = pq.ParquetFile(path, memory_map=True)
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        return cls(sizes, file.read_row_group)
+
+
+def kept_values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What is kept of a row: its text, the path of its image, and its `"kept"`.
+
+    Args:
+        row: A row, as `encode_corpus` takes it.
+        name: Of the row, in messages.
+
+    Raises:
+        ValueError: `"kept"` is no mapping, or holds an id.
+    """
+    kept = row.get("kept")
+    if kept is not None and not isinstance(kept, Mapping):
+        raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
+    if kept and "id" in kept:
+        raise ValueError(f'{name}: "kept" holds an "id"; the id of the row is kept already')
+    text, image = row.get("text"), row.get("image")
+    own = {}
+    if isinstance(text, str):
+        own["text"] = text
+    if paths := list(filter(None, map(_path, image if isinstance(image, list) else [image]))):
+        own["image"] = ", ".join(paths)
+    return own | dict(kept or {})
+
+
+def _path(image: Any) -> str:  # noqa: ANN401
+    """The path or URL of an image, empty if it has none."""
+    path = image.get("path") if isinstance(image, Mapping) else image
+    return str(path) if isinstance(path, str | os.PathLike) and not str(path).startswith("data:") else ""
+
+
+def to_parquet(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], bytes]:
+    """The names of the columns of `rows`, and a Parquet file of these columns and `id`.
+
+    Raises:
+        ValueError: The values of a column are of different types.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {"id": pa.array(map(_utf8, ids), pa.string())}
+    for name in names:
+        values = [_utf8(value) if isinstance(value, str) else value for value in (row.get(name) for row in rows)]
+        try:
+            columns[name] = pa.array(values, pa.string() if name in _STRINGS else None)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, compression="zstd")
+    return names, sink.getvalue().to_pybytes()
+
+
+def _utf8(text: str) -> str:
+    """A text without the lone surrogates that Parquet cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")

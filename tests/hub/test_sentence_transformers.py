@@ -1,0 +1,108 @@
+"""Exported models in sentence-transformers: the vectors and the gradients of this package."""
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+
+from conjoin.hub import export
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoints, mllm_checkpoints, tmp_path_factory):
+    """`exported(name)`: the folder of an exported model, the model and its processor."""
+    made = {}
+
+    def get(name):
+        if name in made:
+            return made[name]
+        torch.manual_seed(0)
+        if name == "qwen2_vl":
+            source, _ = mllm_checkpoints(name)
+            parts = MllmRetrieverModel.from_mllm(source, 2), MllmRetrieverProcessor.from_mllm(source)
+        elif name == "siglip":
+            source = tiny_checkpoints[name]
+            processor = ImageTextProcessor.from_backbones(source, source, text_padding="max_length")
+            parts = ScoreFusionModel.from_clip(source).eval(), processor
+        else:
+            sources = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+            parts = TokenFusionModel.from_backbones(*sources).eval(), ImageTextProcessor.from_backbones(*sources)
+        made[name] = export(*parts, tmp_path_factory.mktemp(name)), *parts
+        return made[name]
+
+    return get
+
+
+def load(folder, **options):
+    return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu", **options)
+
+
+@torch.no_grad()
+def vectors(model, processor, items):
+    return model(**processor(items)).embeddings.numpy()
+
+
+@pytest.mark.parametrize("name", ["siglip", "token", "qwen2_vl"])
+def test_cut_texts_keep_their_ends(name, exported):
+    """The library writes the end of a short text's prompt over the end of each cut text."""
+    folder, model, processor = exported(name)
+    limit = processor.tokenizer.model_max_length
+    beginning = "a red box with" + " many words" * 200
+    texts = ["shared " + beginning, "shared " + beginning[::-1], "7 more words", "x"]
+    encoder = load(folder)
+    if name == "qwen2_vl":
+        encoder.max_seq_length = limit = 120
+    expected = model(**processor(texts, max_length=limit)).embeddings.detach().numpy()
+    assert np.abs(expected[0] - expected[1]).max() > 1e-3
+    assert np.abs(encoder.encode(texts) - expected).max() <= 1e-6
+    assert np.abs(encoder.encode(texts[:1]) - expected[:1]).max() <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["token", "qwen2_vl"])
+def test_a_missing_picture_is_a_missing_part(name, exported, pictures):
+    folder, model, processor = exported(name)
+    encoder = load(folder)
+    rows = [{"image": pictures[0], "text": "red"}, {"image": None, "text": "a box"}]
+    rows += [{"image": pictures[1], "text": None}]
+    expected = vectors(model, processor, [rows[0], "a box", pictures[1]])
+    assert np.abs(encoder.encode(rows) - expected).max() <= 1e-5
+    assert np.abs(encoder.encode(rows[1:2]) - expected[1]).max() <= 1e-5
+    with pytest.raises(ValueError, match=r"item 1: .* has neither text nor image"):
+        encoder.encode([rows[0], {"image": None, "text": None}])
+
+
+@pytest.mark.parametrize("name", ["token", "qwen2_vl"])
+def test_empty_texts_on_request(name, exported, pictures):
+    folder, model, _ = exported(name)
+    rows = ["a box", "", {"image": pictures[0], "text": ""}, {"image": None, "text": " "}]
+    with pytest.raises(ValueError, match=r"item \d: .*(neither text nor image|text is empty)"):
+        load(folder).encode(rows)
+    found = load(folder, processor_kwargs={"empty_text": "embed"}).encode(rows)
+    processor = type(exported(name)[2]).from_pretrained(folder, empty_text="embed")
+    assert np.abs(found - vectors(model, processor, rows)).max() <= 1e-5
+    assert np.abs(found[2] - vectors(model, processor, [pictures[0]])).max() <= 1e-5
+    assert np.abs(found[1] - found[3]).max() <= 1e-5 and np.abs(found[0] - found[1]).max() > 1e-3
+
+
+def test_the_gradient_cache_of_the_library(exported, pictures):
+    """Chunks of a batch give the gradients of the whole batch, wherever pictures are."""
+    encoder = load(exported("qwen2_vl")[0]).train()
+    columns = [["a red box", {"image": pictures[:2]}, {"image": pictures[2], "text": "7"}]]
+    columns += [[pictures[3], "more", pictures[1]]]
+    losses = MultipleNegativesRankingLoss(encoder), CachedMultipleNegativesRankingLoss(encoder, mini_batch_size=1)
+    gradients = []
+    for loss in losses:
+        encoder.zero_grad()
+        loss([encoder.preprocess(column) for column in columns], None).backward()
+        gradients.append({name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 20
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-5)

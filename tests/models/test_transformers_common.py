@@ -1,0 +1,154 @@
+"""Transformers' own tests of a model (`ModelTesterMixin`) on the models of this package.
+
+The mixin is in the source distribution of transformers, not in its wheel. `make test-common` fetches the distribution
+of the installed version; `TRANSFORMERS_SDIST` names the unpacked folder. Without it, these tests are skipped.
+"""
+
+import importlib
+import os
+import sys
+import types
+import unittest
+from pathlib import Path
+
+import pytest
+import torch
+
+from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionConfig, TokenFusionModel
+from tiny_mllms import qwen2_vl
+
+SDIST = os.environ.get("TRANSFORMERS_SDIST")
+if SDIST is None:
+    pytest.skip("TRANSFORMERS_SDIST does not name an unpacked distribution", allow_module_level=True)
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
+VISION = {"image_size": 16, "patch_size": 8, **SIZES}
+TEXT = {"vocab_size": 99, "max_position_embeddings": 64, **SIZES}
+DINO, BERT = {"model_type": "dinov2", **VISION}, {"model_type": "bert", **TEXT}
+ROWS, PATCHES, WORDS, RET = 7, 4, 9, 262
+
+NO_LOSS = "the mixin skips base models, too: they have no loss, and it knows base models by transformers' own names"
+PER_TOWER = "as CLIP: no layer sees both modalities; the outputs of the towers hold their states"
+KNOWN = {
+    "test_training": NO_LOSS,
+    "test_training_gradient_checkpointing": f"{NO_LOSS}; see test_contract.py",
+    "test_training_gradient_checkpointing_use_reentrant_false": NO_LOSS,
+    "test_training_gradient_checkpointing_use_reentrant_true": NO_LOSS,
+}
+"""Tests that no model can pass, and why."""
+
+
+def import_mixin():
+    """Import the mixin; two of its base classes are in folders that the distribution leaves out."""
+    package = types.ModuleType("transformers_tests")
+    package.__path__ = [str(Path(SDIST) / "tests")]
+    modules = {"transformers_tests": package}
+    for folder, file, name in (
+        ("exporters", "test_export", "ExportTesterMixin"),
+        ("generation", "test_utils", "GenerationTesterMixin"),
+    ):
+        modules[f"transformers_tests.{folder}"] = types.ModuleType(folder)
+        modules[f"transformers_tests.{folder}.{file}"] = module = types.ModuleType(file)
+        setattr(module, name, type(name, (), {}))
+    sys.modules.update(modules)
+    return importlib.import_module("transformers_tests.test_modeling_common").ModelTesterMixin
+
+
+ModelTesterMixin = import_mixin()
+
+
+class ModelTester:
+    """What the mixin asks for a model: its configuration, a batch and sizes."""
+
+    batch_size, seq_length, is_training = ROWS, WORDS, True
+    hidden_size, num_hidden_layers, num_attention_heads = 32, 2, 4
+
+    def __init__(self, config, inputs, tokens):
+        self.get_config, self.inputs, self.encoder_seq_length = config, inputs, tokens
+
+    def prepare_config_and_inputs_for_common(self):
+        config = self.get_config()
+        return config, self.inputs(config)
+
+
+class CommonTests(ModelTesterMixin):
+    """The mixin but for the tests in `known`, each of which has its reason."""
+
+    known = KNOWN
+
+    def setUp(self):
+        if self._testMethodName in self.known:
+            self.skipTest(self.known[self._testMethodName])
+
+
+def pairs(config):
+    special = torch.zeros(ROWS, WORDS, dtype=torch.long)
+    special[:, [0, -1]] = 1
+    return {
+        "pixel_values": torch.rand(ROWS, 3, 16, 16),
+        "input_ids": torch.randint(3, 84, (ROWS, WORDS)),
+        "attention_mask": torch.ones(ROWS, WORDS, dtype=torch.long),
+        "special_tokens_mask": special,
+    }
+
+
+def prompts(config):
+    """Prompts of an image, words and [RET], which two more tokens follow."""
+    ids = torch.randint(3, 200, (ROWS, WORDS + PATCHES))
+    ids[:, 2] = config.backbone_config.vision_start_token_id
+    ids[:, 3 : 3 + PATCHES] = config.backbone_config.image_token_id
+    ids[:, 3 + PATCHES] = config.backbone_config.vision_end_token_id
+    ids[:, -3] = RET
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.rand(ROWS, 4 * PATCHES, 96),
+        "pixel_attention_mask": torch.ones(ROWS, 4 * PATCHES, dtype=torch.bool),
+        "image_grids": torch.tensor([[[1, 4, 4]]] * ROWS),
+    }
+
+
+class JointEncoderTest(CommonTests, unittest.TestCase):
+    all_model_classes = (JointEncoderModel,)
+    additional_model_inputs = ("input_ids", "special_tokens_mask")
+
+    def setUp(self):
+        super().setUp()
+        sizes = {"hidden_size": 32, "num_vl_layers": 2, "num_attention_heads": 4}
+        self.model_tester = ModelTester(lambda: JointEncoderConfig(DINO, BERT, **sizes), pairs, 1 + PATCHES + WORDS)
+
+
+class TokenFusionTest(CommonTests, unittest.TestCase):
+    all_model_classes = (TokenFusionModel,)
+    additional_model_inputs = ("input_ids",)
+
+    def setUp(self):
+        super().setUp()
+        ids = {"cls_token_id": 1, "sep_token_id": 2}
+        self.model_tester = ModelTester(lambda: TokenFusionConfig(DINO, BERT, **ids), pairs, PATCHES + WORDS)
+
+
+class ScoreFusionTest(CommonTests, unittest.TestCase):
+    all_model_classes = (ScoreFusionModel,)
+    has_attentions = False
+    known = KNOWN | {"test_hidden_states_output": PER_TOWER, "test_retain_grad_hidden_states_attentions": PER_TOWER}
+
+    def setUp(self):
+        super().setUp()
+        clip = {"model_type": "clip", "vision_config": VISION, "projection_dim": 32}
+        clip["text_config"] = TEXT | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        self.model_tester = ModelTester(lambda: ScoreFusionConfig(clip), pairs, WORDS)
+
+
+class MllmRetrieverTest(CommonTests, unittest.TestCase):
+    all_model_classes = (MllmRetrieverModel,)
+    additional_model_inputs = ("pixel_values", "pixel_attention_mask", "image_grids")
+
+    def setUp(self):
+        super().setUp()
+        self.model_tester = ModelTester(
+            lambda: MllmRetrieverConfig(qwen2_vl()[0].config, 2, ret_token_id=RET), prompts, WORDS + PATCHES
+        )
