@@ -146,7 +146,7 @@ def test_a_row_that_has_been_repaired_is_a_change(tmp_path):
     encode(rows(), tmp_path)
     repaired = rows()
     repaired[1] = tiny_rows()[1]
-    with pytest.raises(ValueError, match="row 1 with the id 'row/1' has another text or image than before"):
+    with pytest.raises(ValueError, match="row 1 with the id 'row/1' has another text, image or kept column"):
         encode(repaired, tmp_path)
     with pytest.raises(ValueError, match="it ended after 23 rows, and now the data continues with id 'more'"):
         encode([*rows(), {"id": "more", "text": "x"}], tmp_path)

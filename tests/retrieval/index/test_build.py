@@ -24,7 +24,8 @@ from tiny_encoder import tiny_encoder, tiny_rows
 
 class TestWithModel:
     @pytest.fixture(scope="class")
-    def store(self, tmp_path_factory):
+    @classmethod
+    def store(cls, tmp_path_factory):
         directory = tmp_path_factory.mktemp("store")
         return encode_corpus(tiny_rows(600), tiny_encoder(name="first"), directory, shard_size=128)
 

@@ -248,7 +248,8 @@ def test_the_result_travels_to_worker_processes(tmp_path):
 
 class TestDraw:
     @pytest.fixture(scope="class")
-    def mined(self, tmp_path_factory):
+    @classmethod
+    def mined(cls, tmp_path_factory):
         return mine(pairs(), tmp_path_factory.mktemp("mined"))
 
     def test_equal_states_draw_equal_negatives(self, mined):
