@@ -114,6 +114,20 @@ def test_pairs(model, tmp_path, capsys):
     assert "--benchmark pairs needs --data" in capsys.readouterr().err
 
 
+def test_pairs_and_scenes_fetch_no_urls(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
+    row = {"image": "http://127.0.0.1:9/a.png", "text": "a"}
+    roles = {f"{role}_{part}": row[part] for role in ("query", "positive", "negative") for part in row}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
+    (tmp_path / "test_known.jsonl").write_text(json.dumps(roles))
+    for name, data in (("pairs", tmp_path / "pairs.jsonl"), ("scenes", tmp_path)):
+        command = ["evaluate", model, "--benchmark", name, "--data", str(data), "--out", str(tmp_path / name)]
+        assert main([*command, "--quiet"]) == 2
+        assert "pass --allow-urls" in capsys.readouterr().err
+    assert main([*command[:3], "pairs", "--data", str(tmp_path / "pairs.jsonl"), *command[6:], "--allow-urls"]) == 2
+    assert "which is not public" in capsys.readouterr().err
+
+
 def test_emoji(model, tmp_path, monkeypatch, capsys):
     few = functools.partial(EmojiSample, limit=24, cache_dir=str(tmp_path / "cache"))
     monkeypatch.setattr(sample, "EmojiSample", few)

@@ -3,14 +3,16 @@
 import argparse
 import ast
 import inspect
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 import conjoin.cli
-from conjoin.cli import encode, mine, options, search, teacher_cache
+from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
 from conjoin.cli.main import main
+from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.retrieval import INDEX_KINDS, ItemEncoder
 
 MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))
@@ -41,7 +43,7 @@ def test_commands_share_defaults():
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name not in OWN], ids=lambda path: path.name)
 def test_no_command_writes_a_shared_option_itself(path):
-    shared = {*options.DATA_OPTIONS, *options.COMPUTE_OPTIONS, *options.STORING_OPTIONS}
+    shared = {*options.DATA_OPTIONS, *options.COMPUTE_OPTIONS, *options.STORING_OPTIONS, *options.URL_OPTIONS}
     for call in ast.walk(ast.parse(path.read_text())):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             assert not {argument.value for argument in call.args if isinstance(argument, ast.Constant)} & shared
@@ -57,6 +59,32 @@ def test_rows_are_read_by_the_options(tmp_path):
     assert list(streamed) == list(rows)
     mining = parse(mine, str(table), "--out", "x", "--id-column", "name", "--text-column", "other")
     assert options.load_rows(mining, str(table), only="text")["text"] == ["1", "2"]
+
+
+URL_COMMANDS = {
+    analyze: ["m", "d", "--out", "x"],
+    encode: ["m", "d", "--out", "x"],
+    explain: ["m", "--image", "i", "--text", "t", "--out", "x"],
+    mine: ["d", "--out", "x"],
+    search: ["index"],
+    teacher_cache: ["m", "d", "--vision", "v", "--text", "t", "--out", "x"],
+    train: ["recipe.yaml"],
+}
+
+
+@pytest.mark.parametrize("command", [*URL_COMMANDS, evaluate], ids=lambda command: command.__name__)
+def test_commands_that_read_items_allow_urls(command, monkeypatch):
+    def run(*words):
+        monkeypatch.setenv(ALLOW_URLS, "")
+        if command is evaluate:
+            evaluate.parse(["m", "--benchmark", "emoji", "--out", "x", *words])
+        else:
+            parse(command, *URL_COMMANDS[command], *words)
+        return os.environ[ALLOW_URLS]
+
+    assert run() == ""
+    assert run("--allow-urls") == "public"
+    assert run("--allow-private-urls") == run("--allow-private-urls", "--allow-urls") == "private"
 
 
 def test_encoders_are_loaded_by_the_options(tiny_checkpoints):

@@ -155,6 +155,26 @@ def test_encode_leaves_out_what_cannot_be_used(model, data, tmp_path, capsys, st
     assert "gone.png': no such file" in store.left_out[1].reason
 
 
+@pytest.mark.parametrize("streaming", [[], ["--streaming"]])
+def test_encode_leaves_out_what_may_not_be_read(model, tmp_path, monkeypatch, streaming):
+    monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    for file in (tmp_path / "outside.png", folder / "own.png"):
+        Image.new("RGB", (20, 20), "red").save(file)
+    Image.new("1", (2001, 10)).save(folder / "narrow.png")
+    names = ["own.png", "../outside.png", "https://example.org/a.png", "narrow.png"]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,text", *(f"{name},red" for name in names)]))
+    arguments = ["encode", model, folder, "--out", tmp_path / "store", "--quiet", *streaming]
+    with pytest.raises(ValueError, match="outside of the dataset"):
+        conjoin(*arguments)
+    conjoin(*arguments, "--on-error", "skip")
+    store = EmbeddingStore.open(tmp_path / "store")
+    assert store.ids == ["0"] and [row.row for row in store.left_out] == [1, 2, 3]
+    reasons = ("outside of the dataset", "pass --allow-urls", "aspect ratio is over 200")
+    assert all(reason in row.reason for reason, row in zip(reasons, store.left_out, strict=True))
+
+
 def test_encode_images_that_have_no_captions(model, data, built, tmp_path):
     for colour in COLOURS:
         (tmp_path / f"{colour}.png").write_bytes((data / f"{colour}.png").read_bytes())

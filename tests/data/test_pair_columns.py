@@ -7,6 +7,12 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_pairs
+from conjoin.processing.item_urls import ALLOW_URLS
+
+
+@pytest.fixture(autouse=True)
+def urls(monkeypatch):
+    monkeypatch.setenv(ALLOW_URLS, "public")
 
 
 def table(**columns):

@@ -127,7 +127,8 @@ def test_labels_only_where_no_picture_has_a_caption(tmp_path):
         load_pairs(tmp_path)
 
 
-def test_classes_of_a_dataset():
+def test_classes_of_a_dataset(monkeypatch):
+    monkeypatch.setenv("CONJOIN_ALLOW_URLS", "public")
     features = {"image": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])}
     rows = {"image": ["https://a.org/1.png", "https://a.org/2.png"], "label": [1, 0]}
     data = datasets.Dataset.from_dict(rows, features=datasets.Features(features))

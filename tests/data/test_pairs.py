@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import PAIR_FEATURES, load_pairs
-from conjoin.processing.item_inputs import load_image
+from conjoin.processing import load_image
 
 TEXTS = {"red": "a red square", "green": "null", "blue": "grün, “blau”"}
 
@@ -147,7 +147,8 @@ def test_iterable_dataset_without_features():
     assert row["id"] == "0" and load_image(row["image"]).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_bytes_and_urls(tmp_path):
+def test_bytes_and_urls(monkeypatch):
+    monkeypatch.setenv("CONJOIN_ALLOW_URLS", "public")
     raw = datasets.Dataset.from_dict({"image": [png()], "text": ["red"]})
     assert load_pairs(raw)[0]["image"] == {"bytes": png(), "path": None}
     links = datasets.Dataset.from_dict({"URL": ["https://example.org/a.png"], "TEXT": ["a"]})

@@ -59,7 +59,8 @@ def test_a_name_that_the_hub_does_not_know(endpoint):
     server.server_close()
 
 
-def test_what_cannot_be_a_repository_needs_no_request(endpoint, tmp_path):
+def test_what_cannot_be_a_repository_needs_no_request(endpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # `runs/demo/model` may be below the current folder
     endpoint("no address at all")
     for name in ("runs/demo/model", "/absent", "./absent", "../x", "~/x", str(tmp_path / "absent"), "a b"):
         with pytest.raises(FileNotFoundError, match="there is no such folder, and models on the hub are named"):

@@ -157,6 +157,74 @@ def test_token_dropout_only_acts_in_training(tiny_checkpoints, built, pairs):
     assert model(**batch).embeddings.isfinite().all()
 
 
+@torch.no_grad()
+def test_balanced_modalities_weigh_the_same_however_many_tokens_they_have(built, pairs):
+    """Doubling every text token changes nothing; without balance it draws the embedding to the text."""
+    model, processor = built(NAME)
+    batch = processor(pairs)
+    tokens = model(**batch, output_tokens=True)
+    text = {"text_features": tokens.text_features, "special_tokens_mask": batch["special_tokens_mask"],
+            "attention_mask": batch["attention_mask"]}  # fmt: skip
+    doubled = {name: torch.cat([value, value[:, 1:] if name == "text_features" else value], 1)
+               for name, value in text.items()}  # fmt: skip
+    image = {"image_features": tokens.image_features}
+    plain = model(**image, **text).embeddings
+    changes = {}
+    for balanced in (True, False):
+        model.config.balance_modalities = balanced
+        expected = model(**image, **text).embeddings
+        changes[balanced] = (model(**image, **doubled).embeddings - expected).abs().max().item()
+    model.config.balance_modalities = True
+    assert close(plain, model(**image, **text).embeddings)
+    assert changes[True] < changes[False] / 2  # CLS, one key among all, keeps its own weight
+
+
+@torch.no_grad()
+def test_the_untrained_fused_embedding_is_the_mean_of_both_views(tiny_checkpoints, built, pairs):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*folders, num_vl_layers=1, **SMALL).eval()
+    torch.nn.init.zeros_(model.vl_encoder.cls_token)
+    for part in ("q_proj", "k_proj", "fc1"):
+        torch.nn.init.zeros_(model.vl_encoder.layers[0].get_submodule(part).weight)
+    batch = built(NAME)[1](pairs)
+    state = torch.nn.functional.layer_norm
+    tokens = model(**batch, output_tokens=True)
+    means = []
+    for kind in ("image", "text"):
+        exists = getattr(tokens, f"{kind}_token_mask")[..., None]
+        normed = state(getattr(tokens, f"{kind}_tokens")[:, 1:], (8,)) * exists
+        means.append(normed.sum(1) / exists.sum(1))
+    fused = state((means[0] + means[1]) / 2, (8,))
+    assert (model(**batch).pooler_output - fused).abs().max() < 1e-3
+
+
+@torch.no_grad()
+def test_identity_adapters_are_exact(tiny_checkpoints, built, pairs):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    width = Dinov2Model.from_pretrained(folders[0]).config.hidden_size
+    same = JointEncoderModel.from_backbones(*folders, hidden_size=width, num_attention_heads=2)
+    output = same(**built(NAME)[1](pairs), output_tokens=True)
+    assert close(output.image_tokens, output.image_features) and close(output.text_tokens, output.text_features)
+    wider = JointEncoderModel.from_backbones(*folders, hidden_size=2 * width, num_attention_heads=2)
+    output = wider(**built(NAME)[1](pairs), output_tokens=True)
+    inner = output.image_features @ output.image_features.mT
+    assert (output.image_tokens @ output.image_tokens.mT - inner).abs().max() < 1e-3  # an orthogonal projection
+    narrow = JointEncoderModel.from_backbones(*folders, **SMALL)
+    start, _, second = narrow.vision_adapter
+    assert close(start.weight[:8] @ start.weight[:8].T, torch.eye(8)) and second.weight.shape == (8, 16)
+
+
+def test_a_loaded_adapter_is_not_started_anew(tiny_checkpoints, tmp_path):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*folders, **SMALL)
+    with torch.no_grad():
+        model.text_adapter[0].weight.mul_(3)
+    model.save_pretrained(tmp_path)
+    again = JointEncoderModel.from_pretrained(tmp_path)
+    assert torch.equal(again.text_adapter[0].weight, model.text_adapter[0].weight)
+    assert torch.equal(again.vision_adapter[2].weight, model.vision_adapter[2].weight)
+
+
 # loading and errors
 
 
@@ -207,12 +275,22 @@ def test_fields_of_earlier_versions():
         JointEncoderConfig(**SMALL, use_type_embeddings=True)
 
 
+def test_a_configuration_of_an_earlier_version_keeps_its_model():
+    saved = JointEncoderConfig(**SMALL).to_dict()
+    for name in ("balance_modalities", "adapter_init"):
+        del saved[name]
+    old = JointEncoderConfig.from_dict(saved)
+    assert not old.balance_modalities and old.adapter_init == "normal"
+    assert JointEncoderModel(old).vision_adapter[0].out_features == 8
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"num_attention_heads": 5}, "num_attention_heads=5 must divide hidden_size=768"),
         ({"hidden_size": 0}, "must divide hidden_size=0"),
         ({"num_vl_layers": 0}, "num_vl_layers=0: the vision-language encoder needs at least one layer"),
+        ({"adapter_init": "zeros"}, 'adapter_init=\'zeros\'; expected "identity" or "normal"'),
         ({"vl_init": "zeros"}, 'vl_init=\'zeros\'; expected "mean_pooling" or "normal"'),
         ({"token_dropout": 1.0}, r"token_dropout=1.0 must lie in \[0, 1\)"),
     ],
@@ -226,6 +304,6 @@ def test_configuration_round_trip(tmp_path):
     config = JointEncoderConfig(text_config={"model_type": "xlm-roberta", "vocab_size": 9}, hidden_size=48)
     config.save_pretrained(tmp_path)
     again = JointEncoderConfig.from_pretrained(tmp_path)
-    assert again.to_dict() == config.to_dict()
+    assert again.to_dict() == config.to_dict() and again.balance_modalities and again.adapter_init == "identity"
     assert again.text_config.vocab_size == 9 and again.get_text_config() is again.text_config
     assert isinstance(again.vision_config, PreTrainedConfig) and again.intermediate_size == 192

@@ -1,34 +1,23 @@
 import base64
-import http.server
+import functools
 import io
-import struct
-import threading
-import zlib
-from pathlib import Path
+import logging
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from transformers.utils import logging as library_logging
 
-from conjoin.processing.item_inputs import MAX_IMAGE_PIXELS, Item, load_image, parse_items, to_rgb
+from conjoin.processing.item_inputs import MAX_TEXT_CHARACTERS, Item, cut_text, parse_items
 
-RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
+RED = (255, 0, 0)
 
 
 def encoded(image, file_format="PNG", **options):
     buffer = io.BytesIO()
     image.save(buffer, file_format, **options)
     return buffer.getvalue()
-
-
-def huge_png(width, height):
-    """A PNG of a few bytes that claims a size."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 @pytest.fixture
@@ -41,6 +30,15 @@ def red_file(red, tmp_path):
     path = tmp_path / "red.png"
     red.save(path)
     return path
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the library's logger warns of, as text."""
+    library_logging.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        yield lambda: caplog.text
+    library_logging.disable_propagation()
 
 
 # what counts as an item
@@ -154,18 +152,6 @@ def test_one_item_is_no_list(single):
         parse_items(single)
 
 
-# files
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"item 0, image '.*gone.png': no such file"):
-        parse_items([tmp_path / "gone.png"])
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        parse_items([{"image": str(tmp_path / "gone.png")}])
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        parse_items([tmp_path])
-
-
 def test_a_bare_string_that_reads_like_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'item 0: no such file: .*gone.JPG.*pass \{"text": ...\}'):
         parse_items([str(tmp_path / "gone.JPG")])
@@ -177,182 +163,65 @@ def test_a_bare_string_that_reads_like_a_missing_file(tmp_path):
     ]
 
 
-def test_damaged_files(tmp_path, red):
-    noise = Image.effect_noise((64, 64), 80).convert("RGB")
-    (tmp_path / "cut.jpg").write_bytes(encoded(noise, "JPEG")[:900])
-    (tmp_path / "zero.png").write_bytes(b"")
-    (tmp_path / "text.png").write_text("I am no picture")
-    with pytest.raises(ValueError, match=r"item 0, image '.*cut.jpg': cannot read .* truncated or damaged"):
-        parse_items([tmp_path / "cut.jpg"])
-    with pytest.raises(ValueError, match=r"item 0, image '.*zero.png': the image has zero bytes"):
-        parse_items([tmp_path / "zero.png"])
-    with pytest.raises(ValueError, match=r"item 0, image '.*text.png': .* its format is unknown"):
-        parse_items([tmp_path / "text.png"])
-    with pytest.raises(ValueError, match=r"image 'here/x.jpg': cannot read the image, it is truncated"):
-        load_image({"bytes": encoded(noise, "JPEG")[:900], "path": "here/x.jpg"})
+# what is too much
 
 
-@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
-@pytest.mark.filterwarnings("ignore")
-def test_no_damage_escapes_without_a_name(file_format):
-    random = np.random.default_rng(0)
-    whole = np.frombuffer(encoded(Image.effect_noise((24, 24), 80).convert("RGB"), file_format), np.uint8)
-    errors = 0
-    for _ in range(60):
-        damaged = whole[: random.integers(1, len(whole))].copy()
-        damaged[random.integers(0, min(len(damaged), 40), size=2)] = random.integers(0, 256, size=2)
-        try:
-            assert load_image(damaged.tobytes(), "item 3").mode == "RGB"
-        except ValueError as error:
-            assert str(error).startswith("item 3: ")
-            errors += 1
-    assert errors
-
-
-@pytest.mark.parametrize("side", [10_000, 60_000])
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_bomb_is_refused_before_it_is_decoded(side):
-    with pytest.raises(ValueError, match=rf"item 0: image .*over the limit of {MAX_IMAGE_PIXELS} pixels"):
-        parse_items([{"image": huge_png(side, side)}])
-
-
-def test_empty_pil_image():
-    with pytest.raises(ValueError, match="image of 0 x 5 pixels is empty"):
-        parse_items([Image.new("RGB", (0, 5))])
-
-
-# pixels
-
-
-def test_rgb_is_passed_through(red):
-    assert to_rgb(red) is red
-
-
-def test_exif_orientation():
-    image = Image.new("RGB", (8, 4), RED)
-    image.paste(BLUE, (0, 0, 4, 4))  # blue left, red right
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise by a quarter
-    turned = load_image(encoded(image, exif=exif))
-    assert turned.size == (4, 8)
-    assert turned.getpixel((1, 1)) == BLUE and turned.getpixel((1, 6)) == RED
-
-
-@pytest.mark.parametrize("modes", [["RGBA"], ["RGBa"], ["LA"], ["LA", "La"]])
-def test_alpha_goes_on_white(modes):
-    image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
-    image.putpixel((1, 0), (0, 0, 0, 255))
-    for mode in modes:
-        image = image.convert(mode)
-    rgb = to_rgb(image)
-    assert rgb.mode == "RGB"
-    assert rgb.getpixel((0, 0)) == WHITE and rgb.getpixel((1, 0)) == (0, 0, 0)
-
-
-def test_palette_with_alpha_channel_goes_on_white():
-    assert to_rgb(Image.new("PA", (1, 1), (0, 0))).getpixel((0, 0)) == WHITE
-
-
-def test_half_transparency_blends_with_white():
-    assert to_rgb(Image.new("RGBA", (1, 1), (255, 0, 0, 128))).getpixel((0, 0)) == (255, 127, 127)
-
-
-@pytest.mark.parametrize("file_format", ["PNG", "GIF"])
-def test_palette_transparency(file_format):
-    image = Image.new("P", (2, 1), 0)
-    image.putpalette([0, 0, 0, 255, 0, 0])
-    image.putpixel((1, 0), 1)
-    rgb = load_image(encoded(image, file_format, transparency=0))
-    assert rgb.getpixel((0, 0)) == WHITE and rgb.getpixel((1, 0)) == RED
-
-
-def test_transparent_colour_key():
-    image = Image.new("RGB", (2, 1), BLUE)
-    image.putpixel((1, 0), RED)
-    rgb = load_image(encoded(image, transparency=BLUE))
-    assert rgb.getpixel((0, 0)) == WHITE and rgb.getpixel((1, 0)) == RED
-
-
-@pytest.mark.parametrize(("mode", "expected"), [("CMYK", RED), ("L", (76, 76, 76)), ("1", WHITE), ("HSV", RED)])
-def test_other_modes(mode, expected):
-    image = Image.new("RGB", (2, 2), WHITE if mode == "1" else RED).convert(mode)
-    assert np.abs(np.subtract(to_rgb(image).getpixel((0, 0)), expected)).max() <= 2
-
-
-def test_cmyk_jpeg():
-    rgb = load_image(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
-    assert np.abs(np.subtract(rgb.getpixel((4, 4)), RED)).max() <= 4
-
-
-@pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
-def test_16_bit_greyscale_is_scaled(file_format):
-    image = Image.fromarray(np.array([[0, 128 * 257, 65535]], dtype=np.uint16))
-    rgb = load_image(encoded(image, file_format))
-    assert np.asarray(rgb)[0, :, 0].tolist() == [0, 128, 255]
-
-
-def test_dark_16_bit_greyscale_stays_dark():
-    assert np.asarray(to_rgb(Image.fromarray(np.full((1, 1), 200, dtype=np.uint16)))).max() == 1
-
-
-def test_16_bit_transparency():
-    image = Image.fromarray(np.array([[1000, 65535, 0]], dtype=np.uint16))
-    rgb = load_image(encoded(image, transparency=1000))
-    assert np.asarray(rgb)[0, :, 0].tolist() == [255, 255, 0]
+def nested(depth, innermost="x"):
+    value = innermost
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [([0.0, 0.5, 1.0], [0, 128, 255]), ([0.0, 51.0, 255.0], [0, 51, 255])]
+    "value",
+    [
+        nested(100_000),
+        {"image": nested(100_000)},
+        {"text": nested(100_000)},
+        {"role": "user", "content": nested(100_000)},
+        {"role": "user", "content": [{"type": "image_url", "image_url": nested(100_000)}]},
+        functools.reduce(lambda inner, _: {"path": inner}, range(100_000), "x"),
+        functools.reduce(lambda inner, _: {"role": "user", "content": [inner]}, range(100_000), "x"),
+    ],
+    ids=["list", "image", "text", "message", "image_url", "paths", "messages"],
 )
-def test_float_greyscale(values, expected):
-    assert np.asarray(to_rgb(Image.fromarray(np.array([values], dtype=np.float32))))[0, :, 0].tolist() == expected
+def test_deep_nesting_is_named(value):
+    with pytest.raises(ValueError, match=r"^item 0: .{1,400}$"):
+        parse_items([value])
 
 
-def test_not_finite_pixels():
-    with pytest.raises(ValueError, match=r"item 0: .*pixel values are not finite"):
-        parse_items([Image.fromarray(np.array([[np.nan, 1.0]], dtype=np.float32))])
+@pytest.mark.parametrize("single", [np.zeros((2, 2, 3), np.uint8), np.zeros(3), torch.zeros(3, 2, 2)])
+def test_one_array_is_no_list(single):
+    with pytest.raises(TypeError, match=r"expected a list of items, got one (ndarray|Tensor); wrap it in a list"):
+        parse_items(single)
+    assert parse_items(np.array(["a", "b"]))[1].texts == ["b"]
 
 
-@pytest.mark.parametrize("file_format", ["GIF", "WEBP", "TIFF"])
-def test_first_frame_of_an_animation(file_format, red, tmp_path):
-    path = tmp_path / "moving"
-    red.save(path, file_format, save_all=True, append_images=[Image.new("RGB", (6, 4), BLUE)])
-    assert np.abs(np.subtract(load_image(path).getpixel((1, 1)), RED)).max() <= 4
-    opened = Image.open(path)
-    opened.seek(1)
-    assert np.abs(np.subtract(load_image(opened).getpixel((1, 1)), RED)).max() <= 4
+class Words:
+    """A tokenizer of words that counts the characters that it sees."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, text, **options):
+        self.seen += len(text)
+        return {"input_ids": text.split()}
 
 
-# URLs
+def test_a_long_text_is_cut_far_behind_its_tokens():
+    tokenizer, text = Words(), "word " * 2_000_000
+    cut = cut_text(text, tokenizer, 100)
+    assert text.startswith(cut) and len(cut.split()) >= 200 and tokenizer.seen < 10_000
+    sparse = ("x" * 500 + " ") * 20_000  # few tokens: more characters are kept
+    assert len(cut_text(sparse, Words(), 100).split()) >= 200
+    for short in ("a b", "word " * 300):
+        assert cut_text(short, Words(), 100) is short
+    assert cut_text(text, Words(), 10**30) is text  # a tokenizer without a limit
 
 
-@pytest.fixture
-def server(tmp_path):
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=str(tmp_path))
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
-
-
-def test_image_from_a_url_goes_on_white(server, tmp_path):
-    Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    (item,) = parse_items([f"{server}/clear.png"])
-    assert item.images[0].getpixel((0, 0)) == WHITE
-
-
-def test_url_errors_name_the_url(server):
-    with pytest.raises(ValueError, match=rf"item 0, image '{server}/gone.png': cannot fetch the image .*404"):
-        parse_items([f"{server}/gone.png"])
-
-
-def test_the_file_stands_alone():
-    """It travels with every checkpoint: nothing of this package may be imported."""
-    source = Path(load_image.__code__.co_filename).read_text()
-    assert "import conjoin" not in source and "from conjoin" not in source and "from ." not in source
+def test_a_long_text_without_words_is_cut_with_a_warning(warnings):
+    tokenizer = Words()
+    assert len(cut_text("x" * 10_000_000, tokenizer, 100, "item 7")) == MAX_TEXT_CHARACTERS
+    assert tokenizer.seen < 1.5 * MAX_TEXT_CHARACTERS
+    assert "text cut to 1000000 characters: item 7" in warnings()

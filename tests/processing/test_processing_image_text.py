@@ -286,3 +286,19 @@ def test_loads_where_the_package_is_not_installed(processor, pictures, tmp_path,
     expected = processor(["a box", {"text": "x", "image": Image.open(tmp_path / "0.png")}])
     assert same(load_file(tmp_path / "batch.safetensors"), expected)
     assert same(AutoProcessor.from_pretrained(tmp_path, trust_remote_code=True)(["a"]), processor(["a"]))
+
+
+@pytest.mark.parametrize("name", ["bert", "clip", "siglip", "xlm_roberta"])
+def test_a_very_long_text_keeps_its_first_tokens(name, tiny_checkpoints, warnings):
+    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints[name])
+    text = "some words 1 2 3, and more; " * 3000
+    expected = processor.tokenizer(text, truncation=True)["input_ids"]
+    seen = []
+    tokenizer = type(processor.tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        call = tokenizer.__call__
+        patch.setattr(tokenizer, "__call__", lambda self, text, **kw: seen.append(str(text)) or call(self, text, **kw))
+        batch = processor([text])
+    assert batch["input_ids"].tolist() == [expected]
+    assert sum(map(len, seen)) < len(text) / 10
+    assert "tokens: item 0" in warnings()

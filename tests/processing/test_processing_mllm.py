@@ -12,7 +12,7 @@ from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
 from transformers.utils import logging as library_logging
 
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.pixel_rows import Pictures, pad_pixels
+from conjoin.processing.pixel_rows import Picture, pad_pixels
 from conjoin.processing.processing_mllm import TEMPLATES
 from tiny_mllms import MLLMS
 
@@ -212,9 +212,9 @@ def test_every_tensor_has_a_row_per_item(processor):
 
 def test_pixel_rows_are_never_as_many_as_tokens():
     """Sentence-transformers takes dimension 1 of a tensor for tokens if it is as long as the prompts."""
-    pictures = Pictures({"pixel_values": torch.ones(5, 2)}, [2, 3], [1, 1])
+    images = [[Picture(torch.ones(rows, 2), None, 1) for rows in (2, 3)], []]
     for num_tokens, rows in ((4, 5), (5, 6)):
-        batch = pad_pixels(pictures, [2, 0], num_tokens)
+        batch = pad_pixels(images, num_tokens)
         assert batch["pixel_values"].shape == (2, rows, 2)
         assert batch["pixel_attention_mask"].shape == (2, rows)
         assert batch["pixel_attention_mask"].sum(1).tolist() == [5, 0]
@@ -337,7 +337,7 @@ def test_without_a_limit_of_the_tokenizer_texts_end_where_positions_do(name, mll
 
 def test_images_that_cannot_be_brought_to_size_are_named(processor):
     items = ["a", {"image": [image(16, 16), image(2000, 2)]}, image(8, 8)]
-    with pytest.raises(ValueError, match=r"item 1 \(id 'y'\): an image of 2000 x 2 pixels is refused: .*aspect ratio"):
+    with pytest.raises(ValueError, match=r"item 1 \(id 'y'\): image of 2000 x 2 pixels is refused: .*aspect ratio"):
         processor(items, ids=["x", "y", "z"])
 
 
@@ -414,3 +414,34 @@ def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
         MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})
     with pytest.raises(ValueError, match=r"prompt_version=3; expected one of \(1, 2\)"):
         MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, prompt_version=3)
+
+
+def test_very_long_texts_keep_their_first_tokens(processor, monkeypatch):
+    long, short = "some words 1 2 3, and more; " * 300, "few words"
+    items = [long, {"text": [long, short]}, {"text": [short, long], "image": image(16, 16)}, {"text": [long, long]}]
+    batch = processor(items, max_length=160)
+    monkeypatch.setattr("conjoin.processing.mllm_prompts.cut_text", lambda text, tokenizer, limit, name: text)
+    whole = processor(items, max_length=160)
+    assert batch.keys() == whole.keys() and all(torch.equal(batch[name], whole[name]) for name in batch)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_very_long_texts_are_not_tokenised_whole(processor, monkeypatch, version):
+    limited = MllmRetrieverProcessor(
+        processor.image_processor, processor.tokenizer, max_text_length=12, prompt_version=version
+    )
+    given = {"items": [{"text": "0123456789" * 2000, "image": image(16, 16)}], "instruction": "Find it."}
+    kind, seen = type(processor.tokenizer), []
+    tokenize = kind.__call__
+
+    def watched(tokenizer, text, *args, **kwargs):
+        seen.extend([text] if isinstance(text, str) else text)
+        return tokenize(tokenizer, text, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "__call__", watched)
+        batch = limited(**given)
+    assert max(map(len, seen)) < 500
+    monkeypatch.setattr("conjoin.processing.mllm_prompts.cut_text", lambda text, tokenizer, limit, name: text)
+    whole = limited(**given)
+    assert all(torch.equal(batch[name], whole[name]) for name in batch)

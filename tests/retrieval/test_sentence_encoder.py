@@ -3,11 +3,13 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from conjoin.retrieval import load_encoder
+from conjoin.retrieval.sentence_encoder import SentenceTransformerProcessor
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
 
@@ -42,6 +44,34 @@ def test_a_text_is_never_a_path(sentence_folders, pictures, tmp_path, monkeypatc
     as_text, as_image, picture = encoder.encode([{"text": "photo.png"}, "photo.png", pictures[0]])
     np.testing.assert_allclose(as_image, picture, atol=1e-5)
     assert np.linalg.norm(as_text - as_image) > 0.1
+
+
+def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkeypatch):
+    """The library would fetch a URL by itself, without limits."""
+    pictures[0].save(tmp_path / "a.png")
+    monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
+    seen = []
+    model = SimpleNamespace(
+        supports=lambda modality: True, default_prompt_name=None, preprocess=lambda inputs, prompt: seen.extend(inputs)
+    )
+    content = [
+        "plain",
+        {"type": "image", "path": str(tmp_path / "a.png")},
+        {"type": "text", "text": "b"},
+        {"type": "image_url", "image_url": {"url": str(tmp_path / "a.png")}},
+        {"type": "image", "image": None},
+    ]
+    messages = [{"role": "system", "content": "find"}, {"role": "user", "content": content}]
+    SentenceTransformerProcessor(model)([messages, messages[1]])
+    for found in (seen[0][1], seen[1]):
+        assert found["content"][0] == "plain" and found["content"][2::2] == content[2::2]
+        for place in (1, 3):
+            assert found["content"][place]["type"] == "image"
+            assert np.array_equal(found["content"][place]["image"], pictures[0])
+    assert seen[0][0] == messages[0]
+    content[1] = {"type": "image", "url": "https://example.org/a.png"}
+    with pytest.raises(ValueError, match="URLs are not fetched"):
+        SentenceTransformerProcessor(model)([messages])
 
 
 def test_the_default_prompt_is_part_of_the_model(sentence_folders, tmp_path):

@@ -4,6 +4,7 @@ import copy
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -96,3 +97,12 @@ def test_the_digest_of_a_row_sees_text_and_image(tmp_path):
     before = row_digest(rows[5])
     Image.new("RGB", (9, 9), "red").save(path)
     assert row_digest(rows[5]) != before
+
+
+def test_a_row_is_known_by_the_values_of_an_array():
+    blank = np.zeros((100, 100, 3), np.uint8)
+    spot = blank.copy()
+    spot[50, 50] = 9  # the arrays print alike
+    assert str(blank) == str(spot) and row_digest({"image": blank}) != row_digest({"image": spot})
+    picture = Image.fromarray(spot)
+    assert row_digest({"image": spot}) == row_digest({"image": torch.tensor(spot)}) == row_digest({"image": picture})

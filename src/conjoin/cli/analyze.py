@@ -3,7 +3,14 @@
 import argparse
 from typing import Any
 
-from conjoin.cli.options import add_compute_options, add_data_options, check_counts, check_out, load_rows
+from conjoin.cli.options import (
+    add_compute_options,
+    add_data_options,
+    add_url_options,
+    check_counts,
+    check_out,
+    load_rows,
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -32,6 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
     add_data_options(parser, ("--split",))
+    add_url_options(parser)
     add_compute_options(parser, ("--batch-size", "--device", "--quiet"), batch_size={"default": 8})
     parser.set_defaults(func=run)
 

@@ -10,6 +10,7 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_storing_options,
+    add_url_options,
     load_rows,
     make_encoder,
 )
@@ -35,6 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="what to do with a row that cannot be used: stop, or leave it out and list it in left_out.jsonl in --out "
         "(default: %(default)s)",
     )
+    add_url_options(parser)
     add_storing_options(parser).add_argument(
         "--keep",
         nargs="+",

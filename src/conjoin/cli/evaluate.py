@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import MODEL_HELP, add_compute_options, check_out, make_encoder
+from .options import MODEL_HELP, add_compute_options, add_url_options, check_out, make_encoder
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Benchmark
@@ -97,6 +97,7 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
     parser.add_argument("--benchmark", required=True, metavar="NAME", help="the benchmark")
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")
+    add_url_options(parser)
     computing = add_compute_options(parser)
     computing.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
     return parser

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, check_counts, check_out, load_rows
+from conjoin.cli.options import add_compute_options, add_url_options, check_counts, check_out, load_rows
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Curve
@@ -33,6 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="recipe.json, trainer_state.json or JSON lines of stage 1")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
+    add_url_options(parser)
     add_compute_options(parser, ("--device",))
     parser.set_defaults(func=run)
 

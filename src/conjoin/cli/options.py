@@ -59,6 +59,10 @@ _STORING: dict[str, dict[str, Any]] = {
         "help": "type of the stored numbers; 16 bits halve the space and round (default: %(default)s)",
     },
 }
+_URLS: dict[str, dict[str, Any]] = {
+    "--allow-urls": {"help": "fetch images from http and https URLs, within limits of bytes and seconds"},
+    "--allow-private-urls": {"help": "also from private and local addresses, and through the environment's proxies"},
+}
 _HELD = {
     "config.json": "a model",
     "modules.json": "a model",
@@ -68,7 +72,7 @@ _HELD = {
 _OPTIONS = _DATA | _COMPUTE | _STORING
 
 DATA_OPTIONS = tuple(name for name in _DATA if name != "--group-column")
-COMPUTE_OPTIONS, STORING_OPTIONS = tuple(_COMPUTE), tuple(_STORING)
+COMPUTE_OPTIONS, STORING_OPTIONS, URL_OPTIONS = tuple(_COMPUTE), tuple(_STORING), tuple(_URLS)
 COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
 """The data options of commands that read all parts of every row, more than once."""
 
@@ -122,6 +126,26 @@ def add_compute_options(
 ) -> argparse._ArgumentGroup:
     """Add the options of `make_encoder`, all or those named."""
     return add_options(parser, "how to compute", names, **changes)
+
+
+def add_url_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that allow images to be fetched from URLs."""
+    group = parser.add_argument_group("what to fetch")
+    for name, settings in _URLS.items():
+        group.add_argument(name, action=_AllowUrls, **settings)
+
+
+class _AllowUrls(argparse.Action):
+    """Allows URLs in this process and in those it starts."""
+
+    def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Allow them."""
+        from conjoin.processing import allow_urls
+
+        allow_urls(private="--allow-private-urls" in self.option_strings)
 
 
 def load_rows(args: argparse.Namespace, source: str, **changes: Any) -> "AnyDataset":  # noqa: ANN401

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, make_encoder
+from conjoin.cli.options import add_compute_options, add_url_options, make_encoder
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
@@ -31,6 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "holds a model of this package)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
+    add_url_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code"))
     parser.set_defaults(func=run, quiet=True)
 

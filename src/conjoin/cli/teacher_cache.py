@@ -8,6 +8,7 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_storing_options,
+    add_url_options,
     check_counts,
     load_rows,
 )
@@ -34,6 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--vision-layer", type=int, metavar="N", help="hidden layer to read (default: the output)")
     parser.add_argument("--max-text-length", type=int, metavar="N", help="longest text in the teacher's tokens")
     add_data_options(parser, COLUMN_OPTIONS)
+    add_url_options(parser)
     types = {"choices": ("float32", "float16", "bfloat16")}
     add_storing_options(parser, shard_size={"default": 1024}, dtype=types)
     add_compute_options(parser, ("--batch-size", "--device", "--workers", "--quiet"))

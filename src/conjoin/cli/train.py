@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.options import add_url_options
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -28,6 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="replace the model in the output folder when the new one is complete; remove its checkpoints",
     )
+    add_url_options(parser)
     parser.set_defaults(func=run, overrides=[])
 
 

@@ -41,18 +41,26 @@ def is_text(feature: Any) -> bool:  # noqa: ANN401 - any feature of `datasets`
     return feature in (datasets.Value("string"), datasets.Value("large_string"))
 
 
-def missing_images(images: datasets.Dataset) -> Iterator[int]:
-    """Yield the rows whose image, or one of whose images, is null, without reading the bytes of the others."""
+def unread_images(images: datasets.Dataset) -> Iterator[tuple[int, list[str | None]]]:
+    """Yield the rows with an image that has no bytes, without reading the bytes of the others.
+
+    Yields:
+        The row, and the paths of its images without bytes; None for an image without a path, or a row without images.
+    """
     several = element_of(images.features["image"]) is not None
     start = 0
     for batch in images.with_format("arrow").iter(batch_size=1000):
         column = batch["image"].combine_chunks() if several else batch["image"]
         found = pyarrow.compute.list_flatten(column) if several else column
         data, path = (pyarrow.compute.struct_field(found, field) for field in ("bytes", "path"))
-        missing = pyarrow.compute.and_(data.is_null(), path.is_null()).to_pylist()
+        unread = zip(data.is_null().to_pylist(), path.to_pylist(), strict=True)
+        paths = [[value] if is_unread else [] for is_unread, value in unread]
         if several:
             counts = (count or 0 for count in pyarrow.compute.list_value_length(column).to_pylist())
             ends = list(itertools.accumulate(counts, initial=0))
-            missing = [first == end or any(missing[first:end]) for first, end in itertools.pairwise(ends)]
-        yield from (start + offset for offset, value in enumerate(missing) if value)
+            paths = [
+                list(itertools.chain.from_iterable(paths[first:end])) if first < end else [None]
+                for first, end in itertools.pairwise(ends)
+            ]
+        yield from ((start + offset, some) for offset, some in enumerate(paths) if some)
         start += len(batch)

@@ -1,12 +1,36 @@
 """Random access to the rows of a JSON-lines file on disk."""
 
+import gzip
 import json
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+MAX_NESTING = 100
+"""Deeper values are refused: the libraries that read JSON recurse, and end the process."""
+
+_NO_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][{}"]+', re.DOTALL)
+
+
+def check_nesting(path: Path) -> None:
+    """Refuse a JSON file, or a JSON-lines file, whose values are nested deeply; it may be compressed (`.json.gz`).
+
+    Raises:
+        ValueError: They are; the message names the line.
+    """
+    name = path.name.lower()
+    with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as file:
+        lines = [file.read()] if name.removesuffix(".gz").endswith(".json") else file
+        for number, line in enumerate(lines, start=1):
+            if line.count(b"[") + line.count(b"{") > MAX_NESTING:
+                brackets = np.frombuffer(_NO_BRACKET.sub(b"", line), dtype=np.uint8)
+                depth = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1)).max(initial=0)
+                if depth > MAX_NESTING:
+                    raise ValueError(f"line {number}: its values are nested {depth} deep; the limit is {MAX_NESTING}")
 
 
 class JsonLines:
@@ -49,7 +73,7 @@ class JsonLines:
         where = f"{str(self.path)!r}, line {index + 1}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not valid JSON ({error})") from error
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected an object, got {type(row).__name__}")

@@ -15,6 +15,7 @@ import datasets
 import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.json_lines import check_nesting
 from conjoin.data.picture_files import describe_unreadable, is_picture, is_readable
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
@@ -94,6 +95,8 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     if split != "train":
         raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
     try:
+        if _TABLE_LOADERS[_table_suffix(path)] == "json":
+            check_nesting(path)
         table = _read_table(path, split, streaming)
     except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, datasets.exceptions.DatasetGenerationError) as error:
         cause = error.__cause__ or error

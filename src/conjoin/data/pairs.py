@@ -7,7 +7,8 @@ from typing import Any, Literal
 import datasets
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.image_columns import IMAGE, element_of, is_text, missing_images, strings, undecoded
+from conjoin.data.image_columns import IMAGE, element_of, is_text, strings, undecoded, unread_images
+from conjoin.data.image_paths import check_image_path, image_folders
 from conjoin.data.pair_columns import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     PairColumns,
@@ -55,7 +56,8 @@ def load_pairs(
             * a folder with `metadata.csv`, `.jsonl` or `.parquet` (columns `file_name` and `text`), with a `.txt`
               caption next to each image, or with a folder of images per label; or such folders below `train`, `test`;
             * a folder that `save_to_disk` of `datasets` wrote;
-            * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or URLs, or embedded);
+            * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or absolute, or embedded, or
+              URLs, if they are allowed: see `conjoin.processing.allow_urls`);
             * webdataset tar shards: a path, a glob or a list;
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
@@ -73,8 +75,9 @@ def load_pairs(
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
-        ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, or `only`
-            or `on_error` is unknown.
+        ValueError: A column is missing, the source is empty, an id occurs twice, a text or image is missing, an image
+            is a URL and URLs are not allowed, an image lies outside of a folder, archive or Hub dataset, or `only` or
+            `on_error` is unknown.
     """
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
@@ -86,7 +89,7 @@ def load_pairs(
     given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
     columns = choose_columns(list(first), given, dataset.features or {}, only)
     check_kept(keep, list(first), dataset.features or {})
-    reader = _RowReader(columns, folder, on_error == "keep", keep)
+    reader = _RowReader(columns, folder, image_folders(source, folder), on_error == "keep", keep)
     if isinstance(dataset, datasets.IterableDataset):
         return reader.stream(dataset, first)
     pairs = reader.collect(dataset)
@@ -106,18 +109,19 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
     return load_pairs(source, split=split, **options)
 
 
-def resolve_image_path(path: str | None, folder: Path | None, name: str) -> str:
+def resolve_image_path(
+    path: str | None, folder: Path | None, name: str, folders: tuple[str, ...] | None = None
+) -> str:
     """Resolve a path against `folder` and check that the file exists; URLs and data URIs are returned as is.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The path is missing, or Pillow does not read files of this kind.
+        ValueError: `check_image_path` refuses the path, or Pillow does not read files of this kind.
     """
-    if not path:
-        raise ValueError(f"{name}: the image is missing")
-    if "://" in path or path.startswith("data:"):
-        return path
+    if not path or "://" in path or path.startswith("data:"):
+        return check_image_path(path, folders, name)
     file = ((folder or Path()) / path).absolute()
+    check_image_path(str(file), folders, name)
     if not file.is_file():
         raise FileNotFoundError(f"{name}, image {str(file)!r}: no such file")
     if not is_readable(file):
@@ -138,12 +142,20 @@ class _RowReader:
     Args:
         columns: What to read.
         folder: Of relative paths.
+        folders: Of all images, as `image_folders` gives them.
         keep: Whether rows that cannot be used stay, with the reason.
         kept: Further columns.
     """
 
-    def __init__(self, columns: PairColumns, folder: Path | None, keep: bool, kept: Sequence[str]) -> None:
-        self.columns, self.folder, self.keep, self.kept = columns, folder, keep, kept
+    def __init__(
+        self,
+        columns: PairColumns,
+        folder: Path | None,
+        folders: tuple[str, ...] | None,
+        keep: bool,
+        kept: Sequence[str],
+    ) -> None:
+        self.columns, self.folder, self.folders, self.keep, self.kept = columns, folder, folders, keep, kept
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
         """Check ids and texts and join them with the image column, which stays unchanged on disk."""
@@ -260,7 +272,9 @@ class _RowReader:
         if isinstance(value, list) and value:
             return [self._image(one, name) for one in value]
         if isinstance(value, str) or not value:
-            return resolve_image_path(value or None, self.folder, name)
+            return resolve_image_path(value or None, self.folder, name, self.folders)
+        if isinstance(value, Mapping) and value.get("bytes") is None:
+            check_image_path(value.get("path"), self.folders, name)
         return value
 
     def _group(self, value: Any) -> str | None:  # noqa: ANN401
@@ -285,15 +299,19 @@ class _RowReader:
         kind = dataset.features[column] if element is None else element
         target = IMAGE if element is None else datasets.List(IMAGE)
         if is_text(kind):
-            paths = {"image": checks.run(self._image, dataset[column][:])}
-            return strings(paths, several=element is not None).cast_column("image", target)
+            found = {"image": checks.run(self._image, dataset[column][:])}
+            return strings(found, several=element is not None).cast_column("image", target)
         if not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
             raise ValueError(
                 f"column {column!r} holds {dataset.features[column]}; expected images, image bytes, paths or URLs"
             )
         images = dataset.select_columns(column).rename_columns({column: "image"}).cast_column("image", target)
-        for row in missing_images(images):
-            checks.fail(row, ValueError(f"{checks.names[row]}: the image is missing"))
+        for row, paths in unread_images(images):
+            try:
+                for path in paths:
+                    check_image_path(path, self.folders, checks.names[row])
+            except ValueError as error:
+                checks.fail(row, error)
         return images
 
 

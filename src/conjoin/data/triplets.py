@@ -35,7 +35,7 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     Each line is an object with `query_image`, `query_text`, `positive_image`, `positive_text`, `negative_image` and
     `negative_text`; optionally `id` (the row number otherwise), `variant_image`, `variant_text` and `kind`: the kind
     of negative, for which Precision is also reported by itself. Images are paths relative to the folder of the file,
-    or URLs. The image or the text of an item may be null, but not both.
+    or URLs if they are allowed. The image or the text of an item may be null, but not both.
 
     Raises:
         FileNotFoundError: The file or a listed image does not exist; the message names line and field.

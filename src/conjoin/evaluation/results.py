@@ -22,7 +22,7 @@ from torch import Tensor
 
 from conjoin import __version__
 from conjoin.evaluation.metrics import bootstrap_ci
-from conjoin.processing.item_inputs import to_rgb
+from conjoin.processing.item_images import to_rgb
 from conjoin.storage.atomic import atomic_path
 from conjoin.structure import build
 

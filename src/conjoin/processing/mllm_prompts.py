@@ -1,6 +1,6 @@
 """Prompts of the MLLM retriever: the text before, between and after an item's images, as token ids.
 
-Every saved checkpoint contains this file, so it imports nothing of this package.
+Every saved checkpoint contains this file, so it imports nothing of this package outside its folder.
 """
 
 import re
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from transformers.utils import logging
+
+from .item_inputs import cut_text
 
 logger = logging.get_logger(__name__)
 
@@ -120,6 +122,9 @@ class PromptWriter:
             ValueError: What cannot be truncated exceeds `max_length`.
         """
         asks = list(asks)
+        limits = [limit for limit in (max_length, max_text_length) if limit is not None]
+        if limits:
+            asks = [self._without_ends(ask, min(limits), name) for ask, name in zip(asks, names, strict=True)]
         if max_text_length is not None:
             self._shorten_texts(asks, max_text_length, names)
         prompts = self._tokenize(asks)
@@ -232,6 +237,11 @@ class PromptWriter:
     def _marks_starts(self) -> bool:
         """Whether the tokenizer marks the start of a text, but not what follows a special token (Llama's does)."""
         return self._ids([f"{self.image_token}\n"], True)[0][1:] != self._ids(["\n"], False)[0]
+
+    def _without_ends(self, ask: Ask, limit: int, name: str) -> Ask:
+        """Drop the ends of very long texts, which are truncated anyway, before they are tokenised."""
+        parts = (part if part is None else cut_text(part, self.tokenizer, limit, name) for part in ask.parts)
+        return ask._replace(parts=tuple(parts))
 
     def _shorten_texts(self, asks: list[Ask], limit: int, names: Sequence[str]) -> None:
         """Truncate each text, with the instruction before it, to `limit` tokens."""

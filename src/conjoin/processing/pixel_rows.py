@@ -1,5 +1,6 @@
 """The images of a batch as pixel rows: patches in Qwen-VL, pictures or tiles elsewhere."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -7,16 +8,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-class Pictures(NamedTuple):
-    """The images of a batch: the pixel rows of all images, and the number of rows and of tokens of each image."""
+class Picture(NamedTuple):
+    """An image: its pixel rows `(P, ...)`, for Qwen its patch grid `(1, 3)`, and its number of tokens."""
 
-    tensors: dict[str, Tensor]
-    rows: list[int]
-    tokens: list[int]
+    pixels: Tensor
+    grid: Tensor | None
+    tokens: int
 
 
-def pad_pixels(pictures: Pictures, counts: list[int], num_tokens: int) -> dict[str, Tensor]:
-    """Return the pixel rows of each item as one row of a batch, given each item's number of images.
+def pad_pixels(images: Sequence[Sequence[Picture]], num_tokens: int) -> dict[str, Tensor]:
+    """Return the pixel rows of each item as one row of a batch, given the images of each item.
 
     The names and shapes are such that sentence-transformers' gradient cache cuts the batch along its items. It takes
     `image_grid_thw` for the grids of a flat list of images, and dimension 1 of every tensor for tokens if its size is
@@ -26,17 +27,20 @@ def pad_pixels(pictures: Pictures, counts: list[int], num_tokens: int) -> dict[s
         `pixel_values` `(N, P, ...)`, `pixel_attention_mask` `(N, P)` and, for Qwen, `image_grids` `(N, I, 3)`; nothing
         if there are no images.
     """
-    if not pictures.rows:
+    first = next((image for some in images for image in some), None)
+    if first is None:
         return {}
-    rows = iter(pictures.rows)
-    lengths = torch.tensor([sum(next(rows) for _ in range(count)) for count in counts])
-    pixels = pad_sequence(pictures.tensors["pixel_values"].split(lengths.tolist()), batch_first=True)
+    rows = [torch.cat([first.pixels[:0], *(image.pixels for image in some)]) for some in images]
+    lengths = torch.tensor([len(each) for each in rows])
+    pixels = pad_sequence(rows, batch_first=True)
     if pixels.shape[1] == num_tokens:
         pixels = torch.cat([pixels, torch.zeros_like(pixels[:, :1])], dim=1)
     batch = {"pixel_values": pixels, "pixel_attention_mask": torch.arange(pixels.shape[1]) < lengths[:, None]}
-    if "image_grid_thw" in pictures.tensors:
-        batch["image_grids"] = pad_sequence(pictures.tensors["image_grid_thw"].split(counts), batch_first=True)
+    if first.grid is not None:
+        none = first.grid[:0]
+        grids = [torch.cat([none, *(image.grid for image in some if image.grid is not None)]) for some in images]
+        batch["image_grids"] = pad_sequence(grids, batch_first=True)
     return batch
 
 
-__all__ = ["Pictures", "pad_pixels"]
+__all__ = ["Picture", "pad_pixels"]

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 from transformers.utils import logging
 
-from .item_inputs import EMPTY_TEXTS, Item, parse_items
+from .item_images import process_image
+from .item_inputs import EMPTY_TEXTS, Item, cut_text, parse_items
 from .processor_options import OFF, chat_options, check_return_tensors
 
 logger = logging.get_logger(__name__)
@@ -85,7 +86,8 @@ class ImageTextProcessor(ProcessorMixin):
         """Prepare `N` items.
 
         Args:
-            items: Strings, PIL images, paths, `{"text", "image"}` dicts or chat messages, in any mix.
+            items: Strings, images (PIL, arrays or tensors), paths, `{"text", "image"}` dicts or chat messages, in any
+                mix.
             images: In place of `items`: a list of images, alone or beside `text` of equal length.
             text: In place of `items`: a list of texts.
             instruction: What to search for: one text for all items, or one for each. It precedes the item's text.
@@ -105,7 +107,7 @@ class ImageTextProcessor(ProcessorMixin):
         check_return_tensors(return_tensors)
         if items is None:
             items = self._zip_items(images, text)
-        parsed = parse_items(items, ids, self.empty_text)
+        parsed = parse_items(items, ids, self.empty_text, self._read_image)
         if not parsed:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
@@ -145,17 +147,27 @@ class ImageTextProcessor(ProcessorMixin):
             raise ValueError(f"{len(images)} images but {len(text)} texts; pass as many of each, or use items")
         return [{"image": image, "text": t} for image, t in zip(images, text, strict=True)]
 
-    def _image_batch(self, images: list[Image.Image | None]) -> dict[str, Tensor]:
+    def _read_image(self, source: Any, name: str) -> Tensor:  # noqa: ANN401
+        """Return the pixels `(1, 3, H, W)` of an image."""
+        pixels: Tensor = process_image(self.image_processor, source, name)["pixel_values"]
+        return pixels
+
+    def _image_batch(self, images: list[Tensor | None]) -> dict[str, Tensor]:
         present = [image for image in images if image is not None]
         if not present:
             return {}
-        pixels = self.image_processor(images=present, return_tensors="pt")["pixel_values"]
-        return _spread({"pixel_values": pixels}, [image is not None for image in images], "image_mask")
+        shapes = {tuple(image.shape[1:]) for image in present}
+        if len(shapes) > 1:
+            raise ValueError(f"the image processor gives pictures of several shapes, {sorted(shapes)}; expected one")
+        return _spread({"pixel_values": torch.cat(present)}, [image is not None for image in images], "image_mask")
 
     def _text_batch(
         self, texts: list[str | None], names: list[str], limit: int | None, padding: bool | str
     ) -> dict[str, Tensor]:
+        rows = [name for name, text in zip(names, texts, strict=True) if text is not None]
         present = [text for text in texts if text is not None]
+        if limit is not None:
+            present = [cut_text(text, self.tokenizer, limit, name) for text, name in zip(present, rows, strict=True)]
         if not present:
             return {}
         encoded = self.tokenizer(
@@ -168,7 +180,6 @@ class ImageTextProcessor(ProcessorMixin):
             return_tensors="pt",
             split_special_tokens=True,  # special tokens in a text are ordinary words
         )
-        rows = [name for name, text in zip(names, texts, strict=True) if text is not None]
         if limit is not None:
             self._warn_of_cuts(encoded, present, rows, limit)
         empty = encoded["special_tokens_mask"].all(dim=1).tolist()
@@ -208,13 +219,13 @@ def _join_texts(instruction: str | None, item: Item) -> str | None:
     return " ".join(part for part in parts if part) if item.texts or parts[0] else None
 
 
-def _one_image(item: Item, name: str) -> Image.Image | None:
+def _one_image(item: Item, name: str) -> Tensor | None:
     if len(item.images) > 1:
         raise ValueError(
             f"{name}: {len(item.images)} images, but this model takes one image per item; "
             "use an MLLM retriever for several images per item"
         )
-    return item.images[0] if item.images else None
+    return next(iter(item.images), None)
 
 
 def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> dict[str, Tensor]:

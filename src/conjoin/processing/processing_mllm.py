@@ -1,18 +1,18 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 
-from .item_inputs import EMPTY_TEXTS, Item, check_text, parse_item
+from .item_images import process_image
+from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
-from .pixel_rows import Pictures, pad_pixels
+from .pixel_rows import Picture, pad_pixels
 from .processor_options import OFF, chat_options, check_return_tensors
 
 ASK = "Summarize above {} in one word: "
@@ -170,8 +170,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
         """Prepare `N` items.
 
         Args:
-            items: Strings, PIL images, paths, `{"image", "text"}` dicts or chat messages, in any mix, each with any
-                number of images. A system message is the item's instruction.
+            items: Strings, images (PIL, arrays or tensors), paths, `{"image", "text"}` dicts or chat messages, in any
+                mix, each with any number of images. A system message is the item's instruction.
             instruction: What to search for, e.g. `"Find an image that matches the caption."`: one for all items, or
                 one for each. It precedes the first text.
             ids: Names to report in error messages.
@@ -191,22 +191,19 @@ class MllmRetrieverProcessor(ProcessorMixin):
             ValueError: An item cannot be used, its images exceed `max_length`, or an option is invalid.
         """
         check_return_tensors(return_tensors)
-        if isinstance(items, str | bytes | Mapping | Image.Image):
-            raise TypeError(f"expected a list of items, got one {type(items).__name__}; wrap it in a list")
+        check_list(items)
         if not items:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
-        parsed, instructions = _read_items(items, instruction, names, self.empty_text)
-        pictures = self._pictures(parsed, names)
+        parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
-        lengths = iter(pictures.tokens)
         asks = [
             Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
             for item, told in zip(parsed, instructions, strict=True)
         ]
         writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token, self.prompt_version)
-        image_lengths = [[next(lengths) for _ in item.images] for item in parsed]
+        image_lengths = [[image.tokens for image in item.images] for item in parsed]
         cuts = truncation not in OFF
         prompts = writer.write(
             asks, image_lengths, limit if cuts else None, self.max_text_length if cuts else None, names
@@ -214,7 +211,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         if padding in OFF and len({sum(len(piece.ids) for piece in prompt) for prompt in prompts}) > 1:
             raise ValueError(f"padding={padding!r}, but the prompts differ in length; pass items one by one")
         batch = self._pad(prompts)
-        batch |= pad_pixels(pictures, [len(item.images) for item in parsed], batch["input_ids"].shape[1])
+        batch |= pad_pixels([item.images for item in parsed], batch["input_ids"].shape[1])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
         if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
@@ -238,29 +235,15 @@ class MllmRetrieverProcessor(ProcessorMixin):
             conversation = [conversation]
         return self(list(conversation), **chat_options(kwargs, processor_kwargs))
 
-    def _pictures(self, items: list[Item], names: list[str]) -> Pictures:
-        """Run the image processor."""
-        images = [image for item in items for image in item.images]
-        if not images:
-            return Pictures({}, [], [])
-        try:
-            output = self.image_processor(images=images, return_tensors="pt")
-        except ValueError as error:  # Qwen's rejects extreme aspect ratios
-            owners = [name for item, name in zip(items, names, strict=True) for _ in item.images]
-            name, size = max(
-                zip(owners, (image.size for image in images), strict=True),
-                key=lambda each: max(each[1]) / min(each[1]),
-            )
-            raise ValueError(f"{name}: an image of {size[0]} x {size[1]} pixels is refused: {error}") from error
-        tensors = {"pixel_values": output["pixel_values"]}
-        if "image_grid_thw" in output:
-            tensors["image_grid_thw"] = output["image_grid_thw"]
-            rows = output["image_grid_thw"].prod(1).tolist()
-            return Pictures(tensors, rows, [count // self.image_processor.merge_size**2 for count in rows])
+    def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
+        """Run the image processor on one image."""
+        output = process_image(self.image_processor, source, name)
+        pixels, grid = output["pixel_values"], output.get("image_grid_thw")
+        if grid is not None:
+            return Picture(pixels, grid, len(pixels) // self.image_processor.merge_size**2)
         if self.tokens_per_picture is None:
             raise ValueError("tokens_per_picture is None, but this image processor returns no patch grid")
-        rows = output["num_patches"].tolist() if "num_patches" in output else [1] * len(images)
-        return Pictures(tensors, rows, [count * self.tokens_per_picture for count in rows])
+        return Picture(pixels, None, len(pixels) * self.tokens_per_picture)
 
     def _pad(self, prompts: list[list[Piece]]) -> dict[str, Tensor]:
         """Return ids `(N, T)`, padded on the tokenizer's padding side, and the mask of each view."""
@@ -282,7 +265,11 @@ class MllmRetrieverProcessor(ProcessorMixin):
 
 
 def _read_items(
-    values: Sequence[Any], instruction: str | Sequence[str | None] | None, names: list[str], empty_text: str
+    values: Sequence[Any],
+    instruction: str | Sequence[str | None] | None,
+    names: list[str],
+    empty_text: str,
+    read: Callable[[Any, str], Picture],
 ) -> tuple[list[Item], list[str | None]]:
     """Return items without system messages, and their instructions: the system message, then `instruction`."""
     given = [instruction] * len(values) if instruction is None or isinstance(instruction, str) else list(instruction)
@@ -294,8 +281,8 @@ def _read_items(
         if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
             spoken = [message for message in value if message.get("role") == "system"]
             value = [message for message in value if message.get("role") != "system"] if spoken else value
-            system = parse_item(spoken, name).texts if spoken else []
-        items.append(parse_item(value, name, empty_text))
+            system = parse_item(spoken, name, read=read).texts if spoken else []
+        items.append(parse_item(value, name, empty_text, read))
         words = [*system, *([] if own is None else [check_text(own, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions

@@ -15,7 +15,7 @@ from transformers import ProcessorMixin
 
 from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
-from conjoin.processing.item_inputs import parse_item
+from conjoin.processing.item_inputs import check_list, parse_item
 from conjoin.progress import progress
 from conjoin.storage import model_fingerprint, processor_digest
 
@@ -219,7 +219,7 @@ class ItemEncoder:
         Items of one modality and like length share a batch, which saves padding and idle towers.
 
         Args:
-            items: Strings, PIL images, `{"text", "image"}` or chat messages, in any mix.
+            items: Strings, images (PIL, arrays or tensors), `{"text", "image"}` or chat messages, in any mix.
             ids: Names to report in error messages instead of positions.
             show_progress: Show a progress bar.
             on_batch: Called with the number of items done after every batch.
@@ -235,8 +235,7 @@ class ItemEncoder:
             ValueError: No items, an item that cannot be read (the message names it), or a vector that is not finite.
             FileNotFoundError: An image path that does not exist.
         """
-        if isinstance(items, str | bytes | Mapping | Image.Image):
-            raise TypeError(f"expected a list of items, got one {type(items).__name__}; wrap it in a list")
+        check_list(items)
         if not items:
             raise ValueError("there are no items to encode")
         names = [f"item {position}" for position in range(len(items))] if ids is None else [f"item {i!r}" for i in ids]

@@ -1,6 +1,6 @@
 """Models of sentence-transformers behind the interface of `ItemEncoder`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +136,7 @@ def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> 
     is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
     if model.supports("message"):
         if is_chat:
-            return value
+            return _with_images(value, iter(item.images))
         parts: dict[str, list[Any]] = {"image": [*item.images], "text": [*item.texts]}
         order = dict.fromkeys(_kind(part) for part in item.parts)
         return {kind: parts[kind] if len(parts[kind]) > 1 else parts[kind][0] for kind in order}
@@ -144,6 +144,22 @@ def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> 
         raise ValueError(f"item {place}: {len(item.images)} images, but this model takes one image per item")
     text = {"text": " ".join(item.texts)} if item.texts else {}
     return text | ({"image": item.images[0]} if item.images else {})
+
+
+def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401
+    """Return a message, or a list of them, with images in place of paths and URLs, which the library would fetch."""
+    if not isinstance(value, Mapping):
+        return [_with_images(message, images) for message in value]
+    if isinstance(value["content"], str):
+        return value
+    content = [{"type": "image", "image": next(images)} if _is_image(entry) else entry for entry in value["content"]]
+    return {**value, "content": content}
+
+
+def _is_image(entry: Any) -> bool:  # noqa: ANN401
+    """Whether a part of a message is an image; `{"image": None}` is none."""
+    kind = entry["type"] if isinstance(entry, Mapping) else "text"
+    return kind == "image_url" or (kind == "image" and entry.get("image", entry) is not None)
 
 
 def _kind(part: Any) -> str:  # noqa: ANN401

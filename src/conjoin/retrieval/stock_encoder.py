@@ -1,6 +1,7 @@
 """Stock transformers checkpoints (BERT, DINOv2, CLIP, ...) behind the interface of `ItemEncoder`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from conjoin.hub.load import loading
-from conjoin.processing.item_inputs import parse_items
+from conjoin.processing.item_images import load_image, process_image
+from conjoin.processing.item_inputs import cut_text, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import part_digest, text_digest
 
@@ -117,7 +119,8 @@ class StockProcessor(NamedTuple):
 
     def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> Mapping[str, Tensor]:
         """The inputs of `StockModel.forward`: images and texts of those items that have them."""
-        parsed = parse_items(items)
+        read = load_image if self.image_processor is None else partial(process_image, self.image_processor)
+        parsed = parse_items(items, read=read)
         for number, item in enumerate(parsed):
             if len(item.images) > 1 or len(item.texts) > 1:
                 raise ValueError(f"item {number}: expected at most one image and one text")
@@ -128,9 +131,10 @@ class StockProcessor(NamedTuple):
         texts = [_joined(own, text) for own, item in zip(told, parsed, strict=True) for text in item.texts]
         batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
         if images:
-            batch["pixel_values"] = self.image_processor(images=images, return_tensors="pt")["pixel_values"]
+            batch["pixel_values"] = torch.cat([image["pixel_values"] for image in images])
         if texts:
             limit = min(self.tokenizer.model_max_length, _LONGEST)
+            texts = [cut_text(text, self.tokenizer, limit) for text in texts]
             batch |= self.tokenizer(
                 texts, padding=self.padding, truncation=True, max_length=limit, return_tensors="pt"
             )

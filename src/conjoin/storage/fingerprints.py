@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+from conjoin.processing.item_images import array_to_image
 
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
 
@@ -113,6 +116,8 @@ def row_bytes(row: Mapping[str, Any]) -> bytes:
     image = row.get("image")
     if isinstance(image, list):
         return repr(words).encode("utf-8", "surrogatepass") + b"".join(row_bytes({"image": one}) for one in image)
+    if isinstance(image, np.ndarray | torch.Tensor):
+        image = array_to_image(image)
     if isinstance(image, Image.Image):
         return repr((words, content_digest(image))).encode("utf-8", "surrogatepass")
     stored = image if isinstance(image, Mapping) else {"bytes" if isinstance(image, bytes) else "path": image}

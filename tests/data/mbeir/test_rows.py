@@ -39,6 +39,19 @@ def candidate(did, **change):
     return row | {"src_content": None} | change
 
 
+@pytest.mark.parametrize("path", ["/etc/a.png", "img/../../a.png"])
+def test_image_paths_stay_in_the_folder(root, path):
+    write(root, "cand_pool/local/mbeir_webqa_task2_cand_pool.jsonl", [candidate("2:1", img_path=path)])
+    with pytest.raises(ValueError, match=rf"candidate '2:1': its image path {path!r} leaves the folder"):
+        MbeirCandidates(root, pool_file(root, CELL, "test"))["2:1"]
+
+
+def test_deep_nesting_names_the_line(tmp_path):
+    path = write(tmp_path, "deep.jsonl", ['{"did": ' + "[" * 100_000 + "]" * 100_000 + "}"])
+    with pytest.raises(ValueError, match=r"deep.jsonl', line 1: not valid JSON"):
+        list(JsonLines(path))
+
+
 @pytest.fixture
 def root(tmp_path):
     """One cell in the published layout, with its oddities."""

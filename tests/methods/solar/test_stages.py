@@ -239,13 +239,13 @@ def test_a_frozen_scorer_does_not_follow_and_shares_frozen_towers(tiny_checkpoin
     assert not any("scorer" in name for name, _ in objective.named_parameters())
     before = objective(**batch)["image_threshold"]
     with torch.no_grad():
-        for parameter in objective.encoder.vision_adapter.parameters():
+        for parameter in objective.encoder.vision_adapter[0].parameters():
             parameter.neg_()
     assert objective(**batch)["image_threshold"] == before
     online, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_source="online")
     before = online(**batch)["image_threshold"]
     with torch.no_grad():
-        for parameter in online.encoder.vision_adapter.parameters():
+        for parameter in online.encoder.vision_adapter[0].parameters():
             parameter.neg_()
     assert online(**batch)["image_threshold"] != before
 

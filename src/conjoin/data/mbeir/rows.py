@@ -249,6 +249,8 @@ def _image(folder: Path, modality: str, path: str | None, name: str) -> str | No
         return None
     if not path:
         raise ValueError(f"{name}: its modality is {modality}, but its image path is empty")
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ValueError(f"{name}: its image path {path!r} leaves the folder {str(folder)!r}")
     return str(folder / path)
 
 

@@ -235,8 +235,7 @@ class TeacherCollator:
         ]
         if lacking:
             raise ValueError(f"teachers need an image and a text in every row: {', '.join(lacking[:3])}")
-        images = [load_image(row["image"], name) for row, name in zip(rows, names, strict=True)]
-        batch = self.collator([{**row, "image": image} for row, image in zip(rows, images, strict=True)])
+        batch = self.collator(rows)
         texts = [row["text"].strip() for row in rows]
         taught: dict[str, Tensor] = {}
         encoded, taught["student_spans"] = self.tokenize_student(texts)
@@ -248,7 +247,8 @@ class TeacherCollator:
             taught |= {name: _stack([states[name] for states in known]) for name in (*IMAGE_TARGETS, *TEXT_TARGETS)}
         else:
             taught |= {name: encoded[name] for name in ("input_ids", "attention_mask")}
-            taught["pixel_values"] = self.pixels(images)
+            pixels = [self.pixels([load_image(row["image"], name)]) for row, name in zip(rows, names, strict=True)]
+            taught["pixel_values"] = torch.cat(pixels)
         batch["pairs"]["teacher"] = taught
         return batch
 

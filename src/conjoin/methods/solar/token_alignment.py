@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from conjoin.processing.item_inputs import cut_text
+
 
 def tokenize_with_spans(
     tokenizer: PreTrainedTokenizerBase,
@@ -36,12 +38,14 @@ def tokenize_with_spans(
             f"{type(tokenizer).__name__} is no fast tokenizer: it does not report the character offsets of its "
             "tokens, so a teacher cannot be aligned"
         )
+    limit = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
+    texts = [cut_text(text, tokenizer, limit) for text in texts]
     encoded = tokenizer(
-        list(texts),
+        texts,
         padding=padding,
         padding_side=padding_side,
         truncation=True,
-        max_length=min(max_length or tokenizer.model_max_length, tokenizer.model_max_length),
+        max_length=limit,
         return_attention_mask=True,
         return_special_tokens_mask=True,
         return_offsets_mapping=True,

@@ -23,6 +23,11 @@ class JointEncoderConfig(PreTrainedConfig):
         text_attends_padding: Let the text tower attend to padding, for towers trained without a mask (SigLIP).
         include_global_tokens: Also feed the towers' global tokens to the vision-language encoder. The paper does
             not.
+        balance_modalities: Give image and text equal total weight as keys of the vision-language encoder, however many
+            tokens each has. Otherwise 256 patches outweigh 10 words, and a fused embedding starts as the picture's.
+        adapter_init: `"identity"` starts each adapter as an exact identity (an orthogonal projection where widths
+            differ), `A(x) = [I, -I] GELU([I; -I] x)`, with a hidden width of `2 * hidden_size`; `"normal"` starts it
+            randomly, with a hidden width of `hidden_size`.
         vl_init: `"mean_pooling"` initialises the vision-language encoder to the mean of its (normalised) tokens, which
             suits small datasets; `"normal"` initialises it randomly.
         token_dropout: Fraction of local tokens dropped before the vision-language encoder in training.
@@ -31,7 +36,7 @@ class JointEncoderConfig(PreTrainedConfig):
         layer_norm_eps: Epsilon of the layer norms.
 
     Raises:
-        ValueError: A size is not positive, heads do not divide the width, `vl_init` is unknown, or a checkpoint of an
+        ValueError: A size is not positive, heads do not divide the width, a start is unknown, or a checkpoint of an
             earlier version has type or position embeddings.
     """
 
@@ -49,6 +54,8 @@ class JointEncoderConfig(PreTrainedConfig):
         vision_hidden_layer: int | None = None,
         text_attends_padding: bool = False,
         include_global_tokens: bool = False,
+        balance_modalities: bool = True,
+        adapter_init: str = "identity",
         vl_init: str = "mean_pooling",
         token_dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -65,6 +72,8 @@ class JointEncoderConfig(PreTrainedConfig):
         self.vision_hidden_layer = vision_hidden_layer
         self.text_attends_padding = text_attends_padding
         self.include_global_tokens = include_global_tokens
+        self.balance_modalities = balance_modalities
+        self.adapter_init = adapter_init
         self.vl_init = vl_init
         self.token_dropout = token_dropout
         self.attention_dropout = attention_dropout
@@ -76,6 +85,8 @@ class JointEncoderConfig(PreTrainedConfig):
             raise ValueError(f"num_vl_layers={num_vl_layers}: the vision-language encoder needs at least one layer")
         if vl_init not in ("mean_pooling", "normal"):
             raise ValueError(f'vl_init={vl_init!r}; expected "mean_pooling" or "normal"')
+        if adapter_init not in ("identity", "normal"):
+            raise ValueError(f'adapter_init={adapter_init!r}; expected "identity" or "normal"')
         if not 0.0 <= token_dropout < 1.0:
             raise ValueError(f"token_dropout={token_dropout} must lie in [0, 1)")
         for name in ("use_type_embeddings", "use_position_embeddings"):  # fields of earlier versions
@@ -83,6 +94,12 @@ class JointEncoderConfig(PreTrainedConfig):
                 raise ValueError(f"{name}: the vision-language encoder no longer has such embeddings")
         kwargs.pop("max_position_embeddings", None)
         super().__init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "JointEncoderConfig":  # noqa: ANN401
+        """Read a saved configuration; one of an earlier version has neither balance nor identity start."""
+        earlier = {"balance_modalities": False, "adapter_init": "normal"}
+        return super().from_dict(earlier | config_dict, **kwargs)
 
     @property
     def num_vision_layers(self) -> int:

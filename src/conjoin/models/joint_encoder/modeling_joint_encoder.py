@@ -49,13 +49,20 @@ class JointEncoderOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
+class AdapterInput(nn.Linear):
+    """First layer of an adapter."""
+
+
+class AdapterOutput(nn.Linear):
+    """Second layer of an adapter."""
+
+
 class Adapter(nn.Sequential):
     """Two-layer MLP from a tower's width into the shared width."""
 
     def __init__(self, input_size: int, config: JointEncoderConfig) -> None:
-        super().__init__(
-            nn.Linear(input_size, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, config.hidden_size)
-        )
+        width = config.hidden_size * (2 if config.adapter_init == "identity" else 1)
+        super().__init__(AdapterInput(input_size, width), nn.GELU(), AdapterOutput(width, config.hidden_size))
 
     def forward(self, features: Tensor) -> Tensor:
         """Map `(..., h)` to `(..., d)`; `features` may have the dtype of the tower or of a cache."""
@@ -251,8 +258,11 @@ class JointEncoderModel(PreTrainedModel):
 
     def _keys(
         self, tokens: Tensor | None, exists: Tensor | None, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return the tokens that enter E_VL `(N, S, d)` and their weights `(N, S)`."""
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the tokens that enter E_VL `(N, S, d)`, their weights `(N, S)`, and how many exist `(N, 1)`.
+
+        A modality of which everything is masked counts as absent.
+        """
         if tokens is None or exists is None:
             return None
         keys = tokens[:, 1:]
@@ -261,22 +271,33 @@ class JointEncoderModel(PreTrainedModel):
             keys = torch.cat([tokens[:, :1], keys], dim=1)
             lowest = key_weights.masked_fill(~exists, 1.0).amin(1, keepdim=True)  # it has seen every local token
             key_weights = torch.cat([lowest * exists.any(1, keepdim=True), key_weights], dim=1)
-        return keys, key_weights
+        count = exists.sum(1, keepdim=True) + int(self.config.include_global_tokens)
+        return keys, key_weights, count * (key_weights > 0).any(1, keepdim=True)
 
-    def _embed_view(self, parts: dict[str, tuple[Tensor, Tensor] | None], view: str, return_attention: bool) -> Tensor:
+    def _embed_view(
+        self, parts: dict[str, tuple[Tensor, Tensor, Tensor] | None], view: str, return_attention: bool
+    ) -> Tensor:
         if view not in VIEWS:
             raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
         chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
         if not chosen:
             raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+        pairs = [(keys, weights) for keys, weights, _ in chosen]
+        if self.config.balance_modalities and len(chosen) > 1:  # the total stays, so CLS keeps its share
+            counts = torch.cat([count for *_, count in chosen], dim=1)
+            share = counts.sum(1, keepdim=True) / (counts > 0).sum(1, keepdim=True).clamp(min=1)
+            scales = (share / counts.clamp(min=1)).split(1, dim=1)
+            pairs = [(keys, weights * scale) for (keys, weights), scale in zip(pairs, scales, strict=True)]
         if self.training and self.config.token_dropout:
-            chosen = [drop_tokens(*part, self.config.token_dropout) for part in chosen]
-        keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*chosen, strict=True))
+            pairs = [drop_tokens(*pair, self.config.token_dropout) for pair in pairs]
+        keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
         return self.vl_encoder(keys, weights, return_attention)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, AdapterInput | AdapterOutput) and self.config.adapter_init == "identity":
+            _init_identity(module)
         if isinstance(module, VLEncoder):  # transformers skips modules without parameters of their own
             init.normal_(module.cls_token, std=self.config.initializer_range)
             layers: list[Any] = [*module.layers] if self.config.vl_init == "mean_pooling" else []
@@ -284,6 +305,15 @@ class JointEncoderModel(PreTrainedModel):
                 init.eye_(layer.v_proj.weight)
                 init.eye_(layer.o_proj.weight)
                 init.zeros_(layer.fc2.weight)
+
+
+def _init_identity(layer: AdapterInput | AdapterOutput) -> None:
+    """Start an adapter as `[I, -I] GELU([I; -I] x) = x`, with an orthogonal matrix for I where the widths differ."""
+    is_input = isinstance(layer, AdapterInput)
+    shape = (layer.out_features // 2, layer.in_features) if is_input else (layer.out_features, layer.in_features // 2)
+    start = layer.weight.new_empty(shape)
+    start = nn.init.eye_(start) if shape[0] == shape[1] else nn.init.orthogonal_(start)
+    init.copy_(layer.weight, torch.cat([start, -start], dim=0 if is_input else 1))
 
 
 def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401

@@ -67,7 +67,7 @@ class VLEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, tokens: Tensor, weights: Tensor, return_attention: bool = False) -> Tensor:
-        """Encode `tokens` `(N, S, d)`, weighted as keys by `weights` `(N, S)` in [0, 1], into `(N, d)`.
+        """Encode `tokens` `(N, S, d)`, weighted as keys by `weights` `(N, S)`, none negative, into `(N, d)`.
 
         Every layer adds log w to the attention logits of a key of weight w, so a token of weight 0 has no effect (the
         mask of Eq. 2). CLS is never masked: in an item without tokens, CLS attends to itself.

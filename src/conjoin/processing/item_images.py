@@ -1,0 +1,230 @@
+"""Load images: from files, URLs, bytes, PIL images and arrays to upright RGB pictures.
+
+The limits hold before the work: of bytes before a file is read, of pixels before it is decoded.
+Every saved checkpoint contains this file, so it imports nothing of this package outside its folder.
+"""
+
+import base64
+import binascii
+import io
+import os
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from transformers import BatchFeature
+
+from .item_urls import fetch, is_url
+
+MAX_IMAGE_BYTES = 2**28
+"""Larger files and downloads raise an error before they are read: `MAX_IMAGE_PIXELS` take as much uncompressed."""
+
+MAX_IMAGE_PIXELS = 89_478_485
+"""Images with more pixels raise an error before decoding (Pillow's own decompression-bomb limit)."""
+
+MAX_ASPECT_RATIO = 200
+"""Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
+
+_DRAFT = 4
+"""A large JPEG is decoded at a half, a quarter or an eighth of its size, but at least this many times the target."""
+
+_ORIENTATION = 0x0112
+"""The EXIF tag of the orientation; 1 is upright."""
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+
+
+def load_image(source: Any, name: str = "item", least_side: int | None = None) -> Image.Image:  # noqa: ANN401
+    """Open `source` and return it as an upright RGB image on white.
+
+    Args:
+        source: A PIL image, an array or tensor of an image (see `array_to_image`), a path, a URL (if URLs are
+            allowed, see `allow_urls`), a `data:image/` URI, raw bytes, or `{"bytes": ..., "path": ...}` as
+            `datasets.Image(decode=False)` gives.
+        name: Start of every error message.
+        least_side: Allows a JPEG file to be decoded at a lower resolution, with at least this many pixels a side.
+
+    Raises:
+        FileNotFoundError: The path does not exist.
+        ValueError: Unreadable, truncated, or beyond `MAX_IMAGE_BYTES`, `MAX_IMAGE_PIXELS` or `MAX_ASPECT_RATIO`.
+    """
+    data, label = _find_image(source, name)
+    with _decoding(label):
+        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+    _check_size(image.size, label)
+    with _decoding(label):
+        if least_side is not None and image is not data:
+            image.draft(None, (least_side, least_side))
+        return to_rgb(image)
+
+
+@contextmanager
+def _decoding(label: str) -> Iterator[None]:
+    """Name the image in whatever goes wrong while it is decoded."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{label}: cannot read the image, its format is unknown") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{label}: image is over the limit of {MAX_IMAGE_PIXELS} pixels") from error
+    except MemoryError as error:
+        raise ValueError(f"{label}: there is not enough memory to decode the image") from error
+    except Exception as error:  # decoders raise many kinds on damaged files
+        raise ValueError(f"{label}: cannot read the image, it is truncated or damaged ({error})") from error
+
+
+def _check_size(size: tuple[int, int], label: str) -> None:
+    short, long = sorted(size)
+    shown = f"{label}: image of {size[0]} x {size[1]} pixels"
+    if short == 0 or short * long > MAX_IMAGE_PIXELS:
+        raise ValueError(f"{shown} is empty, or over the limit of {MAX_IMAGE_PIXELS} pixels (a decompression bomb?)")
+    if long > MAX_ASPECT_RATIO * short:
+        raise ValueError(f"{shown} is refused: its aspect ratio is over {MAX_ASPECT_RATIO}")
+
+
+def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:  # noqa: ANN401
+    """Load one image and run an image processor of transformers on it.
+
+    Large pictures are many times larger than what a model sees of them. One call for each picture keeps no more than
+    one of them decoded.
+
+    Raises:
+        FileNotFoundError: As `load_image`.
+        ValueError: As `load_image`, or the image processor refuses the image.
+    """
+    image = load_image(source, name, _least_side(image_processor.to_dict()))
+    try:
+        return image_processor(images=[image], return_tensors="pt")
+    except ValueError as error:
+        width, height = image.size
+        raise ValueError(f"{name}: image of {width} x {height} pixels is refused: {error}") from error
+
+
+def _least_side(settings: Mapping[str, Any]) -> int | None:
+    """The side at which a decoded JPEG still is `_DRAFT` times the target; None where the target is not one size."""
+    size = settings.get("size") or {}
+    resizes = settings.get("do_resize", True) and not settings.get("crop_to_patches", False)
+    if not resizes or not size or not set(size) <= {"height", "width", "shortest_edge"}:
+        return None
+    return _DRAFT * max(size.values())
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any PIL image to RGB as a viewer would show it.
+
+    Takes the first frame of an animation and applies the EXIF orientation. Transparent pixels become white; 16-bit and
+    float greyscale is scaled to 8 bits rather than clipped.
+    """
+    if "fp" in vars(image):  # it has its file; a copy, or an image from another process, holds one frame and no file
+        image.seek(0)
+    if image.mode == "RGB" and not image.has_transparency_data and image.getexif().get(_ORIENTATION, 1) == 1:
+        image.load()
+        return image
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith(("I", "F")):
+        return _to_8_bit(image).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    rgba = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    white = Image.new("RGBA", rgba.size, "white")
+    white.alpha_composite(rgba)
+    return white.convert("RGB")
+
+
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    """Scale greyscale of more than 8 bits to 0..255, transparent pixels to 255.
+
+    The full range is 16 bits in mode I;16, 8 or 16 bits in mode I, and 0..1 or 0..255 for floats: the smallest that
+    holds all values, or their maximum.
+    """
+    values = np.asarray(image).astype(np.float64)
+    peak = values.max()
+    if not np.isfinite(values).all():
+        raise ValueError("pixel values are not finite")
+    limits = (65535,) if image.mode.startswith("I;16") else (255, 65535) if image.mode == "I" else (1, 255)
+    full = next((limit for limit in limits if peak <= limit), peak)
+    levels = np.clip(np.rint(values * (255 / full)), 0, 255)
+    levels[values == image.info.get("transparency", np.nan)] = 255
+    return Image.fromarray(levels.astype(np.uint8))
+
+
+def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Image:
+    """Return an array or tensor of one image as a PIL image.
+
+    Its values are integers of 8 bits, or floats from 0 to 1. Its shape is `(H, W)`, `(H, W, C)` or `(C, H, W)`, with
+    1, 3 or 4 channels. Where both could be meant, the channels of an array come last, those of a tensor first.
+
+    Raises:
+        ValueError: Another shape, type or range; the message starts with `name`.
+    """
+    values, places = (array, (2, 0)) if isinstance(array, np.ndarray) else (_to_numpy(array), (0, 2))
+    if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
+        values = np.rint(values * 255).astype(np.uint8)
+    axes = [place for place in places if values.ndim == 3 and values.shape[place] in (1, 3, 4)]
+    if values.dtype != np.uint8 or not (axes or values.ndim == 2):
+        raise ValueError(
+            f"{name}: an array of shape {tuple(values.shape)} and type {array.dtype} is not an image; expected "
+            "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1"
+        )
+    values = np.moveaxis(values, axes[0], 2) if axes else values[..., None]
+    return Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    values: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
+    return values
+
+
+def _find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
+    """Return the image or its encoded bytes, and the name for error messages."""
+    if isinstance(source, Mapping):
+        data, path = source.get("bytes"), source.get("path")
+        name = f"{name}, image {path!r}" if path and isinstance(data, bytes) else name
+        source = path if data is None and not isinstance(path, Mapping) else data
+    if isinstance(source, Image.Image):
+        return source, name
+    if isinstance(source, np.ndarray | Tensor):
+        return array_to_image(source, name), name
+    if isinstance(source, bytes):
+        data = source
+    elif isinstance(source, str) and source.startswith("data:image/"):
+        data = decode_base64(source.partition(",")[2], name)
+    elif isinstance(source, str | os.PathLike):
+        name = f"{name}, image {os.fspath(source)!r}"
+        data = fetch(str(source), name, MAX_IMAGE_BYTES) if is_url(source) else _read_file(source, name)
+    else:
+        raise ValueError(f"{name}: {describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
+    if not data:
+        raise ValueError(f"{name}: the image has zero bytes")
+    return data, name
+
+
+def decode_base64(text: str, name: str) -> bytes:
+    """Return the bytes that `text` encodes; errors start with `name`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{name}: the image is not valid base64 ({error})") from error
+
+
+def _read_file(path: str | os.PathLike[str], name: str) -> bytes:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{name}: no such file")
+    try:
+        size = os.path.getsize(path)
+        if size > MAX_IMAGE_BYTES:
+            raise ValueError(f"{name}: the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read the file ({error})") from error
+
+
+def describe(value: Any) -> str:  # noqa: ANN401
+    """Return the type and a short form of any value, however deep or long, for error messages."""
+    return f"{type(value).__name__} {_REPR.repr(value)[:80]}"

@@ -1,0 +1,184 @@
+"""Rows name only the files and URLs that their source may name."""
+
+import gzip
+import json
+
+import datasets
+import pytest
+from PIL import Image
+
+from conjoin.data import load_pairs, load_triplets
+from conjoin.processing.item_urls import ALLOW_URLS
+
+
+@pytest.fixture
+def outside(tmp_path):
+    path = tmp_path / "outside.png"
+    Image.new("RGB", (4, 4), "red").save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, outside):
+    """A folder with a picture of its own, and a symbolic link to one outside."""
+    folder = tmp_path / "downloaded"
+    (folder / "inner").mkdir(parents=True)
+    Image.new("RGB", (4, 4), "blue").save(folder / "inner/own.png")
+    (folder / "link.png").symlink_to(outside)
+    (folder / "inner/same.png").symlink_to(folder / "inner/own.png")
+    return folder
+
+
+def write(folder, *names):
+    path = folder / "metadata.jsonl"
+    path.write_text("".join(json.dumps({"file_name": str(name), "text": "a"}) + "\n" for name in names))
+    return path
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["../outside.png", "inner/../../outside.png", "link.png", "absolute"])
+def test_the_metadata_of_a_folder_names_files_inside_it(name, streaming, folder, outside):
+    name = outside if name == "absolute" else name
+    table = write(folder, name)
+    with pytest.raises(ValueError, match=r"row 0 .*the file is outside of the dataset"):
+        list(load_pairs(folder, streaming=streaming))
+    assert len(list(load_pairs(table, streaming=streaming))) == 1  # a table that the user names
+
+
+def test_files_inside_a_folder(folder, tmp_path):
+    write(folder, "inner/own.png", "inner/same.png", (folder / "inner/own.png").absolute())
+    assert len(load_pairs(folder)) == 3
+    (tmp_path / "alias").symlink_to(folder)
+    assert len(load_pairs(tmp_path / "alias")) == 3
+
+
+def test_a_folder_of_captions(folder):
+    for name in ("link", "inner/own", "inner/same"):
+        (folder / f"{name}.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"link.png.*outside of the dataset"):
+        load_pairs(folder)
+    (folder / "link.png").unlink()
+    assert len(load_pairs(folder)) == 2
+
+
+def test_folders_of_labels_and_of_splits(folder, outside):
+    """A split names files of the whole folder, as its other files do."""
+    for name in ("inner", "other"):
+        (folder / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4), "red").save(folder / "train" / name / "own.png")
+    (folder / "link.png").unlink()
+    (folder / "inner/same.png").unlink()
+    (folder / "inner/own.png").rename(folder / "train" / "shared.png")
+    write(folder / "train", "shared.png", "../train/inner/own.png")
+    assert len(load_pairs(folder)) == 2
+    write(folder / "train", "../../outside.png")
+    with pytest.raises(ValueError, match=r"row 0 .*outside of the dataset"):
+        load_pairs(folder)
+    (folder / "train" / "metadata.jsonl").unlink()
+    (folder / "train" / "shared.png").unlink()
+    assert load_pairs(folder)["text"][:] == ["inner", "other"]
+    (folder / "train" / "inner" / "link.png").symlink_to(outside)
+    with pytest.raises(ValueError, match=r"link.png.*outside of the dataset"):
+        load_pairs(folder)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_saved_dataset_names_files_inside_its_folder(folder, outside, streaming, tmp_path):
+    for name, count in (("inner/own.png", 1), (str(outside), 0)):
+        rows = datasets.Dataset.from_dict({"image": [name], "text": ["a"]})
+        rows.save_to_disk(folder)
+        if count:
+            assert len(list(load_pairs(folder, streaming=streaming))) == count
+        else:
+            with pytest.raises(ValueError, match=r"row 0 .*outside of the dataset"):
+                list(load_pairs(folder, streaming=streaming))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_outside_of_a_folder_are_kept_as_problems(folder, streaming):
+    write(folder, "inner/own.png", "link.png", "https://example.org/a.png")
+    rows = list(load_pairs(folder, streaming=streaming, on_error="keep"))
+    assert [row["image"] is None for row in rows] == [False, True, True]
+    assert rows[0]["problem"] is None and "outside of the dataset" in rows[1]["problem"]
+    assert "pass --allow-urls" in rows[2]["problem"]
+
+
+STRUCT = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+COLUMNS = {
+    "strings": {"image": datasets.Value("string")},
+    "images": {"image": datasets.Image(decode=False)},
+    "structs": {"image": STRUCT},
+    "lists of strings": {"image": datasets.List(datasets.Value("string"))},
+    "lists of images": {"image": datasets.List(datasets.Image(decode=False))},
+    "lists of structs": {"image": datasets.List(STRUCT)},
+}
+
+
+def image_of(kind, path):
+    """A cell of a column of `COLUMNS`; in a list, an image that has its bytes comes first."""
+    image = str(path) if "strings" in kind else {"bytes": None, "path": str(path)}
+    if "lists" not in kind:
+        return image
+    return [image, image] if "strings" in kind else [{"bytes": b"0", "path": "/other.png"}, image]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_dataset_of_the_hub_names_no_local_file(kind, streaming, outside, tmp_path, monkeypatch):
+    features = datasets.Features(COLUMNS[kind] | {"text": datasets.Value("string")})
+
+    def opened(path):
+        rows = datasets.Dataset.from_list([{"image": image_of(kind, path), "text": "a"}], features=features)
+        return rows.to_iterable_dataset() if streaming else rows
+
+    monkeypatch.setattr("conjoin.data.pair_sources._open_hub", lambda *args: opened(outside))
+    with pytest.raises(ValueError, match=r"row 0 .*outside.png.*outside of the dataset"):
+        list(load_pairs("owner/pictures", streaming=streaming))
+    assert len(list(load_pairs(opened(outside), streaming=streaming))) == 1  # the user's own
+    monkeypatch.setattr("conjoin.data.image_paths.HF_HUB_CACHE", str(tmp_path))
+    assert len(list(load_pairs("owner/pictures", streaming=streaming))) == 1  # a file that the hub's client fetched
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_urls_are_refused_before_anything_runs(kind, streaming, monkeypatch):
+    monkeypatch.setenv(ALLOW_URLS, "")
+    features = datasets.Features(COLUMNS[kind] | {"text": datasets.Value("string")})
+
+    def pairs(url):
+        rows = datasets.Dataset.from_list([{"image": image_of(kind, url), "text": "a"}], features=features)
+        return list(load_pairs(rows, streaming=streaming))
+
+    with pytest.raises(ValueError, match=r"row 0 .*example.org/a.png'.*pass --allow-urls"):
+        pairs("https://example.org/a.png")
+    with pytest.raises(ValueError, match=r"row 0 .*expected a path, or a URL of http or https"):
+        pairs("ftp://example.org/a.png")
+    monkeypatch.setenv(ALLOW_URLS, "public")
+    (row,) = pairs("https://example.org/a.png")
+    image = row["image"][-1] if "lists" in kind else row["image"]
+    assert image == {"bytes": None, "path": "https://example.org/a.png"}
+
+
+def test_urls_of_triplets(tmp_path, monkeypatch):
+    monkeypatch.setenv(ALLOW_URLS, "")
+    roles = ("query", "positive", "negative")
+    row = {f"{role}_text": "a" for role in roles} | {f"{role}_image": None for role in roles}
+    path = tmp_path / "triplets.jsonl"
+    path.write_text(json.dumps(row | {"query_image": "https://example.org/a.png"}))
+    with pytest.raises(ValueError, match=r"line 1 .*query_image.*pass --allow-urls"):
+        load_triplets(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".json.gz"])
+def test_deep_nesting_of_a_table(suffix, tmp_path):
+    """The reader of JSON would end the process."""
+    path = tmp_path / f"deep{suffix}"
+
+    def write_text(text):
+        path.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
+
+    write_text('{"text": "a", "image": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
+    with pytest.raises(ValueError, match=r"deep.*line 1: its values are nested 200001 deep; the limit is 100"):
+        load_pairs(path)
+    write_text(json.dumps({"text": "[{" * 300 + '"', "caption": "\\"}) + "\n")
+    assert load_pairs(path, only="text")[0]["text"] == "[{" * 300 + '"'
