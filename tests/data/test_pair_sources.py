@@ -28,10 +28,11 @@ def draw(path, colour="red", caption=None):
 
 
 def test_what_pillow_reads_is_read(tmp_path):
-    for suffix in ("png", "avif", "jp2", "ppm"):
+    kinds = [kind for kind in ("avif", "jp2", "png", "ppm") if f".{kind}" in Image.registered_extensions()]
+    for suffix in kinds:
         draw(tmp_path / f"{suffix}.{suffix}", "red", suffix)
     pairs = load_pairs(tmp_path)
-    assert pairs["text"][:] == ["avif", "jp2", "png", "ppm"]
+    assert pairs["text"][:] == kinds and len(kinds) >= 3  # Pillow before 11.3 reads no AVIF
     assert all(load_image(row["image"], row["id"]).getpixel((0, 0))[0] > 250 for row in pairs)
 
 

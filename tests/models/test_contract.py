@@ -202,7 +202,8 @@ def test_states_and_attention_on_request(name, layers, built, items):
     torch.testing.assert_close(model.vl_encoder.norm(state) if "joint" in name else state, output.pooler_output)
     assert (output.embeddings - model(**batch).embeddings).abs().max() <= 1e-5
     first, *others = model(**batch, output_hidden_states=[0]).hidden_states
-    assert torch.equal(first, output.hidden_states[0]) and all(state is None for state in others)
+    torch.testing.assert_close(first, output.hidden_states[0])
+    assert all(state is None for state in others)
     with pytest.raises(ValueError, match=r"output_hidden_states need a single view, got \('image', 'text'\)"):
         model(**batch, views=("image", "text"), output_hidden_states=True)
 

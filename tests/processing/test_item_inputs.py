@@ -83,6 +83,12 @@ def test_message_images(key, red, red_file):
     assert item.images[0].getpixel((0, 0)) == RED
 
 
+def test_several_values_in_one_part_of_a_message(red):
+    content = [{"type": "image", "image": [red, red]}, {"type": "text", "text": ["a", "b"]}]
+    (item,) = parse_items([[{"role": "user", "content": content}]])
+    assert [image.size for image in item.images] == [red.size] * 2 and [*item.texts] == ["a", "b"]
+
+
 def test_message_image_url_and_data_uri(red):
     uri = "data:image/png;base64," + base64.b64encode(encoded(red)).decode()
     content = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "image_url", "image_url": uri}]

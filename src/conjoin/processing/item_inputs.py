@@ -253,6 +253,8 @@ def _content_parts(entry: Any, name: str) -> list[str | _Image]:  # noqa: ANN401
     if isinstance(entry, str):
         return [_check_unicode(entry, name)]
     kind = entry.get("type") if isinstance(entry, Mapping) else None
+    if kind in ("text", "image") and isinstance(entry.get(kind), list):  # as sentence-transformers 6.0 writes several
+        return [part for value in entry[kind] for part in _content_parts({**entry, kind: value}, name)]
     if kind == "text":
         return [] if entry.get("text") is None else [_check_unicode(entry["text"], name)]
     if kind == "image":
