@@ -47,6 +47,7 @@ def test_encoders_ask_before_they_load(load, monkeypatch):
 def test_commands_name_the_way_out(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "photos.csv").write_text("image,text\nhttps://example.org/1.jpg,one\n")
+    (tmp_path / "1.jpg").touch()
+    (tmp_path / "photos.csv").write_text("image,text\n1.jpg,one\n")
     assert main([*command.split(), "--device", "cuda"]) == 2
     assert "cuda was asked for, but torch sees no GPU; use --device cpu" in capsys.readouterr().err
