@@ -15,13 +15,11 @@ from conjoin.storage import (
     Manifest,
     StoredFolder,
     check_place,
-    check_sealed,
     is_current,
     read_folder,
     read_manifest,
     recorded_rows,
     replace_folder,
-    seal_folder,
 )
 from conjoin.storage.folder import lock_folder
 from conjoin.storage.manifest import StoredFile
@@ -286,16 +284,3 @@ class TestPlaces:
         check_place(tmp_path / "absent", STORE)
         with pytest.raises(ValueError, match="has format 'store of numbers'"):
             check_place(tmp_path, CACHE)
-
-
-class TestSealing:
-    def test_a_sealed_folder_knows_its_files(self, tmp_path):
-        for name in ("a.bin", "b.bin"):
-            (tmp_path / name).write_text(name)
-        with pytest.raises(FileNotFoundError, match=r"has no manifest.json"):
-            check_sealed(tmp_path, STORE)
-        seal_folder(tmp_path, STORE)
-        check_sealed(tmp_path, STORE)
-        (tmp_path / "b.bin").write_text("b.bim")
-        with pytest.raises(DamagedError, match=r"b.bin' is truncated or damaged"):
-            check_sealed(tmp_path, STORE)

@@ -9,9 +9,9 @@ import torch
 from transformers import TrainerState
 
 from conjoin.processing import ImageTextProcessor
-from conjoin.storage import check_sealed, lock_folder
+from conjoin.storage import lock_folder
 from conjoin.training import run_folder
-from conjoin.training.run_folder import CHECKPOINT, checkpoints, open_run_folder, remove_old
+from conjoin.training.run_folder import check_checkpoint, checkpoints, open_run_folder, remove_old
 from tiny_training import make_encoder, make_rows, make_trainer
 
 WRITERS = (
@@ -74,7 +74,7 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
                 points.append(calls[-1])
         checkpoint = found(trainer.args)
         assert checkpoint in (folder / f"checkpoint-{step}", folder / f"checkpoint-{step + 1}"), points
-        check_sealed(checkpoint, CHECKPOINT)
+        check_checkpoint(checkpoint)
         torch.load(checkpoint / "optimizer.pt")
         assert not (folder / ".unfinished").exists() and not list(folder.glob("damaged-*"))
         step = int(checkpoint.name.partition("-")[2])
@@ -95,9 +95,12 @@ def test_a_damaged_checkpoint_is_set_aside(trainer, tmp_path, caplog):
     (folder / "checkpoint-7").mkdir()
     assert found(trainer.args) == folder / "checkpoint-3"
     assert sorted(path.name for path in folder.glob("damaged-*")) == [f"damaged-checkpoint-{n}" for n in (4, 5, 7)]
-    assert "optimizer.pt' is truncated or damaged" in caplog.text and "trainer_state.json' is missing" in caplog.text
+    assert (
+        "optimizer.pt' is missing, truncated or damaged" in caplog.text
+        and "trainer_state.json' is missing" in caplog.text
+    )
     for step in (2, 3):
-        (folder / f"checkpoint-{step}/manifest.json").unlink()
+        (folder / f"checkpoint-{step}/SHA256SUMS").unlink()
     with pytest.raises(FileNotFoundError, match="no checkpoint to resume from in"):
         found(trainer.args)
 

@@ -2,6 +2,7 @@
 
 from .atomic import atomic_path as atomic_path, flush as flush, write_text as write_text
 from .checksum_file import (
+    FOLDER_CHECKSUMS as FOLDER_CHECKSUMS,
     check_checksum as check_checksum,
     check_checksums as check_checksums,
     write_checksums as write_checksums,
@@ -39,4 +40,3 @@ from .manifest import (
     recorded_rows as recorded_rows,
 )
 from .row_shards import NAMES as NAMES, RowShards as RowShards
-from .sealed import check_sealed as check_sealed, seal_folder as seal_folder

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from conjoin.storage import FolderKind, check_sealed, lock_folder, seal_folder
+from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, flush, lock_folder, write_checksums
 from conjoin.storage.manifest import MANIFEST
 
 from .config import RetrievalConfig
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT = FolderKind("training checkpoint", 1, "run `conjoin train`")
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
 UNFINISHED = ".unfinished"
 """Sub-folder of the checkpoint that is being written."""
@@ -60,12 +59,28 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def publish(unfinished: Path, checkpoint: Path) -> None:
-    """Seal a checkpoint that was written aside and move it to its place in one step."""
-    seal_folder(unfinished, CHECKPOINT)
+    """Add the checksums of a checkpoint that was written aside, and move it to its place in one step."""
+    names = [path.name for path in sorted(unfinished.iterdir()) if path.is_file() and path.name != FOLDER_CHECKSUMS]
+    for name in names:
+        flush(unfinished / name)
+    write_checksums(unfinished, names)
+    flush(unfinished / FOLDER_CHECKSUMS)
     if checkpoint.exists():  # of a run that was interrupted and resumed from an earlier step
         os.replace(checkpoint, unfinished.with_name("replaced"))
     os.replace(unfinished, checkpoint)
     remove_unfinished(checkpoint.parent)
+
+
+def check_checkpoint(path: Path) -> None:
+    """Compare the files of a checkpoint with its checksums.
+
+    Raises:
+        FileNotFoundError: It has no checksums: it is not complete, or an earlier version wrote it.
+        ValueError: A file is missing, truncated or changed; the message names it.
+    """
+    if not (path / FOLDER_CHECKSUMS).is_file():
+        raise FileNotFoundError(f"{str(path)!r} has no {FOLDER_CHECKSUMS}: it is not a complete checkpoint")
+    check_checksums(path, "remove the checkpoint")
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -134,7 +149,7 @@ def _set_damaged_aside(folder: Path) -> None:
     """Rename damaged checkpoints after the last intact one, so that nothing takes them for the newest."""
     for path in checkpoints(folder):
         try:
-            check_sealed(path, CHECKPOINT)
+            check_checkpoint(path)
             return
         except (FileNotFoundError, ValueError) as error:
             aside = path.with_name(f"damaged-{path.name}")
