@@ -41,6 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         ("triplets", 600, "triplets of each test set; validation has half as many"),
     ):
         scenes.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
+    scenes.add_argument("--objects", type=int, metavar="N", help="known objects (default: all 528)")
     scenes.add_argument(
         "--languages", nargs="+", default=["en"], metavar="LANGUAGE", help="of the texts (default: en)"
     )
@@ -57,6 +58,7 @@ def write_scenes(args: argparse.Namespace) -> None:
         train=args.train,
         distractors=args.distractors,
         triplets=args.triplets,
+        objects=args.objects,
         languages=args.languages,
         seed=args.seed,
         show_progress=True,

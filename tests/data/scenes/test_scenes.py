@@ -148,6 +148,17 @@ def test_the_same_call_gives_the_same_scenes_and_a_shorter_one_a_part(scenes, tm
     assert (other / "test_unseen.jsonl").read_bytes() != (fewer / "test_unseen.jsonl").read_bytes()
 
 
+def test_fewer_known_objects(tmp_path):
+    few = make_scenes(tmp_path / "few", train=40, distractors=2, triplets=2, objects=6)
+    rows = pq.read_table(few / "train.parquet").to_pylist()
+    shown = {entry["object"] for row in rows for part in ("image", "text") for entry in row[f"{part}_objects"]}
+    assert len(shown) == 6
+    known = {one for row in lines(few, "test_known") for part in content(row, "query") for one in part}
+    assert known <= shown and not known & {
+        one for row in lines(few, "test_unseen") for part in content(row, "query") for one in part
+    }
+
+
 def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch):
     from conjoin.data.scenes import make
 
@@ -175,6 +186,7 @@ def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch)
     ("options", "message"),
     [
         ({"train": 1}, "train=1 must be at least 2"),
+        ({"objects": 4}, "objects=4 must be at least 5"),
         ({"languages": ["en", "xx"]}, r"languages=\['en', 'xx'\]; expected some of en, de"),
         ({"languages": []}, "languages="),
     ],

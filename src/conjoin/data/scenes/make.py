@@ -17,7 +17,7 @@ from conjoin.data.scenes.draw import draw_scene
 from conjoin.data.scenes.objects import ARTISTS, scene_objects
 from conjoin.data.scenes.phrases import PHRASES, Wording
 from conjoin.progress import progress
-from conjoin.storage import atomic_path, write_text
+from conjoin.storage import atomic_path, text_digest, write_text
 
 MARKER = "scenes.json"
 TEST_SETS = ("known", "unseen")
@@ -60,6 +60,7 @@ def make_scenes(
     train: int = 20000,
     distractors: int = 20000,
     triplets: int = 600,
+    objects: int | None = None,
     languages: Sequence[str] = ("en",),
     seed: int = 0,
     show_progress: bool = False,
@@ -83,6 +84,7 @@ def make_scenes(
         train: Training scenes.
         distractors: Further candidates for both test sets.
         triplets: Triplets of each test set; validation has half as many.
+        objects: Known objects, chosen by a hash; all 528 when None. Fewer are learned in fewer steps.
         languages: Of the texts, of `PHRASES`.
         seed: Of all draws.
         show_progress: Show progress bars.
@@ -92,15 +94,16 @@ def make_scenes(
         ImportError: The `sample` extra is not installed.
         ValueError: A number is not positive, or a language is unknown.
     """
-    for name, value in (("train", train), ("distractors", distractors), ("triplets", triplets)):
-        if value < 2:
-            raise ValueError(f"{name}={value} must be at least 2")
+    counts = {"train": train, "distractors": distractors, "triplets": triplets}
+    for name, value, least in (*((name, value, 2) for name, value in counts.items()), ("objects", objects, 5)):
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
     unknown = [language for language in languages if language not in PHRASES]
     if unknown or not languages:
         raise ValueError(f"languages={list(languages)}; expected some of {', '.join(PHRASES)}")
     out, asked = Path(out), tuple(languages)
-    counts = {"train": train, "distractors": distractors, "triplets": triplets}
-    marker = json.dumps({"version": _VERSION, "seed": seed, "languages": asked, **counts}, indent=1) + "\n"
+    settings = {"version": _VERSION, "seed": seed, "languages": asked, "objects": objects, **counts}
+    marker = json.dumps(settings, indent=1) + "\n"
     if (out / MARKER).is_file() and (out / MARKER).read_text(encoding="utf-8") == marker:
         return out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -110,7 +113,7 @@ def make_scenes(
         shutil.rmtree(partial)
     partial.mkdir(parents=True, exist_ok=True)
     write_text(partial / MARKER, marker)
-    _Maker(partial, asked, seed, show_progress).make(train, distractors, triplets)
+    _Maker(partial, objects, asked, seed, show_progress).make(train, distractors, triplets)
     if out.is_dir():
         out.rmdir()
     os.replace(partial, out)
@@ -118,7 +121,9 @@ def make_scenes(
 
 
 class _Maker:
-    def __init__(self, folder: Path, languages: tuple[str, ...], seed: int, show_progress: bool) -> None:
+    def __init__(
+        self, folder: Path, known: int | None, languages: tuple[str, ...], seed: int, show_progress: bool
+    ) -> None:
         objects = scene_objects(languages)
         self.folder, self.languages, self.seed, self.show = folder, languages, seed, show_progress
         self.names = {row.concept: row.names for row in objects}
@@ -126,6 +131,7 @@ class _Maker:
             split: tuple(row.concept for row in objects if row.split == split)
             for split in ("train", "validation", "test")
         }
+        self.by_split["train"] = tuple(sorted(self.by_split["train"], key=text_digest)[:known])
 
     def make(self, train: int, distractors: int, triplets: int) -> None:
         """Write every file that is not there."""
