@@ -13,3 +13,4 @@ from .pair import (
     render_explanation as render_explanation,
     score_populations as score_populations,
 )
+from .truth import score_intersection as score_intersection

@@ -1,0 +1,85 @@
+"""How well the scores of a stage-1 model find what picture and text share, against the truth of scenes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import ProcessorMixin
+
+from conjoin.data.scenes.truth import PRIVATE, SHARED, shared_patches, shared_tokens
+from conjoin.methods.solar.stage1 import align, pair_tokens, threshold_of
+from conjoin.models.joint_encoder import JointEncoderModel
+
+
+@torch.inference_mode()
+def score_intersection(
+    model: JointEncoderModel, processor: ProcessorMixin, rows: Sequence[Mapping[str, Any]], batch_size: int = 64
+) -> dict[str, float]:
+    """Score the local scores and masks of a joint encoder on scenes.
+
+    Args:
+        model: A joint encoder after stage 1.
+        processor: Its processor.
+        rows: Scenes with `image`, `text`, `image_objects` and `text_objects`.
+        batch_size: Rows per batch; thresholds are fitted to the scores of a batch, as in training.
+
+    Returns:
+        `patch_auroc` and `token_auroc`: the chance that a token of a shared object scores above a token of a private
+        one of the same scene (App. H); 0.5 is chance. `patch_iou` and `token_iou`: intersection over union of the
+        tokens above the threshold with those of shared objects.
+
+    Raises:
+        ValueError: No scene has shared and private objects.
+    """
+    model.eval()
+    found: dict[str, list[tuple[float, float]]] = {"patch": [], "token": []}
+    overlaps: dict[str, list[float]] = {"patch": [], "token": []}
+    for start in range(0, len(rows), batch_size):
+        chosen = rows[start : start + batch_size]
+        inputs = processor([{"image": row["image"], "text": row["text"]} for row in chosen]).to(model.device)
+        tokens = pair_tokens(model(**inputs, views=(), output_tokens=True))
+        scores = align(tokens)
+        truths = _truths(processor, chosen, tokens.image_mask.shape[1], tokens.text_mask.shape[1])
+        for kind, local, truth in zip(found, (scores.image, scores.text), truths, strict=True):
+            above = (local.scores > threshold_of(local).threshold).cpu()
+            for row_scores, row_above, row_truth in zip(local.scores.cpu(), above, truth, strict=True):
+                found[kind].append(_wins(row_scores[row_truth == SHARED], row_scores[row_truth == PRIVATE]))
+                overlaps[kind].append(_overlap(row_above, row_truth))
+    results: dict[str, float] = {}
+    for kind, wins in found.items():
+        won, compared = map(sum, zip(*wins, strict=True))
+        if not compared:
+            raise ValueError(f"no scene has a {kind} of a shared and one of a private object")
+        results |= {f"{kind}_auroc": won / compared, f"{kind}_iou": float(np.mean(overlaps[kind]))}
+    return results
+
+
+def _truths(
+    processor: Any,  # noqa: ANN401
+    rows: Sequence[Mapping[str, Any]],
+    patches: int,
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """The truth of patches `(N, P)` and of tokens `(N, T)`."""
+    options = {"padding": True, "truncation": True, "return_offsets_mapping": True}
+    encoded = processor.tokenizer([row["text"] for row in rows], **options)
+    objects = [(row["image_objects"], row["text_objects"]) for row in rows]
+    images = [shared_patches(*each, grid=round(patches**0.5)) for each in objects]
+    texts = [
+        shared_tokens(*each, offsets[:width]) for each, offsets in zip(objects, encoded["offset_mapping"], strict=True)
+    ]
+    return torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(texts))
+
+
+def _wins(shared: Tensor, private: Tensor) -> tuple[float, float]:
+    """How many pairs the shared tokens win, ties half, and how many there are."""
+    difference = shared[:, None] - private
+    return float((difference > 0).sum() + 0.5 * (difference == 0).sum()), float(difference.numel())
+
+
+def _overlap(above: Tensor, truth: Tensor) -> float:
+    """Intersection over union with the tokens of shared objects."""
+    shared = truth == SHARED
+    return float((above & shared).sum() / (above | shared).sum().clamp(min=1))

@@ -1,0 +1,47 @@
+import pytest
+import torch
+from PIL import Image
+from tiny_solar import frozen_encoder
+
+from conjoin.data.scenes.truth import shared_patches, shared_tokens
+from conjoin.methods.solar.explain import score_intersection
+from conjoin.methods.solar.stage1 import align, pair_tokens, threshold_of
+
+ROWS = [
+    {
+        "image": Image.effect_noise((16, 16), 90 + place).convert("RGB"),
+        "text": "a bus and a red owl",
+        "image_objects": [{"object": "dog", "box": [0, 0, 0.5, 1]}, {"object": "bus", "box": [0.5, 0, 1, 0.5]}],
+        "text_objects": [{"object": "bus", "start": 2, "end": 5}, {"object": "owl", "start": 12, "end": 19}],
+    }
+    for place in range(3)
+]
+
+
+def test_scores_equal_a_naive_loop(tiny_checkpoints):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    found = score_intersection(model, processor, ROWS)
+    with torch.no_grad():
+        inputs = processor([{"image": row["image"], "text": row["text"]} for row in ROWS])
+        scores = align(pair_tokens(model.eval()(**inputs, views=(), output_tokens=True)))
+    offsets = processor.tokenizer(ROWS[0]["text"], return_offsets_mapping=True)["offset_mapping"]
+    objects = ROWS[0]["image_objects"], ROWS[0]["text_objects"]
+    truths = {"patch": shared_patches(*objects, 2), "token": shared_tokens(*objects, offsets)}
+    for kind, local in (("patch", scores.image), ("token", scores.text)):
+        truth, wins, overlaps = truths[kind].tolist(), [], []
+        for row in local.scores.tolist():
+            shared, private = ([s for s, t in zip(row, truth, strict=True) if t == kept] for kept in (1, 0))
+            assert shared and private
+            wins += [1.0 if a > b else 0.5 if a == b else 0.0 for a in shared for b in private]
+            above = {place for place, score in enumerate(row) if score > threshold_of(local).threshold}
+            own = {place for place, t in enumerate(truth) if t == 1}
+            overlaps.append(len(above & own) / len(above | own))
+        assert found[f"{kind}_auroc"] == pytest.approx(sum(wins) / len(wins))
+        assert found[f"{kind}_iou"] == pytest.approx(sum(overlaps) / len(overlaps))
+
+
+def test_scenes_that_share_everything_cannot_be_scored(tiny_checkpoints):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    rows = [row | {"image_objects": row["image_objects"][1:]} for row in ROWS]
+    with pytest.raises(ValueError, match="no scene has a patch of a shared and one of a private object"):
+        score_intersection(model, processor, rows)
