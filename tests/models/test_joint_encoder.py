@@ -51,6 +51,22 @@ def test_masked_tokens_leave_no_trace(kind, built, pairs):
 
 
 @torch.no_grad()
+def test_a_global_token_has_the_lowest_weight_of_the_tokens_it_has_seen(tiny_checkpoints, built, pairs):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*folders, include_global_tokens=True, **SMALL).eval()
+    batch = built(NAME)[1](pairs)
+    weights = torch.ones(len(pairs), 4)
+    weights[:, 1] = 0
+    features = model(**batch, output_tokens=True).image_features
+    other = features.clone()
+    other[:, 0] = 7.0  # the global token
+    inputs = {name: value for name, value in batch.items() if name != "pixel_values"}
+    masked = [model(**inputs, image_features=value, image_weights=weights).embeddings for value in (features, other)]
+    assert torch.equal(*masked)
+    assert not close(*(model(**inputs, image_features=value).embeddings for value in (features, other)))
+
+
+@torch.no_grad()
 def test_masking_everything_leaves_cls_alone(built, pairs):
     model, processor = built(NAME)
     batch = processor(pairs)
