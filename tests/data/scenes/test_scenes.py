@@ -9,7 +9,7 @@ from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs, load_triplets, make_scenes
-from conjoin.data.scenes.compose import EDITS, NEGATIVES, Composition, draw_composition
+from conjoin.data.scenes.compose import NEGATIVES, Composition, draw_composition
 from conjoin.data.scenes.draw import SCENE_SIZE, draw_scene
 from conjoin.data.scenes.objects import scene_objects
 from conjoin.data.scenes.phrases import PHRASES, Wording
@@ -38,7 +38,7 @@ def compositions(split="train", count=300):
 def test_compositions_have_every_edit_and_overlap():
     drawn = compositions()
     kinds = {(bool(one.image_only), bool(one.text_only)) for one in drawn}
-    assert kinds == {(True, True), (False, True), (True, False)} and len(EDITS) == 3
+    assert kinds == {(True, True), (False, True), (True, False)}
     assert {len(one.shared) for one in drawn} == {1, 2, 3}
     assert all(len({*one.image, *one.text}) == len(one.shared + one.image_only + one.text_only) for one in drawn)
 
@@ -96,17 +96,20 @@ def test_a_wording_depends_on_its_seed_and_others_on_their_phrase():
     assert len({Wording("en", 0, seed).write(NAMES[:4], names)[0] for seed in range(20)}) > 5
 
 
-def test_objects_are_where_their_boxes_are():
+def test_objects_are_where_their_boxes_are(monkeypatch):
     names = [row.concept for row in scene_objects()][:4]
-    generator = np.random.default_rng(3)
-    picture, boxes = draw_scene(tuple(names), "openmoji", generator)
-    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"), dtype=float)
-    inside = np.zeros(pixels.shape, dtype=bool)
+    monkeypatch.setattr(
+        "conjoin.data.scenes.draw._background", lambda generator: Image.new("RGB", (SCENE_SIZE, SCENE_SIZE), "white")
+    )
+    picture, boxes = draw_scene(tuple(names), "openmoji", np.random.default_rng(3))
+    ink = 255 - np.asarray(Image.open(io.BytesIO(picture)).convert("L"), dtype=float)
+    inside = np.zeros(ink.shape, dtype=bool)
     for entry in boxes:
         left, top, right, bottom = (round(edge * SCENE_SIZE) for edge in entry["box"])
         assert not inside[top:bottom, left:right].any(), "objects overlap"
         inside[top:bottom, left:right] = True
-        assert pixels[top:bottom, left:right].std() > 3 * pixels[~inside].std() or pixels[~inside].std() > 10
+        assert (ink[top:bottom, left:right] > 100).mean() > 0.02, "the box is empty"
+    assert ink[~inside].max() < 60, "an object leaves its box"  # JPEG blurs an edge by a few pixels
     assert [entry["object"] for entry in boxes] == names
 
 

@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import numpy as np
 
-Item = TypeVar("Item")
+from conjoin.data.construction.symmetric import EDITS
 
-EDITS = ("replace", "add", "remove")
-"""How the text differs from the picture: it names another object in place of one, one more, or one fewer."""
+Item = TypeVar("Item")
 
 NEGATIVES = ("image_content", "text_content", "other_intersection")
 """Hard negatives of (picture O, text M): (O, O), (M, M), or the same objects in all with another intersection."""
 
 _EDIT_ODDS = (0.5, 0.25, 0.25)
+"""Of `EDITS`: the text names another object in place of one, one more, or one fewer than the picture."""
 _MAX_SHARED = 3
 _SPLITS = ("test", "validation", *("train",) * 8)
 
