@@ -5,6 +5,7 @@ import io
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _CLASSES = (
     ("clothing", "1f451-1f462 1f97b-1f97f 1f9e2-1f9e6 1fa70-1fa74"),
     ("clock", "231a-231b 23f0-23f3 1f550-1f567 1f570"),
     ("office", "2702-2712 1f4bb-1f4fd 1f587-1f58d 1f5a5-1f5de"),
-    ("symbol", "0-26ff 2714-2b55 3030-1f251 1f4a0 1f4a2 1f4a4-1f4af 1f500-1f54e 1f6ab-1f6d1 1f7e0-1f7f0"),
+    ("symbol", "0-26ff 2714-2b55 3030-1f251 1f4a0 1f4a2 1f4a4-1f4af 1f500-1f506 1f517-1f524 1f52f-1f53d 1f549 1f54e 1f6ab-1f6d1 1f7e0-1f7f0"),
 )
 """Classes of the things that emoji depict, by code points; the first range that holds a thing counts."""
 
@@ -76,18 +77,15 @@ class MiniProduct:
 def mini_products(
     split: str, first_id: int, cache_dir: str | Path | None = None, show_progress: bool = False
 ) -> Iterator[MiniProduct]:
-    """Yield the products of a split of the emoji sample: each concept in each skin tone by each artist, but no pairs of
-    skin tones.
+    """Yield the products of a split of the emoji sample: each concept in each skin tone by each artist.
 
-    A title is the concept's name without its skin tone, which only the image shows. The language of a title is a
+    Concepts of two skin tones are left out. A title is the concept's name without its skin tone, which only the image shows. The language of a title is a
     function of the drawing. Of equal drawings the first is a product.
 
     Raises:
         ImportError: The `sample` extra is not installed.
     """
-    names = {language: {each.concept: each.text for each in emoji_concepts(language)} for language in LANGUAGES}
-    concepts = {each.concept: each for each in emoji_concepts(skin_tones=True)}
-    subgroups = _subgroups(list(concepts.values()))
+    names, concepts, subgroups = _names(), _concepts(), _subgroups()
     rows = load_emoji(split, styles=EMOJI_STYLES, skin_tones=True, cache_dir=cache_dir)
     rows = rows.cast_column("image", datasets.Image(decode=False))
     number = first_id
@@ -154,11 +152,23 @@ def _attributes(concept: EmojiConcept, style: str, png: bytes, subgroups: dict[s
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _subgroups(concepts: list[EmojiConcept]) -> dict[str, str]:
+@cache
+def _names() -> dict[str, dict[str, str]]:
+    """Return the name of each concept without a skin tone, by language."""
+    return {language: {each.concept: each.text for each in emoji_concepts(language)} for language in LANGUAGES}
+
+
+@cache
+def _concepts() -> dict[str, EmojiConcept]:
+    return {each.concept: each for each in emoji_concepts(skin_tones=True)}
+
+
+@cache
+def _subgroups() -> dict[str, str]:
     """Return for each base the word of its English name that most other names of its class share, if some do."""
     words = {
         concept.base: (class_of(concept), {word for word in name_words(concept.text) if len(word) > 1} - _NO_SUBGROUP)
-        for concept in concepts
+        for concept in _concepts().values()
         if concept.concept == concept.base
     }
     counts = Counter((kind, word) for kind, found in words.values() for word in found)

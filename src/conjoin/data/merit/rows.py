@@ -126,9 +126,13 @@ class MeritTraining(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def query(self, index: int) -> MeritQuery:
+        """Read the query of a row."""
         place = self._places[index]
-        query = read_query(self.lines[place], self.lines.path, place + 1)
+        return read_query(self.lines[place], self.lines.path, place + 1)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        query = self.query(index)
         positive_id = draw_ids(query.positives, 1)[0]
         negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
         return {
