@@ -8,7 +8,7 @@ import torch
 
 from conjoin.data import OOD_VALUES, MeritItems, MeritProducts, MeritTraining, RetrievalCollator, merit_queries
 from conjoin.data.interleaved import row_item
-from conjoin.data.merit.layout import ood_subsets, read_query, without_titles
+from conjoin.data.merit.layout import ood_subsets, ood_values, read_query, without_titles
 from conjoin.data.merit.rows import read_captions
 from conjoin.data.query_rows import QueryRows
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -243,6 +243,11 @@ class TestBadFiles:
         )
         with pytest.raises(ValueError, match="no column 'image'; the columns are"):
             MeritProducts(own_root, "test")
+
+    def test_what_a_miniature_holds_out(self, own_root):
+        (own_root / "ood.json").write_text('{"colour": ["red"]}')
+        with pytest.raises(ValueError, match=r"ood.json': expected lists of values for some of language, attribute"):
+            ood_values(own_root)
 
     def test_bad_arguments(self, root):
         with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):

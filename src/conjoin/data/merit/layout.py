@@ -121,11 +121,21 @@ def without_titles(instruction: str) -> str:
 
 
 def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
-    """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`."""
+    """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`.
+
+    Raises:
+        ValueError: That file is not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.
+    """
     path = Path(folder) / _OOD_FILE
     if not path.is_file():
         return OOD_VALUES
-    return {kind: tuple(values) for kind, values in json.loads(path.read_text(encoding="utf-8")).items()}
+    found = json.loads(path.read_bytes())
+    is_known = isinstance(found, dict) and found.keys() <= OOD_VALUES.keys()
+    if not is_known or not all(isinstance(values, list) for values in found.values()):
+        raise ValueError(
+            f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}, got {found!r:.80}"
+        )
+    return {kind: tuple(map(str, values)) for kind, values in found.items()}
 
 
 def subset_names(values: Mapping[str, Iterable[str]]) -> list[str]:
