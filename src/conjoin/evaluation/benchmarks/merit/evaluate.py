@@ -25,7 +25,7 @@ from conjoin.retrieval import ItemEncoder, SearchResult, encode_corpus, search_s
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
 
-CUT_OFFS = (1, 5, 10)
+CUT_OFFS: tuple[int, ...] = (1, 5, 10)
 RUN_DEPTH = 100
 """Products of each query in the run file."""
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conjoin.evaluation.metrics import chance_hit_rate, chance_mrr
 from conjoin.evaluation.report.table import HIT_RATE_NOTE
@@ -76,7 +77,10 @@ def _subset_rows(scores: MeritScores, seed: int) -> list[TableRow]:
 
 
 def _row(scores: MeritScores, label: str, places: Sequence[int], seed: int) -> TableRow:
-    values = list(_metrics(scores, places, seed).values()) if places else [None] * (len(_COLUMNS) - 1)
+    """A row of a table, whose chance is left out for width."""
+    if not places:
+        return [label, 0, *[None] * (len(_COLUMNS) - 1)]
+    values = [replace(metric, chance=None) for metric in _metrics(scores, places, seed).values()]
     return [label, len(places), *values]
 
 
