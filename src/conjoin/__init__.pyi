@@ -1,13 +1,17 @@
 from conjoin.data import (
     MbeirCandidates as MbeirCandidates,
     MbeirTraining as MbeirTraining,
+    MeritProducts as MeritProducts,
+    MeritTraining as MeritTraining,
     RetrievalCollator as RetrievalCollator,
     load_emoji as load_emoji,
     load_nli as load_nli,
     load_pairs as load_pairs,
     load_triplets as load_triplets,
     make_mini_mbeir as make_mini_mbeir,
+    make_mini_merit as make_mini_merit,
     mbeir_queries as mbeir_queries,
+    merit_queries as merit_queries,
     symmetric_triplets as symmetric_triplets,
 )
 from conjoin.evaluation import (
@@ -16,6 +20,7 @@ from conjoin.evaluation import (
     render_report as render_report,
 )
 from conjoin.evaluation.benchmarks.mbeir import evaluate_mbeir as evaluate_mbeir
+from conjoin.evaluation.benchmarks.merit import evaluate_merit as evaluate_merit
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets as evaluate_triplets
 from conjoin.hub import export as export, load_model as load_model
 from conjoin.losses import (
