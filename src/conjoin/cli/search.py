@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     add_url_options(parser)
-    add_compute_options(parser, ("--device", "--trust-remote-code"))
+    add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
     parser.set_defaults(func=run, quiet=True)
 
 
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.retrieval import load_index, rows_of, search_items
 
     index = load_index(args.index)
+    args.input_type = args.input_type or (None if index.model is None else index.model.input_type)
     found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [query], args.k)
     rows = rows_of(index, found.ids[0])
     hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer

@@ -17,10 +17,19 @@ import transformers
 
 from conjoin import __version__
 from conjoin.data.image_columns import undecoded
+from conjoin.processing.input_types import count_images
 from conjoin.progress import progress
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.kept_rows import kept_values
-from conjoin.retrieval.store import STORE, EmbeddingStore, LeftOut, read_contents, write_embeddings, write_left_out
+from conjoin.retrieval.store import (
+    SEVERAL_IMAGES,
+    STORE,
+    EmbeddingStore,
+    LeftOut,
+    read_contents,
+    write_embeddings,
+    write_left_out,
+)
 from conjoin.storage import FolderWriter, row_digest
 
 Row = Mapping[str, Any]
@@ -83,6 +92,8 @@ def encode_corpus(
         "instruction": instruction,
         "source": dict(source or {}),
     }
+    if encoder.input_type != "seq":  # stores of earlier versions have no other
+        key["input_type"] = encoder.input_type
     found = _RowSource(rows)
     with (
         FolderWriter(directory, STORE, key) as writer,
@@ -149,6 +160,7 @@ class _Encoding:
         self.left_out: list[LeftOut] = []
         self._is_closed = writer.manifest.complete  # whether an earlier run saw the end of the data
         self.parts: set[str] = set(writer.details.get("parts", ()))
+        self.has_several = bool(writer.details.get(SEVERAL_IMAGES))
         self._rows_at_once = _BATCHES_AT_ONCE * encoder.batch_size
 
     def run(self, shard_size: int, dtype: str, bar: Any) -> None:  # noqa: ANN401 - a progress bar
@@ -222,6 +234,8 @@ class _Encoding:
         if self.source.position == start:
             return False
         self.writer.details["parts"] = sorted(self.parts)
+        if self.has_several:
+            self.writer.details[SEVERAL_IMAGES] = True
         matrix = np.concatenate(vectors).astype(dtype)
         write_embeddings(self.writer, number, all_ids, matrix, contents, left_out, kept)
         self._done(start, self.source.position - start, shard_size, left_out)
@@ -246,6 +260,7 @@ class _Encoding:
         vectors = self.encoder.encode(items, names, on_batch=bar.update, instruction=self.instruction, **options)
         used = [position for position, place in enumerate(places) if place not in reasons]
         self.parts.update(*(items[position] for position in used))
+        self.has_several |= any(count_images(items[position]) > 1 for position in used)
         return vectors[used], reasons
 
     def _done(self, start: int, count: int, shard_size: int, left_out: list[LeftOut]) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from conjoin.hub.load import loading
+from conjoin.processing.input_types import only_image
+from conjoin.processing.item_images import CONCATENATED, pad_to_square
 from conjoin.processing.item_inputs import Item, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import part_digest
@@ -140,10 +142,11 @@ def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> 
         parts: dict[str, list[Any]] = {"image": [*item.images], "text": [*item.texts]}
         order = dict.fromkeys(_kind(part) for part in item.parts)
         return {kind: parts[kind] if len(parts[kind]) > 1 else parts[kind][0] for kind in order}
-    if len(item.images) > 1:
-        raise ValueError(f"item {place}: {len(item.images)} images, but this model takes one image per item")
+    image = only_image(item, f"item {place}")
+    if image is not None and image.info.get(CONCATENATED):
+        image = pad_to_square(image)  # these models may crop
     text = {"text": " ".join(item.texts)} if item.texts else {}
-    return text | ({"image": item.images[0]} if item.images else {})
+    return text | ({} if image is None else {"image": image})
 
 
 def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401
