@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conjoin.data.image_columns import IMAGE
-from conjoin.data.pair_columns import COMMON_COLUMNS, unknown_column
+from conjoin.data.pair_columns import COMMON_COLUMNS, choose_columns, unknown_column
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
-from conjoin.data.row_checks import row_name
+from conjoin.data.row_checks import check_ids, row_name
 
 logger = logging.getLogger(__name__)
 
@@ -118,13 +118,17 @@ def read_catalogue(
     Raises:
         FileNotFoundError: The source or an image does not exist.
         ValueError: As `load_pairs`; or a named attribute has no values, one value, or a list as its value; or there is
-            no attribute; or a title holds the marks of a query.
+            no attribute; or an id is not one word; or a title holds the marks of a query.
     """
     opened, _ = open_source(source, split, False)
     available = list(opened.column_names or ())
+    own = {"image": image_column, "text": title_column, "id": id_column, "group": group_column}
+    chosen = choose_columns(available, own, opened.features or {}, None)
+    if chosen.id is not None:  # two rows of one id would be two captions of one image
+        check_ids([str(value) for value in opened[chosen.id][:]])
     given = {"class": class_column, "country": country_column, "language": language_column}
     facts = {fact: _fact_column(available, fact, column) for fact, column in given.items()}
-    others = {image_column, title_column, id_column, group_column, *facts.values()}
+    others = {chosen.image, chosen.text, chosen.id, chosen.group, *facts.values()}
     named = list(attributes) if attributes is not None else _other_columns(available, others)
     _check_named(named, available)
     kept = [*named, *(column for column in facts.values() if column and column not in named)]
@@ -147,7 +151,7 @@ def read_catalogue(
         values=tuple(values for values, _ in codes.values()),
         codes=np.stack([found for _, found in codes.values()]),
     )
-    _check_titles(catalogue)
+    _check_products(catalogue)
     return catalogue
 
 
@@ -233,8 +237,11 @@ def _problem(values: tuple[str, ...], codes: np.ndarray) -> str | None:
     return None
 
 
-def _check_titles(catalogue: Catalogue) -> None:
-    for index, title in enumerate(catalogue.titles):
+def _check_products(catalogue: Catalogue) -> None:
+    """Refuse ids and titles that the layout of the queries cannot hold."""
+    for index, (pid, title) in enumerate(zip(catalogue.ids, catalogue.titles, strict=True)):
+        name = row_name(index, pid)
+        if len(pid.split()) != 1:
+            raise ValueError(f"{name}: the id of a product must be one word")
         if _MARKUP.search(title):
-            name = row_name(index, catalogue.ids[index])
             raise ValueError(f"{name}: the title {title!r} holds a mark of a query, <image> or <Product>; remove it")

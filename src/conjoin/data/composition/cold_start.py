@@ -16,8 +16,8 @@ ATTRIBUTE_PROMPT = (
     "into the second? Choose one of: {choices}. Answer with the attribute only."
 )
 VALUE_PROMPT = (
-    "Compare the two pictures of products. Which {attribute} does the second product have, unlike the first? Choose one "
-    "of: {choices}. Answer with the value only, or with no if none of them fits."
+    "Compare the two pictures of products. Which {attribute} does the second product have, unlike the first? "
+    "Choose one of: {choices}. Answer with the value only, or with no if none of them fits."
 )
 
 
@@ -26,9 +26,7 @@ def cold_products(pool: Pool) -> np.ndarray:
     return np.flatnonzero((pool.codes < 0).all(axis=0))
 
 
-def draw_cold(
-    pool: Pool, cold: np.ndarray, generator: np.random.Generator
-) -> tuple[int, int, np.ndarray] | str:
+def draw_cold(pool: Pool, cold: np.ndarray, generator: np.random.Generator) -> tuple[int, int, np.ndarray] | str:
     """A product without attributes, a similar product as the target, and the siblings that are neither.
 
     Raises:
@@ -55,7 +53,7 @@ def difference(
 
     The choices are the attributes and values that several products of the pool have.
     """
-    names = {catalogue.attributes[key]: key for key in pool.keys.tolist()}
+    names = {catalogue.attributes[key].lower(): key for key in pool.keys.tolist()}
     images = [first.image, second.image]
     key = names.get(_answer(model.ask(images, ATTRIBUTE_PROMPT.format(choices=", ".join(names)))))
     if key is None:

@@ -5,7 +5,8 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from conjoin.data.merit.layout import query_file
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, differences, lock_folder, write_text
 
@@ -70,7 +72,7 @@ def compose_queries(
     Raises:
         FileExistsError: `out` is there and is something else.
         ValueError: No query is possible (the message counts the reasons); a split has no products; the vectors do
-            not fit; an interrupted composition was made with other settings; cold start without a model or products.
+            not fit; models worked for an interrupted composition of other settings; cold start without a model or products.
     """
     settings = settings or CompositionSettings()
     templates = load_templates(settings.languages, template_files)
@@ -86,7 +88,7 @@ def compose_queries(
     partial.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(partial)
     try:
-        _begin(partial, key)
+        _begin(partial, key, Path(lock.lock_file))
         counts = {}
         for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
             pool = Pool(catalogue, rows, vectors, settings.damping)
@@ -112,11 +114,11 @@ def _write_queries(folder: Path, split: str, composer: Composer, show_progress: 
     distribution = Distribution(composer.catalogue, composer.pool.rows)
     seen: set[str] = set()
     latest = 0
-    outcomes = closing(_outcomes(folder / f"{split}.journal", composer))
+    outcomes = _outcomes(folder / f"{split}.journal", composer)
     bar = progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress)
-    with outcomes as records, bar, atomic_path(folder / f"queries-{split}.json") as temporary:
+    with closing(outcomes), bar, atomic_path(query_file(folder, split)) as temporary:
         with temporary.open("w", encoding="utf-8") as file:
-            for number, record in enumerate(records):
+            for number, record in enumerate(outcomes):
                 distribution.add(record)
                 query = record["query"]
                 name = json.dumps(query and query["query"], sort_keys=True)
@@ -134,7 +136,7 @@ def _write_queries(folder: Path, split: str, composer: Composer, show_progress: 
     return distribution
 
 
-def _outcomes(path: Path, composer: Composer) -> Iterator[dict[str, Any]]:
+def _outcomes(path: Path, composer: Composer) -> Generator[dict[str, Any]]:
     """The outcome of each number: first those that the journal has, then new ones, which are appended to it."""
     path.touch()
     with path.open("rb+") as file:
@@ -191,7 +193,9 @@ def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.
 
 def _check_vectors(vectors: np.ndarray | None, count: int) -> None:
     if vectors is not None and (vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all()):
-        raise ValueError(f"vectors have shape {vectors.shape}; expected finite numbers, a row for each of {count} products")
+        raise ValueError(
+            f"vectors have shape {vectors.shape}; expected finite numbers, a row for each of {count} products"
+        )
 
 
 def _check_cold_start(
@@ -239,13 +243,24 @@ def _made_with(folder: Path) -> Any:  # noqa: ANN401 - any JSON
         return None
 
 
-def _begin(partial: Path, key: dict[str, Any]) -> None:
-    """Write the marker of a new composition, or check that of the one to resume."""
+def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
+    """Begin a composition, or check that the one that was interrupted is the same.
+
+    Another one is removed, unless models worked for it.
+
+    Raises:
+        ValueError: Another one that models worked for.
+    """
     found = _made_with(partial)
-    if found is None:
-        write_text(partial / MARKER, json.dumps(key, indent=1) + "\n")
-    elif found != key:
+    if found is not None and found != key and (found["judges"] or found["cold_start"]):
         raise ValueError(
             f"cannot resume the composition in {str(partial)!r}: it was made with {differences(found, key)}; use the "
             "same settings, or remove it"
         )
+    if found != key:
+        for path in partial.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != lock:
+                path.unlink()
+        write_text(partial / MARKER, json.dumps(key, indent=1) + "\n")

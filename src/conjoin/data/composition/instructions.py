@@ -10,7 +10,7 @@ import numpy as np
 
 from conjoin.structure import build
 
-LANGUAGES = ("en", "ms", "id", "vi", "th")
+TEMPLATE_LANGUAGES = ("en", "ms", "id", "vi", "th")
 """The languages of the templates in the package, those of MERIT."""
 
 
@@ -49,13 +49,9 @@ class Template:
         self._check("condition", self.condition, ("attribute", "product"))
 
     def write(
-        self,
-        attributes: Sequence[str],
-        titles: Sequence[str],
-        class_name: str | None,
-        generator: np.random.Generator,
+        self, attributes: Sequence[str], titles: Sequence[str], class_name: str | None, generator: np.random.Generator
     ) -> str:
-        """Write an instruction, each product as in the published data: `<Product 1> <image>\\n{title} </Product 1>`.
+        """Write an instruction; a product is its number, `<image>` and its title in tags, as in the published data.
 
         Args:
             attributes: The key of each condition.
@@ -97,7 +93,9 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
         ValueError: A file is malformed, or a language has no template.
     """
     own = files("conjoin.data.composition") / "templates"
-    texts = {f"{language}.json": (own / f"{language}.json").read_text(encoding="utf-8") for language in LANGUAGES}
+    texts = {
+        f"{language}.json": (own / f"{language}.json").read_text(encoding="utf-8") for language in TEMPLATE_LANGUAGES
+    }
     texts |= {str(path): Path(path).read_text(encoding="utf-8") for path in paths}
     found = {template.language: template for template in (_parse(name, text) for name, text in texts.items())}
     unknown = [language for language in languages if language not in found]

@@ -1,7 +1,7 @@
-"""Filters of composed queries (MERIT App. A.4.1): rules on titles, or a vision-language model that answers yes or no.
+"""Filters of composed queries (MERIT App. A.4.1): rules on titles, or a vision-language model that says yes or no.
 
-A judge is a name and a function of a `Case`. Any function `ask(images, prompt)` makes a `VisionModel`; `ask_with` wraps
-those of transformers.
+A judge is a name and a function of a `Case`. Any function `ask(images, prompt)` makes a `VisionModel`; `ask_with`
+wraps those of transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,8 +39,8 @@ PROMPTS = {
     ),
     "accuracy": (
         "The last picture shows the product {positive!r}. The pictures before it show other products, in order, each "
-        "with its title:\n{products}\nDoes the last product have exactly these attributes of the others: {conditions}? "
-        "Answer yes or no."
+        "with its title:\n{products}\nDoes the last product have exactly these attributes of the others: "
+        "{conditions}? Answer yes or no."
     ),
 }
 

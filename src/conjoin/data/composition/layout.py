@@ -4,23 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conjoin.data.merit.products import PRODUCT_FEATURES
 from conjoin.data.row_checks import row_name
 from conjoin.progress import progress
 from conjoin.storage import atomic_path
 
 from .catalogue import Catalogue
 
-PRODUCT_FEATURES = datasets.Features(
-    {
-        "image": datasets.Image(),
-        **{name: datasets.Value("string") for name in ("title", "idx", "class", "country", "language", "attribute")},
-    }
-)
 _GROUP = 256
 
 

@@ -143,9 +143,7 @@ def rank(pool: Pool, conditions: Sequence[Condition], found: np.ndarray) -> np.n
     return found[np.argsort(-pool.similarities([condition.product for condition in conditions], found), kind="stable")]
 
 
-def near_misses(
-    pool: Pool, conditions: Sequence[Condition], count: int, generator: np.random.Generator
-) -> np.ndarray:
+def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generator: np.random.Generator) -> np.ndarray:
     """Products that satisfy all conditions but one, and have another value there.
 
     Each condition is missed in turn. Of each such list, at most `MOST_COMPARED` products are compared, the most
@@ -165,9 +163,7 @@ def near_misses(
     barred = {condition.product for condition in conditions}
     chosen: list[int] = []
     for place in range(max(map(len, lists))):
-        chosen += [
-            found[place] for found in lists if place < len(found) and found[place] not in barred | set(chosen)
-        ]
+        chosen += [found[place] for found in lists if place < len(found) and found[place] not in barred | set(chosen)]
         if len(chosen) >= count:
             break
     return np.array(chosen[:count], dtype=np.int32)
