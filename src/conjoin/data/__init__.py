@@ -62,6 +62,7 @@ from conjoin.data.mbeir.rows import (
     mbeir_queries as mbeir_queries,
 )
 from conjoin.data.merit.layout import OOD_VALUES as OOD_VALUES, MeritQuery as MeritQuery
+from conjoin.data.merit.mini import make_mini_merit as make_mini_merit
 from conjoin.data.merit.products import (
     PRODUCT_FEATURES as PRODUCT_FEATURES,
     MeritProduct as MeritProduct,

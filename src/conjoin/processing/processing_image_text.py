@@ -12,7 +12,7 @@ from transformers.utils import logging
 from .input_types import check_processor_type, concatenated, only_image
 from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, cut_text, parse_items
-from .processor_options import OFF, chat_options, check_return_tensors
+from .processor_options import OFF, chat_options, check_return_tensors, conversations
 
 logger = logging.get_logger(__name__)
 
@@ -136,9 +136,7 @@ class ImageTextProcessor(ProcessorMixin):
 
         The parts of all messages are read in order, a system prompt first. No template text is added.
         """
-        if conversation and isinstance(conversation[0], dict):
-            conversation = [conversation]
-        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
+        return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
 
     @staticmethod
     def _zip_items(images: Sequence[Any] | None, text: Sequence[str] | None) -> list[Any]:

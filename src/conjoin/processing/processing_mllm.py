@@ -14,7 +14,7 @@ from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
-from .processor_options import OFF, chat_options, check_return_tensors
+from .processor_options import OFF, chat_options, check_return_tensors, conversations
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -237,9 +237,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         All parts are read in order; a system message, such as a prompt of sentence-transformers, is the
         item's instruction.
         """
-        if conversation and isinstance(conversation[0], dict):
-            conversation = [conversation]
-        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
+        return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""

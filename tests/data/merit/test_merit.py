@@ -81,7 +81,7 @@ def test_images_are_where_the_instruction_shows_them(root, products):
 def test_a_product_is_its_image_and_then_its_title(products):
     item = MeritItems(products).product("4")
     assert list(item) == ["image", "text"] and item["text"] == "โต๊ะ"
-    assert [row["id"] for row in MeritItems(products).rows()] == list("1234567")
+    assert [row["id"] for row in MeritItems(products)] == list("1234567")
 
 
 def test_what_the_ablations_leave_out(root, products):

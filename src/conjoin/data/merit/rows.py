@@ -31,6 +31,8 @@ MODALITY = "image,text"
 class MeritItems:
     """Makes items of queries and products, in full or with a part left out (Fig. 6).
 
+    Iteration yields all products as rows for `encode_corpus`.
+
     Args:
         products: The products.
         captions: A caption by product id, shown in place of every image; None shows the images.
@@ -51,6 +53,12 @@ class MeritItems:
         if absent:
             raise ValueError(f"there is no caption for the product {absent[0]!r} of {self.products}")
 
+    def __len__(self) -> int:
+        return len(self.products)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"id": product.id} | self.product(product.id) for product in self.products)
+
     def query(self, query: MeritQuery) -> dict[str, Any]:
         """Return a query as a chat message whose content interleaves texts and images."""
         instruction = query.instruction if self.titles else without_titles(query.instruction)
@@ -65,10 +73,6 @@ class MeritItems:
         if self.captions is not None:
             return {"text": "\n".join(text for text in (self.captions[pid], title) if text)}
         return {"image": self.products.image(pid)} | ({"text": title} if title else {})
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield all products as rows for `encode_corpus`."""
-        return ({"id": product.id} | self.product(product.id) for product in self.products)
 
     def _image_part(self, pid: str) -> dict[str, Any]:
         if self.captions is not None:
@@ -122,9 +126,13 @@ class MeritTraining(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def query(self, index: int) -> MeritQuery:
+        """Read the query of a row."""
         place = self._places[index]
-        query = read_query(self.lines[place], self.lines.path, place + 1)
+        return read_query(self.lines[place], self.lines.path, place + 1)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        query = self.query(index)
         positive_id = draw_ids(query.positives, 1)[0]
         negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
         return {
