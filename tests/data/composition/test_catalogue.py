@@ -101,7 +101,7 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path, name):
 
 def test_lists_are_no_attributes(tmp_path):
     rows = [one | {"color": ["red", "blue"]} for one in FOUR]
-    with pytest.raises(ValueError, match="the attribute 'color' holds list<.*expected one text or number"):
+    with pytest.raises(ValueError, match=r"the attribute 'color' holds list<.*expected one text or number"):
         read_catalogue(write_catalogue(tmp_path, rows, "shop.jsonl"))
 
 

@@ -311,8 +311,8 @@ def test_ask_with_wraps_a_pipeline(monkeypatch):
 
 def template(**change):
     return {
-        "language": "xx", "name": "X", "requests": ["{class}: {conditions}"], "requests_of_any_class": ["{conditions}"],
-        "condition": "{attribute}={product}", "comma": "; ", "last": " & ",
+        "language": "xx", "name": "X", "requests": ["{class}: {conditions}"],
+        "requests_of_any_class": ["{conditions}"], "condition": "{attribute}={product}", "comma": "; ", "last": " & ",
     } | change  # fmt: skip
 
 

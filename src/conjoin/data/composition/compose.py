@@ -72,7 +72,8 @@ def compose_queries(
     Raises:
         FileExistsError: `out` is there and is something else.
         ValueError: No query is possible (the message counts the reasons); a split has no products; the vectors do
-            not fit; models worked for an interrupted composition of other settings; cold start without a model or products.
+            not fit; models worked for an interrupted composition of other settings; cold start without a model or
+            without products.
     """
     settings = settings or CompositionSettings()
     templates = load_templates(settings.languages, template_files)

@@ -48,9 +48,9 @@ class Composer:
         if not sum(weights.values()):
             raise ValueError("the only sampler is cold_start, and every product has attributes")
         self._samplers, self._conditions = _Choice(weights), _Choice(settings.conditions)
-        self._languages = sorted(set(catalogue.languages))
-        place = {language: number for number, language in enumerate(self._languages)}
-        self._language = np.array([place[catalogue.languages[row]] for row in pool.rows.tolist()])
+        self._languages, languages = np.unique(catalogue.languages, return_inverse=True)
+        self._classes, classes = np.unique(catalogue.classes, return_inverse=True)
+        self._language, self._class = languages[pool.rows], classes[pool.rows]
         integers = all(pid.isascii() and pid.isdigit() and str(int(pid)) == pid for pid in catalogue.ids)
         self._names: list[Any] = [int(catalogue.ids[row]) if integers else catalogue.ids[row] for row in pool.rows]
 
@@ -88,8 +88,9 @@ class Composer:
         if isinstance(found, str):
             return found
         siblings = self.pool.family(conditions[0].product)
-        barred = np.append(found, [condition.product for condition in conditions])
-        return Draft(conditions, rank(self.pool, conditions, found), siblings[~np.isin(siblings, barred)])
+        answers = np.all([self.pool.codes[key, siblings] == value for _, key, value in conditions], axis=0)
+        shown = np.isin(siblings, [condition.product for condition in conditions])
+        return Draft(conditions, rank(self.pool, conditions, found), siblings[~answers & ~shown])
 
     def _draw_cold(self, generator: np.random.Generator) -> Draft | str:
         drawn = draw_cold(self.pool, self._cold, generator)
@@ -114,8 +115,8 @@ class Composer:
         record["asked"] = [attribute for attribute, _ in asked]
         record["shown"] = self._count_languages(products)
         template = self.templates[int(generator.integers(len(self.templates)))]
-        classes = {catalogue.classes[row] for row in pool.rows[draft.positives].tolist()}
-        class_name = classes.pop() if len(classes) == 1 else None
+        classes = self._class[draft.positives]
+        class_name = str(self._classes[classes[0]]) if (classes == classes[0]).all() else None
         instruction = template.write(
             record["asked"],
             [catalogue.titles[pool.rows[product]] for product in products],
@@ -178,7 +179,7 @@ class Composer:
 
     def _count_languages(self, products: Sequence[int]) -> dict[str, int]:
         counts = np.bincount(self._language[products], minlength=len(self._languages)).tolist()
-        return {language: count for language, count in zip(self._languages, counts, strict=True) if count}
+        return {language: count for language, count in zip(self._languages.tolist(), counts, strict=True) if count}
 
 
 class _Choice:
