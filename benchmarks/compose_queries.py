@@ -80,7 +80,7 @@ def main() -> None:
             "products": args.products,
             "queries": {split: each["kept"] for split, each in counts.items()},
             "read_seconds": round(read, 1),
-            "compose_seconds": round(composed, 1),
+            "compose_seconds": round(composed, 2),
             "compose_cpu_seconds": round(cpu, 1),
             "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
             "output_mib": round(sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 2**20),
