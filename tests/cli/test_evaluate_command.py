@@ -66,6 +66,28 @@ def test_mbeir(model, mini, tmp_path, capsys):
     assert "local" not in capsys.readouterr().out
 
 
+def test_merit(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    few = functools.partial(EmojiSample, limit=40, cache_dir=str(tmp_path / "emoji"))
+    monkeypatch.setattr(sample, "EmojiSample", few)
+    data, out = tmp_path / "merit", tmp_path / "out"
+    limits = ["--train-queries", "3", "--validation-queries", "3", "--test-queries", "9"]
+    assert main(["data", "make-mini-merit", str(data), *limits]) == 0
+    assert f"--benchmark merit --data {data}" in capsys.readouterr().out
+    command = ["evaluate", model, "--benchmark", "merit", "--data", str(data), "--out", str(out), "--quiet"]
+    assert main(command) == 2
+    assert "choose input type cat" in capsys.readouterr().err
+    command[-2] = str(tmp_path / "avg")
+    assert main([*command, "--input", "avg", "--exclude-query-products", "--without", "title"]) == 0
+    printed = capsys.readouterr().out
+    assert "MRR@10 (9 queries)" in printed and "Out-of-distribution subsets" in printed and "By language" in printed
+    results = json.loads((tmp_path / "avg/results.json").read_text())
+    assert results["config"]["input"] == "avg" and results["config"]["query products"] == "left out"
+    assert len((tmp_path / "avg/runs/test.txt").read_text().splitlines()) > 9
+    assert main([*command, "--input", "avg", "--subset", "language:vi"]) == 2
+    assert "unknown subset 'language:vi'; expected some of language:id" in capsys.readouterr().err
+
+
 def test_symmetric(model, tmp_path, capsys):
     rows = []
     for number, colour in enumerate(("red", "green", "blue")):

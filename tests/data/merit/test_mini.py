@@ -175,8 +175,7 @@ def drawing(colour, outline="black"):
 
 
 @pytest.mark.parametrize(
-    ("colour", "name"),
-    [((220, 40, 50), "red"), ((60, 140, 230), "blue"), ((0, 40, 120), "blue"), ("black", "black")],
+    ("colour", "name"), [((220, 40, 50), "red"), ((60, 140, 230), "blue"), ((0, 40, 120), "blue"), ("black", "black")]
 )
 def test_dominant_colours(colour, name):
     assert dominant_colour(drawing(colour)) == name

@@ -1,6 +1,7 @@
 """PUMA by recipe: both stages on the miniature M-BEIR, the teacher's states on disk, resuming, what is refused."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from conjoin.data import make_mini_mbeir
 from conjoin.data.mbeir import mini as mini_module
 from conjoin.methods.puma import prepare
 from conjoin.training import build_model, build_trainer, load_recipe
+from tiny_merit import write_merit
 
 RECIPES = Path(__file__).parents[3] / "training_args"
 STAGE_1 = """
@@ -102,6 +104,23 @@ def test_both_stages_run_resume_and_give_a_model_that_loads(mllm, mini, recipe_1
     items = ["a man", Image.new("RGB", (16, 16)), {"image": Image.new("RGB", (9, 20), "red"), "text": "but green"}]
     assert model.config.keep_layers == 2
     assert model(**processor(items, instruction="Find it.")).embeddings.shape == (3, 32)
+
+
+def test_stage_2_trains_on_queries_of_several_images(mllm, tmp_path):
+    write_merit(tmp_path / "merit")
+    data = "{format: merit, source: %s, hard_negatives: 1, eval_split: test}" % (tmp_path / "merit")
+    text = STAGE_2.replace("checkpoint: {checkpoint}", "mllm: {mllm}, config: {{keep_layers: 2}}")
+    text = text.replace("model: {{", "model: {{architecture: mllm_retriever, ")
+    text = re.sub("data: .*", lambda _: "data: {data}", text)
+    recipe = write(tmp_path / "m.yaml", text, mllm=mllm, data=data, out=tmp_path / "m")
+    batch = ["--training.per_device_train_batch_size=2", "--training.eval_strategy=steps", "--training.eval_steps=2"]
+    assert main(["train", str(recipe), *batch]) == 0
+    log = json.loads((tmp_path / "m/recipe.json").read_text())["log"]
+    assert len(losses(tmp_path / "m")) == 2 and any("eval_query_to_candidate_hit_rate@1" in entry for entry in log)
+    with pytest.raises(ValueError, match="test of language leaves no query"):
+        load_recipe(recipe, {"data.ood": "language"}).data.load()
+    with pytest.raises(ValueError, match="ood='language' is for format merit, not mbeir"):
+        load_recipe(recipe, {"data.ood": "language", "data.format": "mbeir"})
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conjoin.data.interleaved import PLACEHOLDER
 from conjoin.data.merit.products import MeritProduct, MeritProducts, check_attributes, product_id
-
-PLACEHOLDER = "<image>"
-"""Where an instruction shows the image of the next product of the query."""
 
 OOD_VALUES: dict[str, tuple[str, ...]] = {
     "language": ("th", "ms", "id"),
@@ -117,25 +115,27 @@ def check_products(query: MeritQuery, products: MeritProducts) -> None:
             raise ValueError(f"{query.where}: the {role} names the unknown product {absent[0]!r}; {products} lack it")
 
 
-def instruction_parts(instruction: str) -> list[str | None]:
-    """Split an instruction into its texts, stripped, and None for each image."""
-    parts: list[str | None] = []
-    for place, text in enumerate(instruction.split(PLACEHOLDER)):
-        parts += [None] * (place > 0) + ([text.strip()] if text.strip() else [])
-    return parts
-
-
 def without_titles(instruction: str) -> str:
     """Remove the titles: the text from each image to the `</Product n>` that follows it."""
     return _TITLE.sub(PLACEHOLDER, instruction)
 
 
 def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
-    """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`."""
+    """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`.
+
+    Raises:
+        ValueError: That file is not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.
+    """
     path = Path(folder) / _OOD_FILE
     if not path.is_file():
         return OOD_VALUES
-    return {kind: tuple(values) for kind, values in json.loads(path.read_text(encoding="utf-8")).items()}
+    found = json.loads(path.read_bytes())
+    is_known = isinstance(found, dict) and found.keys() <= OOD_VALUES.keys()
+    if not is_known or not all(isinstance(values, list) for values in found.values()):
+        raise ValueError(
+            f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}, got {found!r:.80}"
+        )
+    return {kind: tuple(map(str, values)) for kind, values in found.items()}
 
 
 def subset_names(values: Mapping[str, Iterable[str]]) -> list[str]:

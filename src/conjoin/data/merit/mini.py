@@ -17,7 +17,11 @@ from conjoin.data.merit.products import PRODUCT_FEATURES
 from conjoin.storage import write_text
 
 MARKER = "mini_merit.json"
-HELD_OUT = {"language": ("id", "de", "pt"), "attribute": ("hair", "gender"), "class": ("food", "animal", "transport")}
+HELD_OUT = {
+    "language": ("id", "de", "pt"),
+    "attribute": ("gender", "skin tone"),
+    "class": ("food", "animal", "transport"),
+}
 """What the out-of-distribution tests of the miniature hold out."""
 
 _VERSION = 1
