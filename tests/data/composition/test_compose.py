@@ -24,6 +24,7 @@ from conjoin.data import (
 from conjoin.data.composition import compose
 from conjoin.data.composition.composer import Composer
 from conjoin.data.composition.instructions import TEMPLATE_LANGUAGES
+from conjoin.processing.item_inputs import parse_item
 from tiny_catalogue import products, write_catalogue
 
 SETTINGS = CompositionSettings(
@@ -68,8 +69,7 @@ def test_the_layout_loads(composed, catalogue):
         assert all(all(described[pid][n] == v for n, v in query.conditions[pid].items()) for pid in query.products)
     rows = MeritTraining(composed, hard_negatives=1)
     assert len(rows) == 60
-    parts = rows[0]["query"]["content"]
-    assert [part["type"] for part in parts if part["type"] == "image"] == ["image"] * len(queries["train"][0].products)
+    assert len(parse_item(rows[0]["query"], "query").images) == len(queries["train"][0].products)
     assert rows[0]["positive"]["image"]["bytes"].startswith(b"\x89PNG")
     opened = datasets.load_dataset(str(composed / "data"), split="test", cache_dir=str(composed.parent / "cache"))
     assert opened[0]["image"].size == (8, 8)
