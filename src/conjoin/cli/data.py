@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from conjoin.cli import compose_queries
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
@@ -66,6 +68,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     scenes.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
     scenes.set_defaults(func=write_scenes)
+    compose_queries.add_parser(kinds)
 
 
 def write_scenes(args: argparse.Namespace) -> None:

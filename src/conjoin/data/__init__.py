@@ -3,6 +3,20 @@
 from conjoin.data.augment import ImageAugmentation as ImageAugmentation
 from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
 from conjoin.data.collator import ItemCollator as ItemCollator
+from conjoin.data.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
+from conjoin.data.composition.compose import compose_queries as compose_queries
+from conjoin.data.composition.instructions import (
+    TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
+    load_templates as load_templates,
+)
+from conjoin.data.composition.judges import (
+    Judge as Judge,
+    VisionModel as VisionModel,
+    judge_by_titles as judge_by_titles,
+    judge_with as judge_with,
+)
+from conjoin.data.composition.models import ask_with as ask_with
+from conjoin.data.composition.settings import CompositionSettings as CompositionSettings
 from conjoin.data.construction.models import (
     describe_with as describe_with,
     edit_with as edit_with,

@@ -33,6 +33,21 @@ def check_nesting(path: Path) -> None:
                     raise ValueError(f"line {number}: its values are nested {depth} deep; the limit is {MAX_NESTING}")
 
 
+def check_utf8(path: Path) -> None:
+    """Refuse a text file with bytes that are not UTF-8; it may be compressed (`.csv.gz`).
+
+    Raises:
+        ValueError: It has; the message names the line.
+    """
+    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                found = f"byte {line[error.start]:#04x} at position {error.start}"
+                raise ValueError(f"line {number}: not valid UTF-8 ({found}); save it as UTF-8") from None
+
+
 class JsonLines:
     """Rows of a JSON-lines file, read on access; memory holds only the offset of each row (8 bytes).
 

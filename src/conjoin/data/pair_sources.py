@@ -15,7 +15,7 @@ import datasets
 import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.json_lines import check_nesting
+from conjoin.data.json_lines import check_nesting, check_utf8
 from conjoin.data.picture_files import describe_unreadable, is_picture, is_readable
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
@@ -94,14 +94,15 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise ValueError(f"{str(path)!r} has zero bytes")
     if split != "train":
         raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
+    kind = _TABLE_LOADERS[_table_suffix(path)]
     try:
-        if _TABLE_LOADERS[_table_suffix(path)] == "json":
+        if kind != "parquet":
+            check_utf8(path)
+        if kind == "json":
             check_nesting(path)
         table = _read_table(path, split, streaming)
     except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, datasets.exceptions.DatasetGenerationError) as error:
-        cause = error.__cause__ or error
-        hint = "; save it as UTF-8" if isinstance(cause, UnicodeDecodeError) else ""
-        raise ValueError(f"{str(path)!r} cannot be read: {cause}{hint}") from error
+        raise ValueError(f"{str(path)!r} cannot be read: {error.__cause__ or error}") from error
     if table is None:
         raise ValueError(f"{str(path)!r} is empty: it has no rows")
     return table

@@ -46,11 +46,11 @@ def describe_with(
         max_new_tokens: Maximum length of the answer in tokens.
         options: Further arguments of `transformers.pipeline`, e.g. `device="cuda"`.
     """
-    load = _pipeline_loader("image-text-to-text", model, options)
+    load = pipeline_loader("image-text-to-text", model, options)
 
     def describe(image: Image.Image) -> str:
         content = [{"type": "image", "image": image}, {"type": "text", "text": prompt}]
-        return _answer(load(), "text", [{"role": "user", "content": content}], max_new_tokens)
+        return chat_answer(load(), "text", [{"role": "user", "content": content}], max_new_tokens)
 
     return describe
 
@@ -66,12 +66,12 @@ def edit_with(
 
     A checksum of the text chooses one of `EDITS`; its sentence in `CHANGES` replaces `{change}` in the prompt.
     """
-    load = _pipeline_loader("text-generation", model, options)
+    load = pipeline_loader("text-generation", model, options)
 
     def edit(text: str) -> Edited:
         kind = EDITS[zlib.crc32(text.encode()) % len(EDITS)]
         content = prompt.replace("{change}", CHANGES[kind]) + text
-        return Edited(_answer(load(), "text_inputs", [{"role": "user", "content": content}], max_new_tokens), kind)
+        return Edited(chat_answer(load(), "text_inputs", [{"role": "user", "content": content}], max_new_tokens), kind)
 
     return edit
 
@@ -88,10 +88,10 @@ def rewrite_with(
     It makes the variants X′ of `construct_symmetric`, and the column `alternative_text` of training pairs, which
     augmented positives (AP of Table 3) read.
     """
-    load = _pipeline_loader("text-generation", model, options)
+    load = pipeline_loader("text-generation", model, options)
 
     def rewrite(text: str) -> str:
-        return _answer(load(), "text_inputs", [{"role": "user", "content": prompt + text}], max_new_tokens)
+        return chat_answer(load(), "text_inputs", [{"role": "user", "content": prompt + text}], max_new_tokens)
 
     return rewrite
 
@@ -132,7 +132,9 @@ def synthesise_with(
     return synthesise
 
 
-def _pipeline_loader(task: Any, model: str, options: dict[str, Any]) -> Callable[[], Callable[..., Any]]:  # noqa: ANN401
+def pipeline_loader(task: Any, model: str, options: dict[str, Any]) -> Callable[[], Callable[..., Any]]:  # noqa: ANN401
+    """Return a function that loads a pipeline of transformers at its first call."""
+
     @cache
     def load() -> Callable[..., Any]:
         from transformers import pipeline
@@ -142,7 +144,7 @@ def _pipeline_loader(task: Any, model: str, options: dict[str, Any]) -> Callable
     return load
 
 
-def _answer(pipe: Callable[..., Any], argument: str, chat: list[dict[str, Any]], max_new_tokens: int) -> str:
+def chat_answer(pipe: Callable[..., Any], argument: str, chat: list[dict[str, Any]], max_new_tokens: int) -> str:
     """Return the model's answer to a chat; greedy decoding makes it deterministic."""
     made = pipe(**{argument: chat}, max_new_tokens=max_new_tokens, do_sample=False, return_full_text=False)
     return str(made[0]["generated_text"])

@@ -1,0 +1,267 @@
+"""From a catalogue of products with attributes to queries of several conditions, in the layout of MERIT."""
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import shutil
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conjoin.data.merit.layout import query_file
+from conjoin.progress import progress
+from conjoin.storage import atomic_path, differences, lock_folder, write_text
+
+from .catalogue import Catalogue
+from .composer import Composer
+from .distribution import Distribution
+from .instructions import Template, load_templates
+from .judges import Judge, VisionModel
+from .layout import products_file, write_products
+from .pool import Pool
+from .settings import COLD_START, CompositionSettings
+
+logger = logging.getLogger(__name__)
+
+MARKER = "composition.json"
+DISTRIBUTION_FILE = "distribution.json"
+GIVE_UP = 300
+"""Numbers in a row without a new query, after which a split has no more."""
+
+_VERSION = 1
+
+
+def compose_queries(
+    catalogue: Catalogue,
+    out: str | Path,
+    settings: CompositionSettings | None = None,
+    *,
+    vectors: np.ndarray | None = None,
+    judges: Sequence[Judge] = (),
+    cold_start: VisionModel | None = None,
+    template_files: Sequence[str | Path] = (),
+    show_progress: bool = False,
+) -> Path:
+    """Compose queries and write them with the products in the layout of MERIT (App. A.3).
+
+    * `data/train-*.parquet`, `data/test-*.parquet`: the products with their images. No family is in both.
+    * `queries-train.json`, `queries-test.json`: JSON lines with `query`, `pos_candidate`, `hard_negative` and
+      `query instruction`; beside the published fields, the `sampler` and the `language` of the instruction.
+    * `distribution.json`: what the report shows.
+
+    Query i is a function of the seed, the split and i, so an interrupted call resumes and writes the same bytes. All
+    products that satisfy the conditions are positives, most similar first; hard negatives satisfy all but one, or are
+    siblings of the first product. All is made beside `out`, in `OUT.partial`, and moved there when it is whole.
+
+    Args:
+        catalogue: See `read_catalogue`.
+        out: The folder to make; if it holds the same composition, nothing is done.
+        settings: How; None for the defaults.
+        vectors: `(N, D)`, L2-normalised, of any encoder: they find similar products and rank positives and negatives.
+        judges: Filters, see `judge_with` and `judge_by_titles`.
+        cold_start: The model of the sampler `cold_start`.
+        template_files: Templates of further languages, see `load_templates`.
+        show_progress: Show progress bars.
+
+    Raises:
+        FileExistsError: `out` is there and is something else.
+        ValueError: No query is possible (the message counts the reasons); a split has no products; the vectors do
+            not fit; models worked for an interrupted composition of other settings; cold start without a model or
+            without products.
+    """
+    settings = settings or CompositionSettings()
+    templates = load_templates(settings.languages, template_files)
+    _check_vectors(vectors, len(catalogue))
+    _check_cold_start(catalogue, settings, cold_start, vectors)
+    out = Path(out)
+    key = _key(catalogue, settings, templates, vectors, judges, cold_start)
+    if _made_with(out) == key:
+        return out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{str(out)!r} exists and is not this composition; remove it or choose another folder")
+    partial = out.with_name(out.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(partial)
+    try:
+        _begin(partial, key, Path(lock.lock_file))
+        counts = {}
+        for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
+            pool = Pool(catalogue, rows, vectors, settings.damping)
+            composer = Composer(catalogue, pool, number, settings, templates, judges, cold_start)
+            counts[split] = _write_queries(partial, split, composer, show_progress).to_dict()
+            path = products_file(partial, split)
+            if not path.exists():
+                write_products(path, catalogue, rows, split, show_progress)
+        write_text(partial / DISTRIBUTION_FILE, json.dumps(counts, indent=1, ensure_ascii=False) + "\n")
+        for path in (*partial.glob("*.journal"), Path(lock.lock_file)):
+            path.unlink(missing_ok=True)
+    finally:
+        lock.release()
+    if out.is_dir():
+        out.rmdir()
+    os.replace(partial, out)
+    return out
+
+
+def _write_queries(folder: Path, split: str, composer: Composer, show_progress: bool) -> Distribution:
+    """Write the queries of a split, each set of conditions once, and count how they are distributed."""
+    wanted = composer.settings.splits[split]
+    distribution = Distribution(composer.catalogue, composer.pool.rows)
+    seen: set[str] = set()
+    latest = 0
+    outcomes = _outcomes(folder / f"{split}.journal", composer)
+    bar = progress(total=wanted, desc=f"{split} queries", unit="query", show=show_progress)
+    with closing(outcomes), bar, atomic_path(query_file(folder, split)) as temporary:
+        with temporary.open("w", encoding="utf-8") as file:
+            for number, record in enumerate(outcomes):
+                distribution.add(record)
+                query = record["query"]
+                name = json.dumps(query and query["query"], sort_keys=True)
+                if query is not None and name in seen:
+                    distribution.duplicates += 1
+                elif query is not None:
+                    seen.add(name)
+                    latest = number
+                    distribution.keep(record)
+                    file.write(json.dumps(query, ensure_ascii=False) + "\n")
+                    bar.update()
+                if distribution.kept == wanted or number - latest >= GIVE_UP:
+                    break
+        _check_found(split, wanted, distribution)
+    return distribution
+
+
+def _outcomes(path: Path, composer: Composer) -> Generator[dict[str, Any]]:
+    """The outcome of each number: first those that the journal has, then new ones, which are appended to it."""
+    path.touch()
+    with path.open("rb+") as file:
+        done, end = 0, 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # a write that was interrupted
+            done, end = done + 1, end + len(line)
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{str(path)!r}, line {done}: damaged ({error}); remove the file") from error
+        file.seek(end)
+        file.truncate()
+        for number in itertools.count(done):
+            record = composer.outcome(number)
+            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            yield record
+
+
+def _check_found(split: str, wanted: int, distribution: Distribution) -> None:
+    reasons = [f"{reason} ({count})" for reason, count in distribution.rejected.most_common(4)]
+    reasons += [f"drawn before ({distribution.duplicates})"] if distribution.duplicates else []
+    if not distribution.kept:
+        raise ValueError(
+            f"no query is possible among the {distribution.products} products of {split}; the draws failed by: "
+            f"{', '.join(reasons)}"
+        )
+    if distribution.kept < wanted:
+        logger.warning(
+            "%s: %d of %d queries; the last %d draws gave no new one; reasons: %s",
+            split, distribution.kept, wanted, GIVE_UP, ", ".join(reasons),
+        )  # fmt: skip
+
+
+def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.ndarray]:
+    """The rows of each split, by a hash of the family or the id."""
+    if len(settings.splits) == 1:
+        return {"train": np.arange(len(catalogue))}
+    groups = catalogue.groups or [None] * len(catalogue)
+    names = (f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, catalogue.ids, strict=True))
+    limit = settings.test_share * 2**32
+    is_test = np.array([int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) < limit for name in names])
+    rows = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
+    for split, found in rows.items():
+        if not len(found):
+            raise ValueError(
+                f"the split {split!r} has none of {len(catalogue)} products (test_share {settings.test_share}); "
+                "set test_share to 0 for a training split only"
+            )
+    return rows
+
+
+def _check_vectors(vectors: np.ndarray | None, count: int) -> None:
+    if vectors is not None and (vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all()):
+        raise ValueError(
+            f"vectors have shape {vectors.shape}; expected finite numbers, a row for each of {count} products"
+        )
+
+
+def _check_cold_start(
+    catalogue: Catalogue, settings: CompositionSettings, model: VisionModel | None, vectors: np.ndarray | None
+) -> None:
+    if not settings.samplers.get(COLD_START):
+        return
+    if model is None:
+        raise ValueError("the sampler cold_start needs a vision-language model")
+    if catalogue.groups is None and vectors is None:
+        raise ValueError("the sampler cold_start needs families of products, or vectors, to find similar products by")
+    if not (catalogue.codes < 0).all(axis=0).any():
+        raise ValueError("the sampler cold_start is for products without attributes; every product has some")
+
+
+def _key(
+    catalogue: Catalogue,
+    settings: CompositionSettings,
+    templates: dict[str, Template],
+    vectors: np.ndarray | None,
+    judges: Sequence[Judge],
+    cold_start: VisionModel | None,
+) -> dict[str, Any]:
+    """What a composition is made from, as JSON gives it back."""
+    written = json.dumps([asdict(template) for template in templates.values()], sort_keys=True)
+    digest = None if vectors is None else hashlib.sha256(np.ascontiguousarray(vectors).tobytes()).hexdigest()
+    key = {
+        "version": _VERSION,
+        **asdict(settings),
+        "catalogue": catalogue.fingerprint,
+        "templates": hashlib.sha256(written.encode()).hexdigest(),
+        "vectors": digest,
+        "judges": [judge.name for judge in judges],
+        "cold_start": cold_start and cold_start.name,
+    }
+    restored: dict[str, Any] = json.loads(json.dumps(key))
+    return restored
+
+
+def _made_with(folder: Path) -> Any:  # noqa: ANN401 - any JSON
+    path = folder / MARKER
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError:
+        return None
+
+
+def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
+    """Begin a composition, or check that the one that was interrupted is the same.
+
+    Another one is removed, unless models worked for it.
+
+    Raises:
+        ValueError: Another one that models worked for.
+    """
+    found = _made_with(partial)
+    if found is not None and found != key and (found["judges"] or found["cold_start"]):
+        raise ValueError(
+            f"cannot resume the composition in {str(partial)!r}: it was made with {differences(found, key)}; use the "
+            "same settings, or remove it"
+        )
+    if found != key:
+        for path in partial.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != lock:
+                path.unlink()
+        write_text(partial / MARKER, json.dumps(key, indent=1) + "\n")

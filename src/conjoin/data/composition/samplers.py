@@ -1,0 +1,177 @@
+"""The three samplers of conditions (MERIT App. A.3.1 to A.3.3).
+
+A sampler draws once: it returns a `Draft`, or the reason why this draw is none.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .catalogue import MISSING
+from .pool import Condition, Pool
+
+MOST_COMPARED = 512
+"""Products among which the most similar one is looked for."""
+
+
+class Draft(NamedTuple):
+    """A query in the making: its conditions, its positives in order, and hard negatives of the sampler's own."""
+
+    conditions: tuple[Condition, ...]
+    positives: np.ndarray
+    siblings: np.ndarray
+
+
+def draw_conventional(pool: Pool, count: int, generator: np.random.Generator) -> tuple[Condition, ...] | str:
+    """Products uniformly, then a key of each; frequent keys less often (App. A.3.1)."""
+    if len(pool) < count:
+        return "too few products"
+    conditions: list[Condition] = []
+    for product in generator.choice(len(pool), count, replace=False).tolist():
+        keys = _without(pool.usable_keys(product), [condition.attribute for condition in conditions])
+        if not len(keys):
+            return "a product without a further attribute"
+        key = pool.draw_key(keys, generator)
+        conditions.append(Condition(product, key, int(pool.codes[key, product])))
+    return tuple(conditions)
+
+
+def draw_attribute_uniform(pool: Pool, count: int, generator: np.random.Generator) -> tuple[Condition, ...] | str:
+    """Keys uniformly, a value of each uniformly, then a product with it (App. A.3.2)."""
+    keys = pool.keys
+    if len(keys) < count:
+        return "too few attributes"
+    conditions: list[Condition] = []
+    for key in generator.choice(keys, count, replace=False).tolist():
+        value = _one(pool.usable_values(key), generator)
+        conditions.append(Condition(_one(pool.products(key, value), generator), key, value))
+    return tuple(conditions)
+
+
+def draw_high_similarity(pool: Pool, count: int, generator: np.random.Generator) -> tuple[Condition, ...] | str:
+    """What turns a product into a similar one (App. A.3.3).
+
+    The first condition is a value that both share. Each other one is a value in which the similar product differs, of
+    a further product outside of the family.
+    """
+    first = draw_of_family(pool, generator)
+    similar = find_similar(pool, first, generator)
+    if similar is None:
+        return "no similar product"
+    keys = pool.usable_keys(similar)
+    ours, theirs = pool.codes[keys, first], pool.codes[keys, similar]
+    shared, differing = keys[ours == theirs], keys[(ours != theirs) & (ours != MISSING)]
+    if not len(shared):
+        return "similar products that share no value"
+    if len(differing) < count - 1:
+        return "similar products that differ in too few values"
+    key = pool.draw_key(shared, generator)
+    conditions = [Condition(first, key, int(pool.codes[key, first]))]
+    barred = {first, similar, *pool.family(first).tolist()}
+    for _ in range(count - 1):
+        key = pool.draw_key(_without(differing, [condition.attribute for condition in conditions]), generator)
+        value = int(pool.codes[key, similar])
+        product = _one(pool.products(key, value), generator)
+        if product in barred:
+            return "no other product with a differing value"
+        conditions.append(Condition(product, key, value))
+    return tuple(conditions)
+
+
+SAMPLERS = {
+    "conventional": draw_conventional,
+    "attribute_uniform": draw_attribute_uniform,
+    "high_similarity": draw_high_similarity,
+}
+
+
+def draw_of_family(pool: Pool, generator: np.random.Generator) -> int:
+    """A product: of a family drawn uniformly, if there are families."""
+    if pool.families is not None and pool.families.members:
+        members = pool.families.members
+        return _one(members[int(generator.integers(len(members)))], generator)
+    return int(generator.integers(len(pool)))
+
+
+def find_similar(pool: Pool, product: int, generator: np.random.Generator) -> int | None:
+    """A product similar to another one, or None.
+
+    One of its family. Without families, the most similar of up to `MOST_COMPARED` products that share one of its
+    values: by the vectors, else by the number of values they share. An exact copy is not similar.
+    """
+    family = pool.family(product)
+    if len(family):
+        return _one(family, generator)
+    keys = pool.usable_keys(product)
+    if pool.families is not None or not len(keys):
+        return None
+    key = _one(keys, generator)
+    found = pool.products(key, int(pool.codes[key, product]))
+    if len(found) > MOST_COMPARED:
+        found = found[generator.choice(len(found), MOST_COMPARED, replace=False)]
+    ours, theirs = pool.codes[:, product, None], pool.codes[:, found]
+    found = found[((theirs != ours) & (theirs != MISSING) & (ours != MISSING)).any(axis=0)]
+    if not len(found):
+        return None
+    return int(found[pool.similarities([product], found).argmax()])
+
+
+def check_conditions(pool: Pool, conditions: Sequence[Condition]) -> str | None:
+    """Why these conditions make no query: one product would serve for two of them (App. A.3.1)."""
+    products = np.array([condition.product for condition in conditions])
+    if len(set(products.tolist())) < len(products):
+        return "one product for two conditions"
+    for condition in conditions:
+        if (pool.codes[condition.attribute, products] == condition.value).sum() > 1:
+            return "two products share the value of a condition"
+    return None
+
+
+def recall(pool: Pool, conditions: Sequence[Condition], max_share: float) -> np.ndarray | str:
+    """All products that satisfy the conditions, ascending, if their share of the pool is in (0, max_share)."""
+    found = pool.find([condition[1:] for condition in conditions])
+    if not len(found):
+        return "no positive"
+    return found if len(found) < max_share * len(pool) else "too many positives"
+
+
+def rank(pool: Pool, conditions: Sequence[Condition], found: np.ndarray) -> np.ndarray:
+    """The products most similar to the query's first, on average over its products; ties in the pool's order."""
+    if pool.vectors is None:
+        return found
+    return found[np.argsort(-pool.similarities([condition.product for condition in conditions], found), kind="stable")]
+
+
+def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generator: np.random.Generator) -> np.ndarray:
+    """Products that satisfy all conditions but one, and have another value there.
+
+    Each condition is missed in turn. Of each such list, at most `MOST_COMPARED` products are compared, the most
+    similar to the query's products come first.
+    """
+    lists = []
+    for missed in conditions:
+        kept = [condition[1:] for condition in conditions if condition is not missed]
+        found = pool.find(kept)
+        codes = pool.codes[missed.attribute, found]
+        found = found[(codes != missed.value) & (codes != MISSING)]
+        if len(found) > MOST_COMPARED:
+            found = np.sort(found[generator.choice(len(found), MOST_COMPARED, replace=False)])
+        elif pool.vectors is None:
+            found = generator.permutation(found)
+        lists.append(rank(pool, conditions, found).tolist())
+    barred = {condition.product for condition in conditions}
+    chosen: list[int] = []
+    for place in range(max(map(len, lists))):
+        chosen += [found[place] for found in lists if place < len(found) and found[place] not in barred | set(chosen)]
+        if len(chosen) >= count:
+            break
+    return np.array(chosen[:count], dtype=np.int32)
+
+
+def _without(keys: np.ndarray, taken: Sequence[int]) -> np.ndarray:
+    return keys[~np.isin(keys, taken)] if taken else keys
+
+
+def _one(values: np.ndarray, generator: np.random.Generator) -> int:
+    return int(values[int(generator.integers(len(values)))])

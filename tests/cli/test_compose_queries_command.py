@@ -1,0 +1,117 @@
+"""`conjoin data compose-queries`, from a CSV file to the report."""
+
+import json
+
+import pytest
+
+from conjoin.cli.main import main
+from conjoin.data import MeritTraining, load_pairs
+from conjoin.retrieval import encode_corpus
+from tiny_catalogue import products, write_catalogue
+from tiny_encoder import tiny_encoder
+
+SMALL = ("--queries", "30", "--test-queries", "5", "--test-share", "0.3", "--max-positive-share", "0.3", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_catalogue(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture(scope="module")
+def store(path):
+    rows = load_pairs(path, only="image")
+    return encode_corpus(rows, tiny_encoder(batch_size=64), path.parent / "store", show_progress=False).directory
+
+
+def compose(path, out, *options):
+    return main(["data", "compose-queries", str(path), "--out", str(out), *SMALL, *map(str, options)])
+
+
+def test_from_a_table_to_training_rows_and_a_report(path, tmp_path, capsys):
+    out = tmp_path / "shop"
+    options = ("--group-column", "family", "--languages", "th", "vi", "--conditions", "2=1", "--seed", "3")
+    assert compose(path, out, *options) == 0
+    assert f"queries and products in {out}" in capsys.readouterr().out
+    assert len(MeritTraining(out)) == 30
+    rows = [json.loads(line) for line in (out / "queries-train.json").read_text(encoding="utf-8").splitlines()]
+    assert {row["language"] for row in rows} == {"th", "vi"}
+    assert {len(row["query"]) for row in rows} == {2}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for words in (
+        "Attributes, train",
+        "Languages, test",
+        "conventional sampling",
+        "material",
+        "high_similarity",
+        "<svg",
+    ):
+        assert words in page
+    assert "<script" not in page
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
+    assert compose(path, out, *options) == 0
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+def test_a_store_ranks_positives(path, store, tmp_path):
+    plain, ranked = tmp_path / "plain", tmp_path / "ranked"
+    options = ("--samplers", "conventional=1", "--group-column", "family")
+    assert compose(path, plain, *options) == 0
+    assert compose(path, ranked, "--store", store, *options) == 0
+    rows, others = ([json.loads(line) for line in (out / "queries-train.json").read_text().splitlines()]
+                    for out in (plain, ranked))  # fmt: skip
+    assert [row["query"] for row in rows] == [row["query"] for row in others]
+    assert [sorted(row["pos_candidate"]) for row in rows] == [sorted(row["pos_candidate"]) for row in others]
+    assert [row["pos_candidate"] for row in rows] != [row["pos_candidate"] for row in others]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--attributes", "colour"), "no column 'colour'"),
+        (("--filters", "accuracy", "--visual", "color"), "the filter accuracy needs a vision-language model (--vlm)"),
+        (("--filters", "non_omission"), "the filter non_omission needs a vision-language model (--vlm)"),
+        (
+            ("--filters", "non_omission", "--visual", "colour"),
+            "--visual colour: no such attribute; there are family, color",
+        ),
+        (("--samplers", "cold_start=1"), "the sampler cold_start needs a vision-language model"),
+        (("--languages", "fr"), "there are templates of en, ms, id, vi, th"),
+        (("--queries", "0"), "queries must be at least 1"),
+        (("--hard-negatives", "-1"), "hard_negatives must be at least 0"),
+    ],
+)
+def test_a_mistake_is_one_line(path, tmp_path, capsys, options, message):
+    assert compose(path, tmp_path / "out", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "message"),
+    [
+        ("--samplers", "uniform=1", "unknown sampler 'uniform'"),
+        ("--samplers", "conventional", "expected a weight after ="),
+        ("--conditions", "two=1", "expected NUMBER=WEIGHT"),
+    ],
+)
+def test_weights_are_parsed(path, tmp_path, capsys, option, word, message):
+    with pytest.raises(SystemExit):
+        compose(path, tmp_path / "out", option, word)
+    assert message in capsys.readouterr().err
+
+
+def test_a_store_of_other_products_is_refused(store, tmp_path, capsys):
+    other = write_catalogue(tmp_path, [row | {"sku": f"x{row['sku']}"} for row in products(30)])
+    assert compose(other, tmp_path / "out", "--store", store) == 2
+    assert "has no vector of 30 of 30 products, such as 'x1000'" in capsys.readouterr().err
+
+
+def test_titles_filter(path, tmp_path, capsys):
+    assert compose(path, tmp_path / "out", "--filters", "vision_centric", "--visual", "color", "style") == 0
+    assert compose(path, tmp_path / "none", "--filters", "non_omission", "--visual", "color") == 2
+    assert "judge non_omission (titles) (" in capsys.readouterr().err, "no title says a material"
+    rows = [json.loads(line) for line in (tmp_path / "out" / "queries-train.json").read_text().splitlines()]
+    assert {name for row in rows for condition in row["query"].values() for name in condition} >= {"color", "shape"}

@@ -1,0 +1,116 @@
+import logging
+
+import numpy as np
+import pytest
+
+from conjoin.data import read_catalogue
+from conjoin.data.composition.catalogue import MISSING
+from tiny_catalogue import products, write_catalogue
+
+
+def row(sku, **change):
+    """A product; two of them with equal columns make a catalogue."""
+    return {"sku": sku, "image": "0.png", "title": f"thing {sku}", "color": "red", "size": "s"} | change
+
+
+FOUR = [row("1"), row("2", color="blue", size="m"), row("3"), row("4", color="blue", size="m")]
+
+
+def test_columns_become_codes(tmp_path):
+    rows = [row("1", color=" Red "), row("2", color="blue", size="none"), row("3", color="", size="m"), row("4"),
+            row("5", color="blue", size="m")]  # fmt: skip
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), language="th")
+    assert catalogue.attributes == ("color", "size")
+    assert catalogue.values == (("red", "blue"), ("s", "m"))
+    assert catalogue.codes.tolist() == [[0, 1, MISSING, 0, 1], [0, MISSING, 1, 0, 1]]
+    assert catalogue.described(2) == {"size": "m"}
+    assert catalogue.ids == ["1", "2", "3", "4", "5"]
+    assert set(catalogue.classes) == {"product"}
+    assert set(catalogue.languages) == {"th"}
+    assert catalogue.groups is None
+
+
+def test_facts_are_not_attributes(tmp_path):
+    path = write_catalogue(tmp_path)
+    catalogue = read_catalogue(path, group_column="family")
+    assert catalogue.attributes == ("color", "material", "style", "shape")
+    assert catalogue.classes[:2] == ["shoes", "bags"]
+    assert catalogue.languages[:3] == ["en", "th", "id"]
+    assert catalogue.groups[2:4] == ["f0", "f1"]
+    named = read_catalogue(path, attributes=["class", "color"], class_column="family")
+    assert named.attributes == ("class", "color")
+    assert named.classes[3] == "f1"
+
+
+def test_json_lines_may_hold_objects_and_numbers(tmp_path):
+    rows = [
+        {"id": number, "image": "0.png", "title": "a", "attribute": {"color": colour, "Depth": depth}}
+        for number, (colour, depth) in enumerate([("red", 1), ("red", 2), ("blue", 1), (None, 2)])
+    ]
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows, "shop.jsonl"))
+    assert dict(zip(catalogue.attributes, catalogue.values, strict=True)) == {
+        "color": ("red", "blue"), "Depth": ("1", "2"),
+    }  # fmt: skip
+    assert catalogue.described(3) == {"Depth": "2"}
+
+
+def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
+    rows = [one | {"note": f"text {place}", "shop": "a", "none": ""} for place, one in enumerate(FOUR)]
+    with caplog.at_level(logging.WARNING):
+        assert read_catalogue(write_catalogue(tmp_path, rows)).attributes == ("color", "size")
+    assert "'note' has another value in each of 4 products" in caplog.text
+    assert "'shop' has one value only, 'a'" in caplog.text
+    assert "'none' is empty" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"image": ""}, {}, r"row 1 \(id '2'\): the image is missing"),
+        ({"image": "absent.png"}, {}, r"row 1 \(id '2'\), image .*absent.png.*: no such file"),
+        ({"title": ""}, {}, r"row 1 \(id '2'\)"),
+        ({"sku": "1"}, {}, "ids occur more than once: '1'"),
+        ({"sku": "a b"}, {}, r"id 'a b'\): the id of a product must be one word"),
+        ({"title": "see <image>"}, {}, "the title 'see <image>' holds a mark of a query"),
+        ({"title": "a </Product 1>"}, {}, "holds a mark of a query"),
+        ({}, {"attributes": ["colour"]}, "no column 'colour'; the columns are .*; did you mean 'color'"),
+        ({}, {"class_column": "kind"}, "no column 'kind'"),
+        ({}, {"attributes": ["color", "color"]}, "'color' is named twice"),
+        ({}, {"attributes": ["shop"]}, "the attribute 'shop' has one value only, 'a'; conditions need at least two"),
+        ({}, {"attributes": ["empty"]}, "the attribute 'empty' is empty: no product has it"),
+        ({}, {"attributes": ["note"]}, "the attribute 'note' has another value in each of 4 products"),
+        ({}, {"attributes": []}, "no attribute column"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, change, options, message):
+    rows = [one | {"shop": "a", "empty": "", "note": str(place)} for place, one in enumerate(FOUR)]
+    rows[1] |= change
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_catalogue(write_catalogue(tmp_path, rows), **options)
+
+
+@pytest.mark.parametrize("name", ["shop.csv", "shop.jsonl"])
+def test_a_line_that_is_not_utf8_is_named(tmp_path, name):
+    path = write_catalogue(tmp_path, FOUR, name)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b"thing", b"th\xffng")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(ValueError, match=rf"{name}' cannot be read: line 3: not valid UTF-8 \(byte 0xff"):
+        read_catalogue(path)
+
+
+def test_lists_are_no_attributes(tmp_path):
+    rows = [one | {"color": ["red", "blue"]} for one in FOUR]
+    with pytest.raises(ValueError, match=r"the attribute 'color' holds list<.*expected one text or number"):
+        read_catalogue(write_catalogue(tmp_path, rows, "shop.jsonl"))
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path):
+    rows = products(30)
+    first = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "style"])
+    again = read_catalogue(write_catalogue(tmp_path, rows, "again.jsonl"), attributes=["color", "style"])
+    assert first.fingerprint == again.fingerprint
+    assert np.array_equal(first.codes, again.codes)
+    rows[4]["title"] = "another"
+    changed = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "style"])
+    assert changed.fingerprint != first.fingerprint
