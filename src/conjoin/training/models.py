@@ -14,6 +14,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing.sentence_files import SentenceFilesMixin
 
 from .lora import add_lora
 from .recipe import ModelArguments, recipe_folder
@@ -35,6 +36,8 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     else:
         _check_parts(arguments)
         model, processor = ARCHITECTURES[arguments.architecture](arguments)
+    if arguments.prompts is not None and isinstance(processor, SentenceFilesMixin):
+        processor.set_prompts(arguments.prompts)
     if isinstance(model, MllmRetrieverModel):
         choose_trained(model, arguments.freeze_towers)
     elif arguments.freeze_towers:
