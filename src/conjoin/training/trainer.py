@@ -224,11 +224,11 @@ class RetrievalTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name in matrices]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Export the encoder to a folder; inside a checkpoint, save the full training state."""
-        if _internal_call:
+        """Export the encoder to a folder, for `push_to_hub` too; inside a checkpoint, save the full training state."""
+        if _internal_call and output_dir is not None:
             super().save_model(output_dir, _internal_call=True)
             for name in SENTENCE_FILES if self.args.should_save else ():  # a checkpoint is not a model
-                Path(output_dir or str(self.args.output_dir), name).unlink(missing_ok=True)
+                Path(output_dir, name).unlink(missing_ok=True)
         elif self.args.should_save:
             folder, model = str(output_dir or self.args.output_dir), merge_lora(self.encoder)
             if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
