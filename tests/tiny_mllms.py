@@ -32,7 +32,9 @@ BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 CHAT = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 QWEN_SPECIALS = [*CHAT, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 LLAVA_SPECIALS = ["<s>", "</s>", "<image>"]
-INTERN_SPECIALS = [*CHAT, "<img>", "</img>", "<IMG_CONTEXT>"]
+INTERN_SPECIALS = [*CHAT, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
+INTERN_NAMES = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+INTERN_NAMES |= {"video_token": "<video>"}
 
 
 def tokenizer(specials):
@@ -40,6 +42,8 @@ def tokenizer(specials):
     vocabulary = {byte: index for index, byte in enumerate(BYTES)}
     made = Qwen2Tokenizer(vocab=vocabulary, merges=[], unk_token=None, eos_token=specials[0], pad_token=specials[0])
     made.add_tokens(specials, special_tokens=True)
+    if specials is INTERN_SPECIALS:  # its processor asks for these tokens by name
+        made._set_model_specific_special_tokens(INTERN_NAMES)
     return made
 
 

@@ -57,9 +57,13 @@ def record(folder):
 
 def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["train", str(recipe), "--model.config.hidden_size", "24", "--training.max_steps=3"]) == 0
+    words = ["--model.config.hidden_size", "24", "--training.max_steps=3", "--model.prompts.query", "find"]
+    assert main(["train", str(recipe), *words]) == 0
     assert f'SentenceTransformer("{out}", trust_remote_code=True)' in capsys.readouterr().out
     assert {"modules.json", "sentence_bert_config.json", "model.safetensors"} <= set(os.listdir(out))
+    settings = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert settings["prompts"] == {"query": "find", "document": ""}
+    assert not (out / "checkpoint-3/modules.json").exists(), "a checkpoint is not a model"
     model = AutoModel.from_pretrained(out, trust_remote_code=True).eval()
     processor = AutoProcessor.from_pretrained(out, trust_remote_code=True)
     assert model(**processor(["3 boxes", Image.new("RGB", (9, 9))])).embeddings.shape == (2, 24)

@@ -1,5 +1,7 @@
 """The trainers: what moves, what is logged, what is saved, and that a resumed run is the uninterrupted one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -186,6 +188,20 @@ def test_the_saved_model_loads_with_equal_vectors(tiny_checkpoints, tmp_path):
         assert torch.equal(reloaded(**batch).embeddings, model.eval()(**batch).embeddings)
     assert {"modules.json", "sentence_bert_config.json"} <= {file.name for file in (tmp_path / "model").iterdir()}
     assert "_name_or_path" not in (tmp_path / "model/config.json").read_text()
+
+
+def test_what_is_pushed_is_the_model(tiny_checkpoints, tmp_path, monkeypatch):
+    model, processor = make_encoder(tiny_checkpoints)
+    trainer = make_trainer("gcl", model, processor, tmp_path, make_rows(8))
+    trainer.hub_model_id, pushed = "me/model", {}
+    monkeypatch.setattr(trainer, "create_model_card", lambda **kwargs: None)
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **kwargs: pushed.update(kwargs))
+    trainer.push_to_hub()
+    assert pushed["repo_id"] == "me/model"
+    folder = Path(pushed["folder_path"])
+    assert (folder / "modules.json").is_file()
+    loaded = AutoModel.from_pretrained(folder).state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
 
 
 def test_lora_is_merged_into_what_is_saved(tiny_checkpoints, tmp_path):

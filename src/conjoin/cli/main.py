@@ -12,6 +12,7 @@ from conjoin.cli import (
     encode,
     evaluate,
     explain,
+    export,
     index,
     merge_adapter,
     mine,
@@ -20,7 +21,21 @@ from conjoin.cli import (
     train,
 )
 
-COMMANDS = (demo, train, encode, index, search, mine, teacher_cache, merge_adapter, evaluate, data, explain, analyze)
+COMMANDS = (
+    demo,
+    train,
+    encode,
+    index,
+    search,
+    mine,
+    teacher_cache,
+    merge_adapter,
+    export,
+    evaluate,
+    data,
+    explain,
+    analyze,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -78,10 +78,11 @@ def parse_overrides(words: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def usage(folder: str) -> str:
-    """The three lines that load a saved model and embed with it."""
+def usage(folder: str, code: bool = True) -> str:
+    """The three lines that load a saved model, with its code if it has some, and embed with it."""
+    trust = ", trust_remote_code=True" if code else ""
     return (
         "from sentence_transformers import SentenceTransformer\n"
-        f'model = SentenceTransformer("{folder}", trust_remote_code=True)\n'
+        f'model = SentenceTransformer("{folder}"{trust})\n'
         'vectors = model.encode(["a red apple", "photo.jpg", {"image": "photo.jpg", "text": "but green"}])\n'
     )

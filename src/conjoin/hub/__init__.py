@@ -10,3 +10,4 @@ from conjoin.hub.load import (
     loading as loading,
     model_type as model_type,
 )
+from conjoin.hub.stock import export_stock as export_stock

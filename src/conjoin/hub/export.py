@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
+from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence_settings, write_json_file
 from conjoin.storage import flush, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -30,9 +33,9 @@ def export(
 
     Args:
         model: A model of `conjoin.models`.
-        processor: Its processor; None leaves the processor's files out.
+        processor: Its processor; None leaves its files and those of sentence-transformers out.
         folder: Where to write.
-        prompts: Named prompts for sentence-transformers, e.g. `{"query": "Find: "}`.
+        prompts: Named prompts for sentence-transformers, e.g. `{"query": "Find: "}`; those of the processor when None.
 
     Raises:
         ValueError: The model's class is not registered for the auto classes, so its code would be lost.
@@ -41,43 +44,33 @@ def export(
     for part in parts:
         if part._auto_class is None:
             raise ValueError(f"{type(part).__name__} is not registered for auto classes; its code cannot be exported")
+    with staged(folder) as staging:
+        for part in parts:
+            part.save_pretrained(staging)
+        drop_local_paths(staging / "config.json")
+        saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}
+        write_checksums(staging, sorted(saved - {*SENTENCE_FILES}))
+        if prompts is not None:
+            write_json_file(staging / SETTINGS, sentence_settings(prompts))
+    return Path(folder)
+
+
+@contextmanager
+def staged(folder: str | Path) -> Iterator[Path]:
+    """Yield an empty folder inside `folder`; when the block ends, its files are flushed and moved to `folder`.
+
+    If the block fails, `folder` stays as it was.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
     try:
-        for part in parts:
-            part.save_pretrained(staging)
-        _drop_local_paths(staging / "config.json")
-        saved = sorted(file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py")
-        write_checksums(staging, saved)
-        add_sentence_transformers_files(staging, prompts)
+        yield staging
         for file in staging.rglob("*"):
             flush(file)
         _move_files(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return folder
-
-
-def add_sentence_transformers_files(folder: str | Path, prompts: dict[str, str] | None = None) -> None:
-    """Write what sentence-transformers reads; the vectors it returns are the model's own `embeddings`."""
-    embed = {"method": "forward", "method_output_name": "embeddings"}
-    files: dict[str, Any] = {
-        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}],
-        "sentence_bert_config.json": {
-            "transformer_task": "feature-extraction",
-            "modality_config": {name: embed for name in ("text", "image")}
-            | {"message": embed | {"format": "structured"}},
-            "module_output_name": "sentence_embedding",
-        },
-        "config_sentence_transformers.json": {
-            "prompts": prompts or {},
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine",
-        },
-    }
-    for name, content in files.items():
-        (Path(folder) / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _move_files(staging: Path, folder: Path) -> None:
@@ -97,7 +90,7 @@ def _move_files(staging: Path, folder: Path) -> None:
         os.replace(staging / name, folder / name)
 
 
-def _drop_local_paths(file: Path) -> None:
+def drop_local_paths(file: Path) -> None:
     """Remove from a configuration where its parts were loaded from."""
     config = _without(json.loads(file.read_text(encoding="utf-8")), _LOCAL_PATH_KEYS)
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

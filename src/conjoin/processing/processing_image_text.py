@@ -6,18 +6,19 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 from transformers.utils import logging
 
 from .input_types import check_processor_type, concatenated, only_image
 from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, cut_text, parse_items
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
+from .sentence_files import SentenceFilesMixin
 
 logger = logging.get_logger(__name__)
 
 
-class ImageTextProcessor(ProcessorMixin):
+class ImageTextProcessor(SentenceFilesMixin):
     """Turns items (text, image, image + text, in any mix) into one batch of model inputs.
 
     For a missing modality, the row is zero and `image_mask` / `text_mask` is False, and the tower skips it.
@@ -32,6 +33,8 @@ class ImageTextProcessor(ProcessorMixin):
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
         input_type: What to do with several images of an item: `"seq"` refuses them, since these models take one image;
             `"cat"` concatenates them into one picture and joins the texts.
+        prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
+            `encode_document` uses `document`.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class ImageTextProcessor(ProcessorMixin):
         chat_template: str | None = None,
         empty_text: str = "error",
         input_type: str = "seq",
+        prompts: dict[str, str] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.set_prompts(prompts)
         if text_padding not in ("longest", "max_length"):
             raise ValueError(f'text_padding={text_padding!r}; expected "longest" or "max_length"')
         if empty_text not in EMPTY_TEXTS:

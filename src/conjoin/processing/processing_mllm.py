@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
 from .input_types import check_processor_type, concatenated
 from .item_images import process_image
@@ -15,6 +15,7 @@ from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
+from .sentence_files import SentenceFilesMixin
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -32,7 +33,7 @@ TEMPLATES = {
 """The text around and between the parts of an item, by architecture."""
 
 
-class MllmRetrieverProcessor(ProcessorMixin):
+class MllmRetrieverProcessor(SentenceFilesMixin):
     """Turns items (text, images, both, interleaved in any way) into one batch of prompts for `MllmRetrieverModel`.
 
     A prompt is the images and texts in the item's own order, each text on a line of its own, with the instruction
@@ -58,6 +59,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
             An empty text beside an image is left out.
         input_type: How an item with several images is read: `"seq"` (images and texts in their order), or `"cat"` (the
             images concatenated into one picture, then the texts joined).
+        prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
+            `encode_document` uses `document`.
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
@@ -78,8 +81,10 @@ class MllmRetrieverProcessor(ProcessorMixin):
         prompt_version: int = 1,
         empty_text: str = "error",
         input_type: str = "seq",
+        prompts: dict[str, str] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.set_prompts(prompts)
         self.image_token = image_token
         self.ret_token = ret_token
         self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)

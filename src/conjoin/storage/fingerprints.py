@@ -77,7 +77,8 @@ def part_digest(part: Any) -> str:  # noqa: ANN401
 
 def processor_digest(processor: ProcessorMixin) -> str:
     """A fingerprint of what a processor makes of items, wherever it was loaded from."""
-    own: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name != "image_processor"}
+    elsewhere = ("image_processor", "prompts")  # prompts are for sentence-transformers
+    own: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name not in elsewhere}
     if own.get("input_type") == "seq":  # what processors without this setting do
         del own["input_type"]
     parts: Any = processor  # an image processor and a tokenizer

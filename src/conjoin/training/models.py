@@ -15,6 +15,7 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import check_processor_type
+from conjoin.processing.sentence_files import SentenceFilesMixin
 
 from .lora import add_lora
 from .recipe import ModelArguments, recipe_folder
@@ -39,6 +40,8 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     if arguments.input_type is not None:
         own: Any = processor  # of this package
         own.input_type = check_processor_type(arguments.input_type)
+    if arguments.prompts is not None and isinstance(processor, SentenceFilesMixin):
+        processor.set_prompts(arguments.prompts)
     if isinstance(model, MllmRetrieverModel):
         choose_trained(model, arguments.freeze_towers)
     elif arguments.freeze_towers:

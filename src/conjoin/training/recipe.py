@@ -40,6 +40,8 @@ class ModelArguments:
             for that of the checkpoint, else `seq`.
         freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if set in `config`, [RET].
         lora: Low-rank adapters on the towers, instead of full training.
+        prompts: Instructions of the saved model by name, for sentence-transformers: `encode_query` uses `query`,
+            `encode_document` uses `document`. Training takes its instructions from the data.
     """
 
     checkpoint: str | None = None
@@ -55,6 +57,7 @@ class ModelArguments:
     input_type: str | None = None
     freeze_towers: bool = False
     lora: LoraArguments | None = None
+    prompts: dict[str, str] | None = None
 
 
 @dataclass

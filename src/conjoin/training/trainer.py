@@ -25,6 +25,7 @@ from conjoin.data import EpochRows, PairCollator
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.ranking import integer_labels
 from conjoin.hub import export
+from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.training.config import RetrievalConfig
 from conjoin.training.features import CachedFeatures
 from conjoin.training.gradient_cache import average_gradients, cached_backward
@@ -223,9 +224,11 @@ class RetrievalTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name in matrices]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Export the encoder to a folder; inside a checkpoint, save the full training state."""
-        if _internal_call:
+        """Export the encoder to a folder, for `push_to_hub` too; inside a checkpoint, save the full training state."""
+        if _internal_call and output_dir is not None:
             super().save_model(output_dir, _internal_call=True)
+            for name in SENTENCE_FILES if self.args.should_save else ():  # a checkpoint is not a model
+                Path(output_dir, name).unlink(missing_ok=True)
         elif self.args.should_save:
             folder, model = str(output_dir or self.args.output_dir), merge_lora(self.encoder)
             if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:

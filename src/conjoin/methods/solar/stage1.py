@@ -253,7 +253,8 @@ class SolarStage1Trainer(RetrievalTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder and the projection heads to one folder, the encoder's weights last."""
-        if not _internal_call and self.args.should_save and self.objective.heads is not None:
+        is_checkpoint = _internal_call and output_dir is not None
+        if not is_checkpoint and self.args.should_save and self.objective.heads is not None:
             heads = {name: value.contiguous() for name, value in self.objective.heads.state_dict().items()}
             folder = Path(str(output_dir or self.args.output_dir))
             folder.mkdir(parents=True, exist_ok=True)

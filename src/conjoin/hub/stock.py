@@ -1,0 +1,132 @@
+"""An MLLM retriever as an ordinary checkpoint of its architecture, for programs that run no code of a checkpoint."""
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
+
+from conjoin.hub.export import drop_local_paths, staged
+from conjoin.hub.stock_files import save_modules, save_processor
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.storage import write_checksums
+
+logger = logging.getLogger(__name__)
+
+
+def export_stock(
+    model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, prompts: dict[str, str] | None = None
+) -> Path:
+    """Save an MLLM retriever as a checkpoint of its backbone's own architecture, without code.
+
+    The configuration has the kept layers only. The vector of [RET] is a row of the embedding table: a row that the
+    tokenizer does not use, or a new one. There is no head; the configuration ties it to the table. The prompt is
+    `chat_template.jinja`. Modules of sentence-transformers take the state of the last token, cut it to
+    `embedding_dim` and normalise it.
+
+    transformers, sentence-transformers and serving engines load the folder like any other of its architecture. Its
+    vectors equal those of `model` to 1e-5 in float32. Two things of the processor are not exported: `max_text_length`
+    and the white background of transparent images.
+
+    Args:
+        model: The retriever, with adapters merged.
+        processor: Its processor.
+        folder: Where to write, as `export` does.
+        prompts: Named instructions for sentence-transformers; those of the processor when None.
+
+    Raises:
+        ValueError: The model is of another kind; the processor is for another model; or the retriever has what no
+            stock checkpoint can have: `position_mode="1d"` with Qwen, or prompts of version 1.
+    """
+    retriever, own = _check_kind(model, processor)
+    _check_exportable(retriever, own)
+    if own.max_text_length is not None:
+        logger.warning("max_text_length=%d is not exported: longer texts get other vectors", own.max_text_length)
+    with staged(folder) as staging:
+        stock = _stock_model(retriever)
+        stock.save_pretrained(staging, state_dict=_with_published_names(stock))
+        (staging / "generation_config.json").unlink()
+        drop_local_paths(staging / "config.json")
+        save_processor(own, retriever.config, staging)
+        write_checksums(staging, sorted(file.name for file in staging.iterdir()))
+        save_modules(retriever.config, own.image_processor, staging, own.prompts if prompts is None else prompts)
+    return Path(folder)
+
+
+def _check_kind(
+    model: PreTrainedModel, processor: ProcessorMixin
+) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
+    if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
+        raise ValueError(
+            f"a stock checkpoint is for the MLLM retriever; {type(model).__name__} with {type(processor).__name__} is "
+            "of no architecture of transformers"
+        )
+    return model, processor
+
+
+def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcessor) -> None:
+    config, tokenizer = model.config, processor.tokenizer
+    kind = config.backbone_config.model_type
+    if config.position_mode == "1d" and kind.startswith("qwen"):
+        raise ValueError(f"position_mode='1d' cannot be exported: {kind!r} has three-dimensional positions")
+    if processor.prompt_version < 2:
+        raise ValueError(
+            "prompts of version 1 cannot be exported: their parts are tokenised one by one, but a chat template as a "
+            "whole"
+        )
+    tokens = {processor.image_token: config.backbone_config.image_token_id}
+    if processor.ret_token is not None:
+        tokens[processor.ret_token] = config.ret_token_id
+    for token, expected in tokens.items():
+        found = tokenizer.convert_tokens_to_ids(token)
+        if found != expected:
+            raise ValueError(
+                f"{token!r} is token {found} of the processor, but {expected} of the model: the processor is for "
+                "another model"
+            )
+
+
+def _stock_model(model: MllmRetrieverModel) -> PreTrainedModel:
+    """Return the backbone with its final norm, [RET] in its table and a tied head; weights are shared with `model`."""
+    state = model.backbone.state_dict()
+    state |= {f"language_model.norm.{name}": value for name, value in model.norm.state_dict().items()}
+    name = "language_model.embed_tokens.weight"
+    state[name] = _table_with_ret(state[name], model.ret_embedding.detach(), model.config.ret_token_id)
+    config = _stock_config(model.config, len(state[name]))
+    with torch.device("meta"):
+        stock: Any = AutoModelForImageTextToText.from_config(config)
+    stock.base_model.load_state_dict(state, assign=True)
+    stock.tie_weights()
+    return stock
+
+
+def _with_published_names(stock: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the weights; those of a CLIP or SigLIP tower with the names that published checkpoints have."""
+    state: dict[str, Tensor] = stock.state_dict()
+    if stock.config.vision_config.model_type not in ("clip_vision_model", "siglip_vision_model"):
+        return state
+    old, new = "vision_tower.", "vision_tower.vision_model."  # newer versions of transformers write without
+    return {name if new in name else name.replace(old, new, 1): value for name, value in state.items()}
+
+
+def _stock_config(config: PreTrainedConfig, rows: int) -> PreTrainedConfig:
+    stock = copy.deepcopy(config.backbone_config)
+    stock.tie_word_embeddings = stock.get_text_config().tie_word_embeddings = True
+    stock.get_text_config().vocab_size = rows
+    if config.embedding_dim is not None:
+        stock.matryoshka_dimensions = [config.embedding_dim]
+    return stock
+
+
+def _table_with_ret(table: Tensor, vector: Tensor, row: int | None) -> Tensor:
+    """Return a token table `(V, D)` with the vector of [RET] `(D,)` in its row; rows are added if it has too few."""
+    if row is None:
+        return table
+    added = table.new_zeros(max(0, row + 1 - len(table)), table.shape[1])
+    table = torch.cat([table, added])
+    table[row] = vector.to(table.dtype)
+    return table

@@ -1,0 +1,141 @@
+"""Files beside the weights of a stock checkpoint: its processor, its prompt, its modules of sentence-transformers."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedConfig
+
+from conjoin.hub.stock_template import chat_template
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.processing.sentence_files import SETTINGS, sentence_settings, write_json_file as write
+
+PROCESSORS = {
+    "internvl": ("InternVLProcessor", "InternVLVideoProcessor"),
+    "llava": ("LlavaProcessor", None),
+    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+}
+"""Of each architecture, the class of the processor in transformers, and of its video processor if there is one."""
+
+_VIDEO_KEYS = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+_POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+def save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, folder: Path) -> None:
+    """Write the processor as its publisher would: tokenizer, settings of the image processor, `chat_template.jinja`.
+
+    Args:
+        processor: The retriever's processor.
+        config: The retriever's configuration.
+        folder: Where to write.
+    """
+    backbone = config.backbone_config
+    name, video = PROCESSORS[backbone.model_type]
+    tokenizer = copy.deepcopy(processor.tokenizer)
+    limits = (processor.max_length, tokenizer.model_max_length)
+    tokenizer.model_max_length = min(limit for limit in limits if limit is not None)
+    ret_token = None if config.readout == "before_token" else processor.ret_token
+    tokenizer.chat_template = chat_template(processor, _image(processor, backbone.model_type), ret_token)
+    tokenizer._set_processor_class(name)
+    tokenizer.save_pretrained(folder)
+    pixels = processor.image_processor.to_dict() | {"processor_class": name}
+    pixels["image_processor_type"] = pixels["image_processor_type"].removesuffix("Pil")
+    write(folder / "preprocessor_config.json", pixels)
+    write(folder / "processor_config.json", {"processor_class": name} | _settings(processor, backbone))
+    if video is not None:
+        taken = {key: pixels[key] for key in _VIDEO_KEYS if pixels.get(key) is not None}
+        write(folder / "video_preprocessor_config.json", taken | {"video_processor_type": video})
+
+
+def save_modules(
+    config: PreTrainedConfig,
+    image_processor: Any,  # noqa: ANN401
+    folder: Path,
+    prompts: dict[str, str] | None,
+) -> None:
+    """Write the modules of sentence-transformers: all states, the last one, its first components, unit length.
+
+    Args:
+        config: The retriever's configuration.
+        image_processor: Its image processor.
+        folder: Where to write.
+        prompts: Named instructions.
+    """
+    width = config.get_text_config().hidden_size
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    settings = sentence_settings(prompts)
+    if config.embedding_dim is not None:
+        kinds.insert(2, "Dense")
+        settings["truncate_dim"] = config.embedding_dim
+        _save_cut(width, config.embedding_dim, folder / "2_Dense")
+    paths = ["", *(f"{place}_{kind}" for place, kind in enumerate(kinds[1:], 1))]
+    modules = [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    pooling = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in _POOLING_MODES}
+    write(folder / "1_Pooling/config.json", pooling | {"word_embedding_dimension": width, "include_prompt": True})
+    write(folder / paths[-1] / "config.json", {})
+    write(folder / "modules.json", modules)
+    write(folder / SETTINGS, settings)
+    write(folder / "sentence_bert_config.json", _transformer(config.backbone_config.model_type, image_processor))
+
+
+def _transformer(architecture: str, image_processor: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Settings of the first module, for which every item is a chat message."""
+    settings: dict[str, Any] = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {name: _STATES for name in ("text", "image")}
+        | {"message": _STATES | {"format": "structured"}},
+        "module_output_name": "token_embeddings",
+    }
+    if architecture == "internvl":  # its processor would cut every image into tiles
+        settings["processing_kwargs"] = {"image": {"crop_to_patches": image_processor.crop_to_patches}}
+    return settings
+
+
+def _save_cut(width: int, dim: int, folder: Path) -> None:
+    """Write a linear module that keeps the first `dim` of `width` components."""
+    identity = "torch.nn.modules.linear.Identity"
+    write(
+        folder / "config.json",
+        {"in_features": width, "out_features": dim, "bias": False, "activation_function": identity},
+    )
+    save_file({"linear.weight": torch.eye(dim, width)}, folder / "model.safetensors")
+
+
+def _image(processor: MllmRetrieverProcessor, architecture: str) -> str:
+    """What stands for an image in a prompt. InternVL's processor itself adds the tokens around an image.
+
+    Raises:
+        ValueError: The processor has other tokens there.
+    """
+    before, after = processor.template["image_start"], processor.template["image_end"]
+    if architecture == "internvl":
+        named = processor.tokenizer.special_tokens_map
+        first, last = (str(named.get(f"{name}_image_token")) for name in ("start", "end"))
+        if before != first or not after.startswith(last):
+            raise ValueError(f"images stand between {before!r} and {after!r}; the tokenizer names {first!r}, {last!r}")
+        before, after = "", after.removeprefix(last)
+    return before + processor.image_token + after
+
+
+def _settings(processor: MllmRetrieverProcessor, backbone: PreTrainedConfig) -> dict[str, Any]:
+    """Settings of the processor itself, from which it counts the tokens of a picture."""
+    if backbone.model_type == "internvl":
+        return {"image_seq_length": processor.tokens_per_picture}
+    if backbone.model_type != "llava":
+        return {}
+    strategy, patch = backbone.vision_feature_select_strategy, backbone.vision_config.patch_size
+    patches = (backbone.vision_config.image_size // patch) ** 2
+    return {
+        "image_token": processor.image_token,
+        "patch_size": patch,
+        "vision_feature_select_strategy": strategy,
+        "num_additional_image_tokens": processor.tokens_per_picture - patches + (strategy == "default"),
+    }
