@@ -41,4 +41,8 @@ from conjoin.evaluation.results import (
     picture as picture,
 )
 from conjoin.evaluation.run_file import read_qrels as read_qrels, read_run as read_run, write_run as write_run
-from conjoin.evaluation.symmetric import evaluate_symmetric as evaluate_symmetric
+from conjoin.evaluation.symmetric import (
+    SymmetricOutcomes as SymmetricOutcomes,
+    evaluate_symmetric as evaluate_symmetric,
+    symmetric_outcomes as symmetric_outcomes,
+)

@@ -1,5 +1,7 @@
 """SOLAR's trainers: the terms of both stages, what a mask hides, and that chunks and resumed runs change nothing."""
 
+from functools import partial
+
 import pytest
 import torch
 from PIL import ImageOps
@@ -10,6 +12,7 @@ from transformers import AutoModel
 from conjoin.data import PairCollator, load_pairs
 from conjoin.losses import (
     LocalScores,
+    gcl,
     global_distillation,
     global_to_local_alignment,
     local_distillation,
@@ -91,6 +94,7 @@ def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_c
         ({"ld_weight": 0}, {"itc_loss", "gla_loss", "gd_loss"}),
         ({"mask": "hard"}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
         ({"projection_heads": False}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
+        ({"three_view_weight": 1.0, "itc_weight": 0, "gd_weight": 0}, {"gcl_loss", "gla_loss", "ld_loss"}),
     ],
 )
 def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, arguments, losses):
@@ -104,7 +108,7 @@ def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, 
     assert any(name.startswith("encoder.vision_adapter") for name in moved)
     heads = arguments.get("projection_heads", True) and "itc_loss" in losses
     assert any(name.startswith("heads.") for name in moved) == heads
-    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss"})
+    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss", "gcl_loss"})
 
 
 def test_stage_1_saves_an_encoder_without_heads_and_the_heads_beside_it(tiny_checkpoints, tmp_path):
@@ -213,6 +217,7 @@ def test_stage_2_contrasts_what_it_constructed_and_what_was_mined(tiny_checkpoin
         {"mask_level": "input"},
         {"mask_source": "online"},
         {"itc_weight": 1.0, "trainable_vl_layers": 2},
+        {"three_view_weight": 1.0},
     ],
 )
 def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
@@ -224,7 +229,9 @@ def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
     trainer.train()
     log = trainer.state.log_history[0]
     moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
-    assert log["loss"] == pytest.approx(log["solar_loss"] + log.get("itc_loss", 0.0), abs=1e-4)
+    assert log["loss"] == pytest.approx(
+        log["solar_loss"] + log.get("itc_loss", 0.0) + log.get("gcl_loss", 0.0), abs=1e-4
+    )
     assert log["solar_loss"] > 0
     assert any(name.startswith("encoder.text_adapter") for name in moved)
     layers = {name.split(".")[3] for name in moved if name.startswith("encoder.vl_encoder.layers")}
@@ -281,7 +288,7 @@ def test_positives_without_scores_need_no_scorer(tiny_checkpoints, tmp_path, pos
     assert objective(**batch)["solar_loss"] > 0
 
 
-@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5}])
+@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "three_view_weight": 0.5}])
 def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path, arguments, monkeypatch):
     """With the samples held fixed; thresholds are those of a chunk."""
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
@@ -333,6 +340,25 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
     objective.zero_grad()
     cached_backward(objective, dict(batch), 4, lambda loss: loss.backward())
     assert calls[2:] == [4, 2]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_three_view_term_is_that_loss_of_the_plain_views(tiny_checkpoints, tmp_path, stage):
+    make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
+    objective, batch = make(tiny_checkpoints, three_view_weight=0.5, itc_weight=1.0, learn_temperature=False)
+    batch.pop("ids")
+    objective.progress = 1.0
+    torch.manual_seed(1)
+    for parameter in objective.heads.parameters():
+        torch.nn.init.normal_(parameter)
+    with torch.no_grad():
+        terms = objective(**batch)
+        views = objective.encoder(**batch["pairs"], views=("image", "text", "fused")).pooler_output.chunk(3)
+        expected = gcl(*views, objective.args.temperature)
+    assert terms["gcl_loss"].item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
+    torch.manual_seed(1)
+    without, _ = make(tiny_checkpoints, itc_weight=1.0, learn_temperature=False)
+    assert "gcl_loss" not in without(**batch)
 
 
 def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):

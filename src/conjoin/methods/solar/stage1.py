@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from conjoin.losses import (
     AlignmentTerms,
     ContrastiveLoss,
+    GclLoss,
     LocalScores,
     alignment_terms,
     global_distillation,
@@ -25,6 +26,9 @@ from conjoin.storage import atomic_path
 from conjoin.training import Objective, RetrievalTrainer, TemperatureConfig
 
 HEADS_FILE = "projection_heads.safetensors"
+
+WHOLE = ("whole_image", "whole_text", "whole_fused")
+"""Names of the embeddings without masks and projection heads."""
 
 LIVE_INPUTS = {"pixel_values", "input_ids"}
 """The entries of `teacher` that teachers read when they run live."""
@@ -44,6 +48,8 @@ class SolarStage1Config(TemperatureConfig):
         gla_weight: Weight lambda_1 of the global-to-local alignment (Eq. 1).
         gd_weight: Weight lambda_2 of the global distillation.
         ld_weight: Weight lambda_3 of the local distillation.
+        three_view_weight: Weight of a generalized contrastive loss over the image, text and fused embeddings, without
+            masks and projection heads. It is not in the paper.
         margin: delta of the alignment (Fig. 10).
         mask: `"evolutionary"` moves from no mask to the estimated mask; `"hard"` uses the estimated mask from the
             start; `"none"` never masks.
@@ -60,6 +66,7 @@ class SolarStage1Config(TemperatureConfig):
     gla_weight: float = field(default=1.0)
     gd_weight: float = field(default=1.0)
     ld_weight: float = field(default=1.0)
+    three_view_weight: float = field(default=0.0)
     margin: float = field(default=0.1)
     mask: Literal["evolutionary", "hard", "none"] = field(default="evolutionary")
     mask_schedule: Literal["linear", "cosine"] = field(default="linear")
@@ -69,7 +76,7 @@ class SolarStage1Config(TemperatureConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weights = {name: getattr(self, f"{name}_weight") for name in ("itc", "gla", "gd", "ld")}
+        weights = {name: getattr(self, f"{name}_weight") for name in ("itc", "gla", "gd", "ld", "three_view")}
         if min(weights.values()) < 0 or not any(weights.values()):
             raise ValueError(f"weights {weights} must not be negative, and not all zero")
         if self.mask not in ("evolutionary", "hard", "none"):
@@ -90,6 +97,25 @@ class ProjectionHeads(nn.Module):
     def forward(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
         """Project both views, `(N, d)` each."""
         return {"image": self.image(image), "text": self.text(text)}
+
+
+class ThreeViewLoss(nn.Module):
+    """A weighted generalized contrastive loss over the image, text and fused embeddings of each pair.
+
+    Args:
+        args: Its `temperature`.
+        weight: Of the loss.
+    """
+
+    def __init__(self, args: TemperatureConfig, weight: float) -> None:
+        super().__init__()
+        self.loss, self.weight = GclLoss(args.temperature, args.learn_temperature), weight
+
+    def forward(self, embeddings: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
+        """Return the loss by its name; `embeddings` has the entries `WHOLE` `(N, d)`."""
+        image, text, fused = (embeddings[name] for name in WHOLE)
+        found = self.loss(image=image, text=text, fused=fused, ids=ids)
+        return {name: self.weight * value for name, value in found.items() if name.endswith("_loss")}
 
 
 class PairTokens(NamedTuple):
@@ -135,7 +161,7 @@ class PairObjective(Objective):
 
 
 class SolarStage1Objective(PairObjective):
-    """The four terms of stage 1 in one forward.
+    """The terms of stage 1 in one forward.
 
     The towers run once. Their tokens give the local scores, the scores give the thresholds, and these give the masks
     for a second pass of the vision-language encoder. Score statistics and distillation terms are computed over the
@@ -151,6 +177,7 @@ class SolarStage1Objective(PairObjective):
     def __init__(self, encoder: JointEncoderModel, args: SolarStage1Config, teacher: Teacher | None = None) -> None:
         super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature))
         self.heads = ProjectionHeads(encoder.config.hidden_size) if args.projection_heads and args.itc_weight else None
+        self.three_view = ThreeViewLoss(args, args.three_view_weight) if args.three_view_weight else None
         self.args = args
         self._teacher = (teacher,)  # a tuple hides it from the module: not trained, not saved
         if teacher is None and (args.gd_weight or args.ld_weight):
@@ -164,30 +191,44 @@ class SolarStage1Objective(PairObjective):
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
         inputs, taught = split_teacher(batch["pairs"])
-        output = self.encoder(**inputs, views=self.views if self.args.gd_weight else (), output_tokens=True)
+        views = (*self.views, "fused") if self.three_view is not None else self.views if self.args.gd_weight else ()
+        output = self.encoder(**inputs, views=views, output_tokens=True)
+        whole = {} if output.pooler_output is None else _by_view(output.pooler_output, len(views))
         tokens = pair_tokens(output)
         alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
         terms = {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
-        terms |= self._distil(taught, output, tokens)
-        embeddings: dict[str, Tensor] = {}
+        terms |= self._distil(taught, output, tokens, whole)
+        embeddings = {} if self.three_view is None else whole
         if self.args.itc_weight:
-            rho = self._rho()
-            image, image_metrics = _mask(alignment.image, tokens.image_mask, rho, "image")
-            text, text_metrics = _mask(alignment.text, tokens.text_mask, rho, "text")
-            terms |= image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
+            image, text, metrics = self.masks(alignment, tokens, taught)
+            terms |= metrics
             features = {"image_features": output.image_features, "text_features": output.text_features}
             masked = self.encoder(**inputs | features, image_weights=image, text_weights=text, views=self.views)
-            embeddings = self._project(*masked.pooler_output.chunk(2))
+            embeddings |= self._project(*masked.pooler_output.chunk(2))
         rows = len(tokens.image)
         return embeddings | {name: term.float().expand(rows) for name, term in terms.items()}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `itc_loss` over all rows, and the means of the other terms."""
-        terms = {name: value.mean() for name, value in embeddings.items() if name not in self.views}
+        """Return `itc_loss` and the three-view loss over all rows, and the means of the other terms."""
+        terms = {name: value.mean() for name, value in embeddings.items() if name not in (*self.views, *WHOLE)}
+        if self.three_view is not None:
+            terms |= self.three_view(embeddings, ids)
         if not self.args.itc_weight:
             return terms
         found = self.loss(**{view: embeddings[view] for view in self.views}, ids=ids)
         return {"itc_loss": self.args.itc_weight * found.pop("contrastive_loss")} | found | terms
+
+    def masks(
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the masks of the patches `(N, P)` and of the words `(N, T)`, and metrics.
+
+        `taught` is the entry `teacher` of the part, which a subclass may use.
+        """
+        rho = self._rho()
+        image, image_metrics = _mask(alignment.image, tokens.image_mask, rho, "image")
+        text, text_metrics = _mask(alignment.text, tokens.text_mask, rho, "text")
+        return image, text, image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
 
     def _project(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
         return {"image": image, "text": text} if self.heads is None else self.heads(image, text)
@@ -197,7 +238,9 @@ class SolarStage1Objective(PairObjective):
             return mask_schedule(self.progress, self.args.mask_schedule, self.args.mask_warmup_ratio)
         return 1.0 if self.args.mask == "none" else 0.0
 
-    def _distil(self, taught: dict[str, Any], output: JointEncoderOutput, tokens: PairTokens) -> dict[str, Tensor]:
+    def _distil(
+        self, taught: dict[str, Any], output: JointEncoderOutput, tokens: PairTokens, whole: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         (teacher,) = self._teacher
         if teacher is None:
             return {}
@@ -212,11 +255,10 @@ class SolarStage1Objective(PairObjective):
             image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
             text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
             terms["ld_loss"] = self.args.ld_weight * (image + text)
-        if self.args.gd_weight and output.pooler_output is not None:
-            image, text = output.pooler_output.chunk(2)
-            terms["gd_loss"] = self.args.gd_weight * (
-                global_distillation(image, targets.image_global) + global_distillation(text, targets.text_global)
-            )
+        if self.args.gd_weight:
+            image = global_distillation(whole["whole_image"], targets.image_global)
+            text = global_distillation(whole["whole_text"], targets.text_global)
+            terms["gd_loss"] = self.args.gd_weight * (image + text)
         return terms
 
 
@@ -260,6 +302,11 @@ class SolarStage1Trainer(RetrievalTrainer):
             with atomic_path(folder / HEADS_FILE) as path:
                 save_file(heads, str(path))
         super().save_model(output_dir, _internal_call=_internal_call)
+
+
+def _by_view(embeddings: Tensor, count: int) -> dict[str, Tensor]:
+    """Name the first `count` views of stacked embeddings `(count * N, d)` as in `WHOLE`."""
+    return dict(zip(WHOLE[:count], embeddings.chunk(count), strict=True))
 
 
 def threshold_of(scores: LocalScores) -> Threshold:
