@@ -42,11 +42,13 @@ VIEWS = ("image", "text", "fused")
 class TrueMasks(SolarStage1Objective):
     """Stage 1 with the true masks of scenes."""
 
-    def masks(self, alignment: Any, tokens: Any, taught: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:  # noqa: ANN401
+    def masks(
+        self, alignment: Any, tokens: Any, taught: Any, rows: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:  # noqa: ANN401
         """The learned masks' metrics, with masks that keep what is shared."""
-        _, _, metrics = super().masks(alignment, tokens, taught)
+        _, _, metrics = super().masks(alignment, tokens, taught, rows)
         rho = self._rho()
-        image, text = (rho + (1 - rho) * (taught[name] == SHARED).float() for name in ("image", "text"))
+        image, text = (rho + (1 - rho) * (taught[name][rows] == SHARED).float() for name in ("image", "text"))
         return image, text, metrics
 
 

@@ -5,7 +5,7 @@ from tiny_solar import frozen_encoder
 
 from conjoin.data.scenes.truth import shared_patches, shared_tokens
 from conjoin.methods.solar.explain import score_intersection
-from conjoin.methods.solar.stage1 import align, pair_tokens, threshold_of
+from conjoin.methods.solar.scores import align, pair_tokens, threshold_of
 from conjoin.training import CachedFeatures, cache_features
 
 ROWS = [

@@ -29,7 +29,8 @@ from conjoin.methods.solar import (
 )
 from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
 from conjoin.methods.solar.prepare import prepare_stage2
-from conjoin.methods.solar.stage1 import SolarStage1Objective, align, separation
+from conjoin.methods.solar.scores import align, separation
+from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mining.negatives import write_mined

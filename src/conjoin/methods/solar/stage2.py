@@ -9,21 +9,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from conjoin.losses import AlignmentTerms, ContrastiveLoss, Temperature, multi_positive
+from conjoin.losses import ContrastiveLoss, LocalScores, Temperature, multi_positive
 from conjoin.methods.solar.masking.samples import ConstructedSamples, construct_samples, mask_pixels
 from conjoin.methods.solar.masking.segments import segment_patches
 from conjoin.methods.solar.rows import SolarStage2Collator, SolarStage2Rows
+from conjoin.methods.solar.scores import SCORES, align, pair_tokens, score_windows, separation, threshold_of
 from conjoin.methods.solar.stage1 import (
     HEADS_FILE,
-    WHOLE,
+    THREE_VIEWS,
     PairObjective,
     ProjectionHeads,
     ThreeViewLoss,
-    align,
-    pair_tokens,
-    separation,
     split_teacher,
-    threshold_of,
 )
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.ops import gather_with_gradient, local_positions
@@ -43,6 +40,8 @@ class SolarStage2Config(TemperatureConfig):
         constructed_negatives: Use three negatives (CN): image difference, text difference, or intersections masked.
         segments: Mask image segments instead of single patches.
         mined_per_anchor: Mined negatives sampled per anchor and step; 0 for none.
+        scores: As in stage 1: `"global"` (the paper's) or `"windows"`.
+        threshold: As in stage 1.
         mask_source: `"frozen"` takes scores and thresholds from the model at the start of this stage, `"online"` from
             the model being trained.
         mask_level: `"feature"` masks the input tokens of E_VL: cheap, but in the towers the other tokens have seen the
@@ -66,6 +65,8 @@ class SolarStage2Config(TemperatureConfig):
     constructed_negatives: bool = field(default=True)
     segments: bool = field(default=True)
     mined_per_anchor: int = field(default=2)
+    scores: Literal["global", "windows"] = field(default="global")
+    threshold: float | None = field(default=None)
     mask_source: Literal["frozen", "online"] = field(default="frozen")
     mask_level: Literal["feature", "input"] = field(default="feature")
     itc_weight: float = field(default=0.0)
@@ -78,6 +79,7 @@ class SolarStage2Config(TemperatureConfig):
         super().__post_init__()
         choices = {
             "positive": ("intersection", "random", "augmented"),
+            "scores": SCORES,
             "mask_source": ("frozen", "online"),
             "mask_level": ("feature", "input"),
         }
@@ -139,7 +141,7 @@ class SolarStage2Objective(PairObjective):
         if self.heads is not None:
             found |= self.heads(parts["image"], parts["text"])
         if self.three_view is not None:
-            found |= dict(zip(WHOLE, (parts["image"], parts["text"], parts["fused"]), strict=True))
+            found |= dict(zip(THREE_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
         if self.args.positive == "augmented":
             return found
         samples, metrics = self.once("samples", lambda: self.construct(anchors, output, taught))
@@ -203,26 +205,29 @@ class SolarStage2Objective(PairObjective):
         """
         if self.args.positive == "random":
             tokens = pair_tokens(output)
-            image, text = (torch.zeros(mask.shape, device=mask.device) for mask in tokens[2:])
+            any_patch, any_word = (torch.zeros(mask.shape, device=mask.device) for mask in tokens[2:])
             samples = construct_samples(
-                image, tokens.image_mask, EVERYTHING_SHARED, text, tokens.text_mask, EVERYTHING_SHARED
+                any_patch, tokens.image_mask, EVERYTHING_SHARED, any_word, tokens.text_mask, EVERYTHING_SHARED
             )
             return samples, {"positive_rate": samples.valid[0].float().mean()}
         tokens = pair_tokens(self._scored(anchors, output))
-        scores = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)
-        image_tau, text_tau = threshold_of(scores.image).threshold, threshold_of(scores.text).threshold
-        metrics = {"image_threshold": image_tau, "text_threshold": text_tau} | self._check_scores(scores)
+        if self.args.scores == "windows":
+            image, text = score_windows(self._scorer[0] or self.encoder, tokens)
+        else:
+            image, text = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)[1:]
+        image_tau, text_tau = (threshold_of(part, self.args.threshold).threshold for part in (image, text))
+        metrics = {"image_threshold": image_tau, "text_threshold": text_tau} | self._check_scores(image, text)
         segments = None
         if self.args.segments:
             segments = segment_patches(tokens.image[:, 1:])
             metrics["num_segments"] = (segments.amax(1) + 1).float().mean()
-        patches, words = (scores.image.scores, tokens.image_mask), (scores.text.scores, tokens.text_mask)
+        patches, words = (image.scores, tokens.image_mask), (text.scores, tokens.text_mask)
         samples = construct_samples(*patches, image_tau, *words, text_tau, segments)
         return samples, metrics | {"positive_rate": samples.valid[0].float().mean()}
 
-    def _check_scores(self, scores: AlignmentTerms) -> dict[str, Tensor]:
+    def _check_scores(self, image: LocalScores, text: LocalScores) -> dict[str, Tensor]:
         """Return how well the scores separate, and stop at the first step if they are too poor."""
-        found = {"image_separation": separation(scores.image), "text_separation": separation(scores.text)}
+        found = {"image_separation": separation(image), "text_separation": separation(text)}
         if self.progress == 0 and self.args.min_separation:
             poor = {name: round(float(value), 3) for name, value in found.items() if value < self.args.min_separation}
             if poor:

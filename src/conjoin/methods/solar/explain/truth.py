@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import ProcessorMixin
 
 from conjoin.data.scenes.truth import PRIVATE, SHARED, shared_patches, shared_tokens
-from conjoin.methods.solar.stage1 import align, pair_tokens, threshold_of
+from conjoin.methods.solar.scores import align, pair_tokens, threshold_of
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
 
