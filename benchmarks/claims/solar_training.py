@@ -23,8 +23,10 @@ from transformers import PrinterCallback
 
 from conjoin.data import PairCollator
 from conjoin.data.scenes.truth import NEITHER, SHARED
+from conjoin.losses import AlignmentTerms
 from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.masking import construct_samples
+from conjoin.methods.solar.scores import PairTokens
 from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.methods.solar.targets import TowerTeacher
@@ -43,8 +45,8 @@ class TrueMasks(SolarStage1Objective):
     """Stage 1 with the true masks of scenes."""
 
     def masks(
-        self, alignment: Any, tokens: Any, taught: Any, rows: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:  # noqa: ANN401
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks' metrics, with masks that keep what is shared."""
         _, _, metrics = super().masks(alignment, tokens, taught, rows)
         rho = self._rho()

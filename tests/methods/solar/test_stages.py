@@ -29,7 +29,7 @@ from conjoin.methods.solar import (
 )
 from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
 from conjoin.methods.solar.prepare import prepare_stage2
-from conjoin.methods.solar.scores import align, separation
+from conjoin.methods.solar.scores import align, pair_tokens, score_windows, separation, threshold_of
 from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.retrieval import load_mined
@@ -344,7 +344,7 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_the_three_view_term_is_that_loss_of_the_plain_views(tiny_checkpoints, tmp_path, stage):
+def test_the_three_view_term_is_that_loss_without_heads(tiny_checkpoints, tmp_path, stage):
     make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
     objective, batch = make(tiny_checkpoints, three_view_weight=0.5, itc_weight=1.0, learn_temperature=False)
     batch.pop("ids")
@@ -352,14 +352,68 @@ def test_the_three_view_term_is_that_loss_of_the_plain_views(tiny_checkpoints, t
     torch.manual_seed(1)
     for parameter in objective.heads.parameters():
         torch.nn.init.normal_(parameter)
+    seen = {}
+
+    def spy(_module, _args, kwargs):
+        seen.update({name: kwargs[name] for name in ("image_weights", "text_weights") if name in kwargs})
+
+    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
     with torch.no_grad():
         terms = objective(**batch)
-        views = objective.encoder(**batch["pairs"], views=("image", "text", "fused")).pooler_output.chunk(3)
-        expected = gcl(*views, objective.args.temperature)
+        masks = seen.copy() if stage == 1 else {}
+        image, text = objective.encoder(**batch["pairs"], **masks, views=("image", "text")).pooler_output.chunk(2)
+        fused = objective.encoder(**batch["pairs"], views=("fused",)).pooler_output
+        expected = gcl(image, text, fused, objective.args.temperature)
+    assert stage == 2 or (masks["image_weights"] == 0).any()
     assert terms["gcl_loss"].item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
     torch.manual_seed(1)
     without, _ = make(tiny_checkpoints, itc_weight=1.0, learn_temperature=False)
     assert "gcl_loss" not in without(**batch)
+
+
+def test_a_share_of_the_rows_is_masked(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints, texts(8), mask="hard", mask_share=0.25, threshold=0.5)
+    seen = []
+    objective.encoder.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(kwargs.get("image_weights")), with_kwargs=True
+    )
+    terms = objective(**batch)
+    masked = (seen[-1] < 1).any(1)
+    assert 1 <= masked.sum() <= 2  # 0.25 of 8, of which a row can be shared wholly
+    everywhere, _ = stage1_objective(tiny_checkpoints, texts(8), mask="hard", threshold=0.5)
+    everywhere.encoder.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(kwargs.get("image_weights")), with_kwargs=True
+    )
+    everywhere(**batch)
+    assert torch.equal(seen[-1][masked], seen[1][masked])
+    spread = terms["image_negative_std"]
+    assert terms["image_threshold"].item() == pytest.approx((terms["image_negative_mean"] + 0.5 * spread).item())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_windows_can_score_in_place_of_global_tokens(tiny_checkpoints, tmp_path, stage):
+    make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
+    objective, batch = make(tiny_checkpoints, scores="windows")
+    objective.progress = 1.0
+    with torch.no_grad():
+        terms = objective(**batch)
+        tokens = pair_tokens(objective.encoder(**batch["pairs"], views=(), output_tokens=True))
+        image, _ = score_windows(objective.encoder, tokens)
+    assert terms["image_threshold"].item() == pytest.approx(threshold_of(image).threshold.item(), abs=1e-6)
+    assert terms["image_separation"].item() == pytest.approx(separation(image).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        (SolarStage1Config, {"scores": "words"}, "scores='words'"),
+        (SolarStage1Config, {"mask_share": 0.0}, "mask_share=0.0 must lie"),
+        (SolarStage2Config, {"scores": "words"}, "scores='words'"),
+    ],
+)
+def test_unknown_scores_and_shares_are_refused(config, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        config(output_dir="unused", use_cpu=True, **arguments)
 
 
 def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):
