@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from solar_rows import WINDOW_THRESHOLD
 from solar_scenes import SETS, Scenes, Triplets
 from solar_training import Trained, embed, tower_vectors
 from torch import Tensor
@@ -41,9 +42,11 @@ def measure_model(trained: Trained, scenes: Scenes) -> dict[str, Any]:
             with torch.inference_mode():
                 projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
             found[name]["text_to_image, heads"] = _text_to_image(triplets, projected, others)
-        found[name]["masks"] = score_intersection(
-            trained.model, scenes.processor, triplets.scenes, features=triplets.features
-        )
+        for kind, scores, threshold in (("masks", "global", None), ("window masks", "windows", WINDOW_THRESHOLD)):
+            found[name][kind] = score_intersection(
+                trained.model, scenes.processor, triplets.scenes, features=triplets.features, scores=scores,
+                threshold=threshold,
+            )  # fmt: skip
     return found
 
 

@@ -23,6 +23,11 @@ TOWERS, CROSS_MODAL, OWN = ("tower-text", "tower-image"), tuple(MINERS)[2:6], ("
 ITC_ONLY = {"gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, "mask": "none"}
 GCL_TERM = {"three_view_weight": 1.0}
 NO_CN = {"constructed_negatives": False}
+WINDOW_THRESHOLD = 1.6
+"""Deviations above the mean of other pairs' window scores."""
+GCL_ONLY = {"itc_weight": 0.0, "gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, **GCL_TERM}
+HALF = {"mask_share": 0.5}
+WINDOWS = {"scores": "windows", "threshold": WINDOW_THRESHOLD}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ def _ablations(name: str) -> list[Row]:
 SOLAR = [
     _first("stage 1", "solar"),
     _first("stage 1 with GCL", "solar", itc_weight=0.0, **GCL_TERM),
+    Row("GCL, window masks", "solar", "solar_stage1", changes=GCL_ONLY | HALF | WINDOWS),
     *(_second(name, "solar", start, term) for name, (start, term, _) in FAMILIES.items()),
     _second("stage 2 with GCL", "solar", "stage 1", GCL_TERM),
     _second("stage 2 with GCL after stage 1 with GCL", "solar", "stage 1 with GCL", GCL_TERM),
@@ -148,6 +154,15 @@ ROWS = {
         *BASELINES,
         *SOLAR,
         *(_first(f"stage 1, {name}", "ablations", **changes) for name, changes in FIRST.items()),
+        Row("GCL, window masks, all rows", "window-ablations", "solar_stage1", changes=GCL_ONLY | WINDOWS),
+        Row(
+            "GCL, window masks by QDA",
+            "window-ablations",
+            "solar_stage1",
+            changes=GCL_ONLY | HALF | {"scores": "windows"},
+        ),
+        Row("GCL, global masks", "window-ablations", "solar_stage1", changes=GCL_ONLY | HALF | {"gla_weight": 1.0}),
+        Row("GCL, true masks", "window-ablations", "solar_stage1", changes=GCL_ONLY | HALF, truth=True),
         Row("stage 1, true masks", "ablations", "solar_stage1", budget="stage1", truth=True),
         *(row for name in FAMILIES for row in _ablations(name)),
         Row("GCL, continued, grouped", "grouped", "gcl", "GCL, short", "rest", grouped=2),
@@ -203,6 +218,6 @@ def steps_of(row: Row, args: argparse.Namespace) -> int:
 def rate_of(row: Row, args: argparse.Namespace) -> float:
     """The learning rate of a row."""
     rates = {"stage1": args.stage1_lr, "stage2": args.stage2_lr, "rest": args.continued_lr}
-    if row.method in ("gcl", "contrastive") and row.budget != "rest":
+    if row.budget in ("whole", "time") or (row.method == "gcl" and row.budget == "stage1"):
         return args.lr
     return rates[row.budget]
