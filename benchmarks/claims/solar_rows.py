@@ -27,6 +27,7 @@ WINDOW_THRESHOLD = 1.6
 """Deviations above the mean of other pairs' window scores."""
 GCL_ONLY = {"itc_weight": 0.0, "gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, **GCL_TERM}
 HALF = {"mask_share": 0.5}
+LATE = {"mask_start_ratio": 0.3, "mask_warmup_ratio": 0.5}
 WINDOWS = {"scores": "windows", "threshold": WINDOW_THRESHOLD}
 
 
@@ -111,6 +112,14 @@ SECOND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Tables 3, 6 and 12, and the level of masks: fields of the configuration, and of `Row`."""
 
+WINDOW: dict[str, dict[str, Any]] = {
+    "all rows": {"mask_share": 1.0},
+    "by QDA": {"threshold": None},
+    "global tokens": {"scores": "global", "threshold": None, "gla_weight": 1.0},
+    "true masks": {},
+}
+"""What the window masks need: half of the rows, a threshold of their own, windows."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "stage 2": ("stage 1", {}, "ablations"),
     "Mixed": ("stage 1", {"itc_weight": 1.0}, "mixed-ablations"),
@@ -141,7 +150,7 @@ def _ablations(name: str) -> list[Row]:
 SOLAR = [
     _first("stage 1", "solar"),
     _first("stage 1 with GCL", "solar", itc_weight=0.0, **GCL_TERM),
-    Row("GCL, window masks", "solar", "solar_stage1", changes=GCL_ONLY | HALF | WINDOWS),
+    Row("GCL, window masks", "solar", "solar_stage1", changes=GCL_ONLY | HALF | WINDOWS | LATE),
     *(_second(name, "solar", start, term) for name, (start, term, _) in FAMILIES.items()),
     _second("stage 2 with GCL", "solar", "stage 1", GCL_TERM),
     _second("stage 2 with GCL after stage 1 with GCL", "solar", "stage 1 with GCL", GCL_TERM),
@@ -154,15 +163,18 @@ ROWS = {
         *BASELINES,
         *SOLAR,
         *(_first(f"stage 1, {name}", "ablations", **changes) for name, changes in FIRST.items()),
-        Row("GCL, window masks, all rows", "window-ablations", "solar_stage1", changes=GCL_ONLY | WINDOWS),
-        Row(
-            "GCL, window masks by QDA",
-            "window-ablations",
-            "solar_stage1",
-            changes=GCL_ONLY | HALF | {"scores": "windows"},
+        *(
+            Row(
+                f"GCL + window masks, {name}",
+                "window-ablations",
+                "solar_stage1",
+                "GCL, short",
+                "rest",
+                GCL_ONLY | HALF | WINDOWS | HARD | changes,
+                truth=name == "true masks",
+            )
+            for name, changes in WINDOW.items()
         ),
-        Row("GCL, global masks", "window-ablations", "solar_stage1", changes=GCL_ONLY | HALF | {"gla_weight": 1.0}),
-        Row("GCL, true masks", "window-ablations", "solar_stage1", changes=GCL_ONLY | HALF, truth=True),
         Row("stage 1, true masks", "ablations", "solar_stage1", budget="stage1", truth=True),
         *(row for name in FAMILIES for row in _ablations(name)),
         Row("GCL, continued, grouped", "grouped", "gcl", "GCL, short", "rest", grouped=2),

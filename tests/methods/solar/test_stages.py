@@ -403,6 +403,19 @@ def test_windows_can_score_in_place_of_global_tokens(tiny_checkpoints, tmp_path,
     assert terms["image_separation"].item() == pytest.approx(separation(image).item(), abs=1e-5)
 
 
+def test_windows_cost_nothing_before_the_masks_start(tiny_checkpoints, monkeypatch):
+    objective, batch = stage1_objective(tiny_checkpoints, scores="windows", mask_start_ratio=0.3)
+    calls = []
+    monkeypatch.setattr(
+        "conjoin.methods.solar.stage1.score_windows",
+        lambda *arguments: calls.append(objective.progress) or score_windows(*arguments),
+    )
+    for objective.progress in (0.0, 0.3, 0.4, 1.0):
+        terms = objective(**batch)
+    assert calls == [0.4, 1.0]
+    assert terms["rho"] == 0
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [

@@ -53,6 +53,8 @@ class SolarStage1Config(TemperatureConfig):
             embeddings of whole items trained.
         mask_schedule: `"linear"` or `"cosine"` decay of rho from 1 to 0.
         mask_warmup_ratio: Share of training after which rho is 0.
+        mask_start_ratio: Share of training before which nothing is masked; 0 in the paper. Window scores are not
+            computed until then.
         projection_heads: Learn W_V and W_L; otherwise the contrastive loss uses the output of E_VL.
         reduce_scores_across_devices: Fit the thresholds to the scores of all devices, by exchanging their sums.
 
@@ -72,6 +74,7 @@ class SolarStage1Config(TemperatureConfig):
     mask_share: float = field(default=1.0)
     mask_schedule: Literal["linear", "cosine"] = field(default="linear")
     mask_warmup_ratio: float = field(default=0.5)
+    mask_start_ratio: float = field(default=0.0)
     projection_heads: bool = field(default=True)
     reduce_scores_across_devices: bool = field(default=False)
 
@@ -86,7 +89,7 @@ class SolarStage1Config(TemperatureConfig):
             raise ValueError(f"scores={self.scores!r}; expected one of {SCORES}")
         if not 0 < self.mask_share <= 1:
             raise ValueError(f"mask_share={self.mask_share} must lie in (0, 1]")
-        mask_schedule(0.0, self.mask_schedule, self.mask_warmup_ratio)
+        mask_schedule(0.0, self.mask_schedule, self.mask_warmup_ratio, self.mask_start_ratio)
 
 
 class ProjectionHeads(nn.Module):
@@ -235,6 +238,8 @@ class SolarStage1Objective(PairObjective):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the weights of patches and words of all rows, and metrics."""
         count, device = len(tokens.image), tokens.image.device
+        if self.args.scores == "windows" and self._rho() == 1:  # no mask yet, and the scores would cost time
+            return tokens.image_mask.float(), tokens.text_mask.float(), {}
         rows = torch.arange(count, device=device)
         if self.args.mask_share < 1:
             rows = torch.randperm(count, device=device)[: max(2, round(self.args.mask_share * count))]
@@ -250,7 +255,8 @@ class SolarStage1Objective(PairObjective):
 
     def _rho(self) -> float:
         if self.args.mask == "evolutionary":
-            return mask_schedule(self.progress, self.args.mask_schedule, self.args.mask_warmup_ratio)
+            schedule, start = self.args.mask_schedule, self.args.mask_start_ratio
+            return mask_schedule(self.progress, schedule, self.args.mask_warmup_ratio, start)
         return 1.0 if self.args.mask == "none" else 0.0
 
     def _distil(
