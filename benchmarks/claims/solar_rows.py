@@ -165,12 +165,10 @@ ROWS = {
         *(_first(f"stage 1, {name}", "ablations", **changes) for name, changes in FIRST.items()),
         *(
             Row(
-                f"GCL + window masks, {name}",
+                f"GCL, window masks, {name}",
                 "window-ablations",
                 "solar_stage1",
-                "GCL, short",
-                "rest",
-                GCL_ONLY | HALF | WINDOWS | HARD | changes,
+                changes=GCL_ONLY | HALF | WINDOWS | LATE | changes,
                 truth=name == "true masks",
             )
             for name, changes in WINDOW.items()
