@@ -15,8 +15,8 @@ MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
 class RetrievalCollator:
     """Collates rows `{"query", "instruction"?, "positive", "negatives"?, "target_modality"?, ...}`.
 
-    `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}`, or texts. Rows may also have `id` (for
-    error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives), and
+    `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}`, chat messages, or texts. Rows may also
+    have `id` (for error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives), and
     `negative_modalities`; `MbeirTraining` and `load_nli` make such rows.
 
     The batch of `N` rows with `M` negatives in total has
@@ -64,10 +64,10 @@ class RetrievalCollator:
 
 
 def as_item(value: Any) -> Any:  # noqa: ANN401 - an item
-    """Return a text as an item, so that `cat.png` is not a path; return a dict without its None parts."""
+    """Return a text as an item, so that `cat.png` is not a path, and a dict without its None parts."""
     if isinstance(value, Mapping):
         return {part: content for part, content in value.items() if content is not None}
-    return {"text": value}
+    return {"text": value} if isinstance(value, str) else value
 
 
 def _part(row: Mapping[str, Any], part: str, name: str) -> Any:  # noqa: ANN401 - an item
