@@ -72,6 +72,7 @@ def folder(tmp_path_factory, tiny_checkpoints, pictures):
         picture.save(folder / f"p{number}.png")
         rows.append({"image": f"p{number}.png", "text": f"a picture number {number}"})
     pictures[0].save(folder / "photo.jpg")
+    pictures[1].save(folder / "other.jpg")
     with (folder / "photos.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["image", "text"])
         writer.writeheader()

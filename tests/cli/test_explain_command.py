@@ -68,3 +68,13 @@ def test_a_log_of_something_else_is_a_clear_error(arguments, tmp_path, capsys):
 def test_one_pair_has_no_threshold(arguments, tmp_path, capsys):
     assert main([*arguments, "--data", str(tmp_path / "data"), "--pairs", "-3"]) == 2
     assert "--pairs must be at least 2, got -3" in capsys.readouterr().err
+
+
+def test_several_images_are_one_picture(arguments, tmp_path, capsys):
+    several = [*arguments, "--image", str(tmp_path / "data/p2.png"), "--text", "a <image> red <image> dog"]
+    rows = [{"images": ["data/p1.png", "data/p2.png"], "text": "<image> a <image>"}] * 2
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*several, "--data", str(tmp_path / "rows.jsonl")]) == 0
+    assert "2 pairs: patches against text" in page(tmp_path) and "&lt;image" not in page(tmp_path)
+    assert main([*several, "--text", "only <image>"]) == 2
+    assert "--text: 1 placeholders <image> in the text, but 2 images" in capsys.readouterr().err

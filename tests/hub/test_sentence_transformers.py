@@ -14,6 +14,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.retrieval import load_encoder
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +107,41 @@ def test_the_gradient_cache_of_the_library(exported, pictures):
     assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 20
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def interleaved(pictures):
+    content = ["like", pictures[0], "in the colour of", pictures[1], "but new"]
+    kinds = ({"type": "text" if isinstance(part, str) else "image"} for part in content)
+    return [
+        {"role": "user", "content": [kind | {kind["type"]: part} for kind, part in zip(kinds, content, strict=True)]}
+    ]
+
+
+def test_interleaved_items(exported, pictures):
+    """An MLLM reads chat messages in their order; several per call, mixed with other items, and as one picture."""
+    folder, model, processor = exported("qwen2_vl")
+    items = [interleaved(pictures), interleaved(pictures[2:]), {"image": pictures[:3]}, "a box"]
+    expected = vectors(model, processor, items)
+    encoder = load(folder)
+    assert np.abs(encoder.encode(items) - expected).max() <= 1e-5
+    assert np.abs(encoder.encode(items[:2]) - expected[:2]).max() <= 1e-5
+    assert np.abs(load_encoder(folder, device="cpu").encode(items) - expected).max() <= 1e-5
+    joined = load(folder, processor_kwargs={"input_type": "cat"}).encode(items)
+    assert np.abs(joined - load_encoder(folder, device="cpu", input_type="cat").encode(items)).max() <= 1e-5
+    assert np.abs(joined - expected)[:3].min(axis=0).max() > 1e-3 and np.abs(joined - expected)[3].max() <= 1e-5
+
+
+def test_interleaved_items_of_a_model_of_one_image(exported, pictures, tmp_path):
+    """`seq` refuses them and says what to do; `cat` is an option, and is saved with a model that was trained so."""
+    folder, model, processor = exported("token")
+    items = [interleaved(pictures), {"image": pictures[2], "text": "a box"}]
+    with pytest.raises(ValueError, match=r'2 images, but this model takes one .*input_type="cat" of the processor'):
+        load(folder).encode(items)
+    expected = load_encoder(folder, device="cpu", input_type="cat").encode(items)
+    assert np.abs(load(folder, processor_kwargs={"input_type": "cat"}).encode(items) - expected).max() <= 1e-5
+    trained = type(processor).from_pretrained(folder, input_type="cat")
+    saved = load(export(model, trained, tmp_path))
+    assert np.abs(saved.encode(items) - expected).max() <= 1e-5
+    assert np.abs(saved.encode(items[:1]) - expected[:1]).max() <= 1e-5
+    with pytest.raises(ValueError, match='a processor takes "seq" or "cat"'):
+        load(folder, processor_kwargs={"input_type": "avg"})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import load_encoder
-from conjoin.retrieval.sentence_encoder import SentenceTransformerProcessor
+from conjoin.retrieval.sentence_encoder import SentenceTransformerProcessor, load_sentence_transformer
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
 
@@ -89,3 +89,22 @@ def test_without_the_library_the_extra_is_named(sentence_folders, own_export, mo
     with pytest.raises(ImportError, match=r'pip install "conjoin\[st\]"'):
         load_encoder(sentence_folders["bert"], device="cpu")
     assert load_encoder(own_export[0], device="cpu").encode(["a"]).shape == (1, 16)
+
+
+def test_chat_messages_beside_other_items(mllm_checkpoints, pictures, tmp_path):
+    """The library cannot mix them in a batch with items of the same modality."""
+    from conjoin.hub import export
+    from conjoin.models.mllm_retriever import MllmRetrieverModel
+    from conjoin.processing import MllmRetrieverProcessor
+    from conjoin.retrieval import ItemEncoder
+
+    source, _ = mllm_checkpoints("qwen2_vl")
+    model, processor = MllmRetrieverModel.from_mllm(source), MllmRetrieverProcessor.from_mllm(source)
+    other = ItemEncoder(*load_sentence_transformer(export(model, processor, tmp_path), trust_remote_code=True))
+    shown = [{"type": "image", "image": picture} for picture in pictures[:2]]
+    chat = [{"role": "user", "content": [shown[0], {"type": "text", "text": "but like"}, shown[1]]}]
+    items = [chat, {"image": pictures[2], "text": "a box"}, "a box", {"image": pictures[:2], "text": "both"}]
+    for input_type in ("seq", "cat", "avg"):
+        wanted = ItemEncoder(model, processor, input_type=input_type).encode(items)
+        other.input_type = input_type
+        np.testing.assert_allclose(other.encode(items), wanted, atol=1e-5)

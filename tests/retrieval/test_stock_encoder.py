@@ -52,7 +52,9 @@ def test_image_and_text_of_two_towers_are_added(tiny_checkpoints, pictures):
         wanted = torch.nn.functional.normalize(image + model.get_text_features(**inputs).pooler_output)
     found = encoder.encode([{"image": pictures[0], "text": TEXTS[0]}, TEXTS[1]])
     np.testing.assert_allclose(found[:1], wanted, atol=1e-5)
-    with pytest.raises(ValueError, match=r"^item 1: expected at most one image and one text"):
+    with pytest.raises(
+        ValueError, match=r"^item 1: 2 images, but this model takes one image per item; choose input type cat"
+    ):
         encoder.encode([TEXTS[0], {"image": pictures[:2]}])
 
 

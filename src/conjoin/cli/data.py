@@ -26,6 +26,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
             help=f"the most queries of a cell for {split} (default: %(default)s)",
         )
     mini.set_defaults(func=write_mbeir)
+    merit = kinds.add_parser(
+        "make-mini-merit",
+        help="a miniature MERIT out of the embedded sample",
+        description="Write a miniature of MERIT to OUT: products with attributes and titles in five languages, and "
+        "queries of two to four of their images, in the layout of the published data, made of the emoji sample (pip "
+        'install "conjoin[sample]"). A finished miniature is left as it is.',
+        epilog="example: conjoin data make-mini-merit runs/mini-merit",
+    )
+    merit.add_argument("out", metavar="OUT", help="folder to make")
+    for split, default in (("train", 10000), ("validation", 500), ("test", 1000)):
+        merit.add_argument(
+            f"--{split}-queries",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"the most queries for {split} (default: %(default)s)",
+        )
+    merit.add_argument("--seed", type=int, default=0, help="of the queries (default: %(default)s)")
+    merit.set_defaults(func=write_merit)
     scenes = kinds.add_parser(
         "make-scenes",
         help="pictures of objects with texts that name some of them, composed from the embedded sample",
@@ -76,3 +95,19 @@ def write_mbeir(args: argparse.Namespace) -> None:
     )
     print(f"M-BEIR in miniature in {out}")
     print(f"next: conjoin evaluate MODEL --benchmark mbeir --data {out} --out ...")
+
+
+def write_merit(args: argparse.Namespace) -> None:
+    """Run `conjoin data make-mini-merit`."""
+    from conjoin.data import make_mini_merit
+
+    out = make_mini_merit(
+        args.out,
+        train_queries=args.train_queries,
+        validation_queries=args.validation_queries,
+        test_queries=args.test_queries,
+        seed=args.seed,
+        show_progress=True,
+    )
+    print(f"MERIT in miniature in {out}")
+    print(f"next: conjoin evaluate MODEL --benchmark merit --data {out} --out ...")

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results = benchmark.run(encoder, args, out)
     results.model |= {"name": encoder.name, "fingerprint": encoder.fingerprint}
-    results.config |= {"batch size": args.batch_size, "bf16": args.bf16}
+    results.config |= {"batch size": args.batch_size, "bf16": args.bf16, "input": encoder.input_type}
     results.created = results.created or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     results.save(out / "results.json")
     page = render_report(results, out / "report.html")

@@ -22,7 +22,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--data photos.csv --out runs/explained",
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a joint encoder")
-    parser.add_argument("--image", required=True, metavar="FILE", help="path or URL of the image")
+    parser.add_argument(
+        "--image",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="path or URL of the image; several are shown as the one picture that input type cat makes of them",
+    )
     parser.add_argument("--text", required=True, metavar="TEXT", help="the text")
     parser.add_argument("--out", required=True, metavar="DIR", help="where explanation.png and explanation.html go")
     parser.add_argument("--image-threshold", type=float, metavar="COSINE", help="patches above it are shared")
@@ -43,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, pairs=2)
     check_out(args.out)
 
+    from conjoin.data.interleaved import check_placeholders, is_interleaved, plain_text
     from conjoin.hub import load_model
     from conjoin.methods.solar.explain.constructed import construct_masked
     from conjoin.methods.solar.explain.pair import explain_pair, render_explanation
@@ -51,7 +58,9 @@ def run(args: argparse.Namespace) -> None:
     device = choose_device(args.device)
     loaded, processor = load_model(args.model)
     model: Any = loaded.to(device)  # type: ignore[arg-type]
-    explanation = explain_pair(model, processor, args.image, args.text)
+    if is_interleaved(args.image, args.text):
+        check_placeholders(args.text, len(args.image), "--text")
+    explanation = explain_pair(model, processor, args.image, plain_text(args.image, args.text))
     thresholds, curves = _thresholds(args, model, processor)
     segments, samples = construct_masked(explanation, thresholds, args.seed)
     page = render_explanation(
@@ -68,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401
     """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
+    from conjoin.data.interleaved import row_item
     from conjoin.methods.solar.explain.charts import (
         MODALITIES,
         distribution_curves,
@@ -86,9 +96,8 @@ def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[
     given = {"image": args.image_threshold, "text": args.text_threshold}
     if args.data is not None:
         rows: Any = load_rows(args, args.data)
-        pairs = [
-            {"image": row["image"], "text": row["text"]} for row in rows.select(range(min(args.pairs, len(rows))))
-        ]
+        chosen = rows.select(range(min(args.pairs, len(rows))))
+        pairs = [row_item({"image": row["image"], "text": row["text"]}) for row in chosen]
         for name, (positive, negative) in score_populations(model, processor, pairs).items():
             moments = [
                 moment for scores in (positive, negative) for moment in (scores.mean(), scores.std(correction=0))

@@ -45,6 +45,13 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "processes that decode images ahead (default: %(default)s)",
     },
+    "--input": {
+        "choices": ("seq", "cat", "avg"),
+        "dest": "input_type",
+        "help": "how an item with several images is embedded: seq: images and texts in their order; cat: its images "
+        "as one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as "
+        "the model was saved, else seq)",
+    },
     "--quiet": {"action": "store_true", "help": "no progress bars"},
     "--trust-remote-code": {
         "action": "store_true",
@@ -177,7 +184,7 @@ def encoder_loader(
     from conjoin.retrieval import load_encoder
 
     names = {"batch_size": "batch_size", "device": "device", "workers": "num_workers"}
-    names |= {"trust_remote_code": "trust_remote_code"}
+    names |= {"trust_remote_code": "trust_remote_code", "input_type": "input_type"}
     given = vars(args)
     options: dict[str, Any] = {target: given[name] for name, target in names.items() if name in given}
     if given.get("bf16"):

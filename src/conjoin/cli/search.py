@@ -17,13 +17,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "search",
         help="search an index for a text, an image, or both",
-        description="Find what is most similar in INDEX to a text, an image, or an image with a text. Each result "
+        description="Find what is most similar in INDEX to a text, an image, or images with a text. Each result "
         "comes with the text, the image's path and the columns that `conjoin encode` kept.",
         epilog='example: conjoin search runs/photos-index --image chair.jpg --text "the same in red" -k 5',
     )
     parser.add_argument("index", metavar="INDEX", help="folder that `conjoin index` wrote")
     parser.add_argument("--text", help="the text of the query")
-    parser.add_argument("--image", metavar="PATH", help="the image of the query")
+    parser.add_argument(
+        "--image",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="an image of the query; may be given several times, and <image> in the text marks the place of each",
+    )
     parser.add_argument("-k", type=int, default=10, help="number of results (default: %(default)s)")
     parser.add_argument(
         "--model",
@@ -32,20 +38,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     add_url_options(parser)
-    add_compute_options(parser, ("--device", "--trust-remote-code"))
+    add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
     parser.set_defaults(func=run, quiet=True)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    query = {key: value for key, value in (("image", args.image), ("text", args.text)) if value is not None}
+    image: Any = args.image[0] if len(args.image) == 1 else args.image or None
+    query = {key: value for key, value in (("image", image), ("text", args.text)) if value is not None}
     if not query:
         raise ValueError("nothing to search for: pass --text, --image or both")
 
+    from conjoin.data.interleaved import PLACEHOLDER, interleave
     from conjoin.retrieval import load_index, rows_of, search_items
 
     index = load_index(args.index)
-    found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [query], args.k)
+    args.input_type = args.input_type or (None if index.model is None else index.model.input_type)
+    is_interleaved = args.text is not None and PLACEHOLDER in args.text
+    item = interleave(args.text, args.image, "the query") if is_interleaved else query
+    found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [item], args.k)
     rows = rows_of(index, found.ids[0])
     hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer
     results = [

@@ -47,6 +47,18 @@ from conjoin.data.mbeir.rows import (
     MbeirTraining as MbeirTraining,
     mbeir_queries as mbeir_queries,
 )
+from conjoin.data.merit.layout import OOD_VALUES as OOD_VALUES, MeritQuery as MeritQuery
+from conjoin.data.merit.mini import make_mini_merit as make_mini_merit
+from conjoin.data.merit.products import (
+    PRODUCT_FEATURES as PRODUCT_FEATURES,
+    MeritProduct as MeritProduct,
+    MeritProducts as MeritProducts,
+)
+from conjoin.data.merit.rows import (
+    MeritItems as MeritItems,
+    MeritTraining as MeritTraining,
+    merit_queries as merit_queries,
+)
 from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
 from conjoin.data.pair_collator import PairCollator as PairCollator, name_rows as name_rows
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from transformers import BatchFeature
 
+from conjoin.data.interleaved import row_item
+
 
 class ItemProcessor(Protocol):
     """The interface of this package's processors: items in, one batch out, `ids` named in error messages."""
@@ -22,7 +24,8 @@ class ItemProcessor(Protocol):
 class ItemCollator:
     """Makes one item of each row and passes them all to the processor.
 
-    A row without an image is a text item, and vice versa. Error messages name a row by its `id`, if it has one.
+    A row without an image is a text item, and vice versa; a row with a list of images may be interleaved, see
+    `load_pairs`. Error messages name a row by its `id`, if it has one.
 
     Args:
         processor: Called as `processor(items, ids=ids)`.
@@ -46,10 +49,10 @@ class ItemCollator:
         ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
         return self.processor([self._item(row, row_id) for row, row_id in zip(rows, ids, strict=True)], ids=ids)
 
-    def _item(self, row: Mapping[str, Any], row_id: str) -> dict[str, Any]:
+    def _item(self, row: Mapping[str, Any], row_id: str) -> Any:  # noqa: ANN401 - an item
         parts = {part: row.get(column) for part, column in self.columns.items() if column is not None}
         item = {part: value for part, value in parts.items() if value is not None}
         if not item:
             wanted = " nor ".join(repr(column) for column in self.columns.values() if column is not None)
             raise ValueError(f"row with id {row_id!r} has neither {wanted}; its columns are {', '.join(row)}")
-        return item
+        return row_item(item, f"row with id {row_id!r}")

@@ -8,6 +8,8 @@ import datasets
 import pyarrow
 import pyarrow.compute
 
+from conjoin.data.interleaved import listed_images
+
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
 
 IMAGE = datasets.Image(decode=False)
@@ -39,6 +41,42 @@ def element_of(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`
 def is_text(feature: Any) -> bool:  # noqa: ANN401 - any feature of `datasets`
     """Whether a feature is text."""
     return feature in (datasets.Value("string"), datasets.Value("large_string"))
+
+
+def list_lengths(dataset: datasets.Dataset, column: str) -> list[int]:
+    """Return the length of each row's list, without reading what it holds; 0 for a missing one."""
+    counts: list[int] = []
+    for batch in dataset.select_columns(column).with_format("arrow").iter(batch_size=1000):
+        counts += [count or 0 for count in pyarrow.compute.list_value_length(batch[column]).to_pylist()]
+    return counts
+
+
+def with_lists(dataset: Source, column: str | None, first: Mapping[str, Any]) -> Source:
+    """Return the dataset with lists of paths in a column of texts, if a cell (of a stream, the first) is a JSON list.
+
+    Args:
+        dataset: The rows.
+        column: Of the images; None leaves the dataset as it is.
+        first: The first row.
+    """
+    if column is None or not isinstance(first[column], str):
+        return dataset
+
+    def read(row: Mapping[str, Any]) -> dict[str, Any]:
+        found = listed_images(row[column])
+        return {column: found if isinstance(found, list) else [found]}
+
+    cells = dataset[column][:] if isinstance(dataset, datasets.Dataset) else [first[column]]
+    if not any(isinstance(listed_images(cell), list) for cell in cells):
+        return dataset
+    lists = [read({column: cell})[column] for cell in cells]
+    if isinstance(dataset, datasets.Dataset):
+        others, listed = dataset.remove_columns(column), strings({column: lists}, several=True)
+        return datasets.concatenate_datasets([others, listed], axis=1) if others.column_names else listed
+    features = dataset.features
+    if features is not None:
+        features = datasets.Features(features | {column: datasets.List(datasets.Value("string"))})
+    return dataset.map(read, features=features)
 
 
 def unread_images(images: datasets.Dataset) -> Iterator[tuple[int, list[str | None]]]:

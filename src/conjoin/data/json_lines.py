@@ -72,7 +72,10 @@ class JsonLines:
     def _parse(self, line: bytes, index: int) -> dict[str, Any]:
         where = f"{str(self.path)!r}, line {index + 1}"
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"))
+        except UnicodeDecodeError as error:
+            found = f"byte {line[error.start]:#04x} at position {error.start}"
+            raise ValueError(f"{where}: not valid UTF-8 ({found})") from error
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not valid JSON ({error})") from error
         if not isinstance(row, dict):

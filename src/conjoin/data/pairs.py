@@ -7,8 +7,18 @@ from typing import Any, Literal
 import datasets
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.image_columns import IMAGE, element_of, is_text, strings, undecoded, unread_images
+from conjoin.data.image_columns import (
+    IMAGE,
+    element_of,
+    is_text,
+    list_lengths,
+    strings,
+    undecoded,
+    unread_images,
+    with_lists,
+)
 from conjoin.data.image_paths import check_image_path, image_folders
+from conjoin.data.interleaved import PLACEHOLDER, check_placeholders, row_item
 from conjoin.data.pair_columns import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     PairColumns,
@@ -47,8 +57,10 @@ def load_pairs(
 
     A row with a list of captions becomes a pair for each caption, with the ids `ID#0`, `ID#1` ...; so do rows of one
     id and one image. Pairs of one image share a `group`, a fourth column that exists where it is needed (with
-    streaming, images of several rows are not compared). A row with a list of images is one item with all of them. If
-    no column is a text, but one is a `datasets.ClassLabel`, its names are the texts and the groups.
+    streaming, images of several rows are not compared). A row with a list of images is one item with all of them. In
+    its text, `<image>` marks the place of the next image; without it, the images precede the text. A cell of a CSV
+    holds a list as JSON: `["a.png", "b.png"]`. If no column is a text, but one is a `datasets.ClassLabel`, its names
+    are the texts and the groups.
 
     Args:
         source: One of
@@ -88,6 +100,7 @@ def load_pairs(
     first = _first_row(dataset)
     given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
     columns = choose_columns(list(first), given, dataset.features or {}, only)
+    dataset = with_lists(dataset, columns.picture, first)
     check_kept(keep, list(first), dataset.features or {})
     reader = _RowReader(columns, folder, image_folders(source, folder), on_error == "keep", keep)
     if isinstance(dataset, datasets.IterableDataset):
@@ -172,6 +185,8 @@ class _RowReader:
             pairs["text"] = [text for texts in found for text in texts]
             owners = [row for row, texts in enumerate(found) for _ in texts]
         images = self._collect_images(dataset, checks) if columns.image else None
+        if columns.text and images is not None:
+            self._check_places(dataset, checks, pairs["text"], owners)
         if len(set(ids)) < len(ids):
             check_same_images(dataset, columns.picture, ids)
             if columns.text is None:
@@ -188,6 +203,21 @@ class _RowReader:
         if self.kept:
             joined = datasets.concatenate_datasets([joined, kept_columns(dataset, self.kept, owners)], axis=1)
         return joined.select_columns([name for name in PAIR_COLUMNS if name in joined.column_names])
+
+    def _check_places(
+        self, dataset: datasets.Dataset, checks: RowChecks, texts: Sequence[Any], owners: Sequence[int]
+    ) -> None:
+        """Compare the placeholders in texts with the number of images, in rows with a list of images."""
+        column = self.columns.image or ""
+        if element_of(dataset.features[column]) is None:
+            return
+        counts = list_lengths(dataset, column)
+        for text, row in zip(texts, owners, strict=True):
+            try:
+                if text is not None and PLACEHOLDER in text:
+                    check_placeholders(text, counts[row], checks.names[row])
+            except ValueError as error:
+                checks.fail(row, error)
 
     def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
         """Read each row when it is used.
@@ -240,6 +270,8 @@ class _RowReader:
                 common["image"] = list(map(encode, image)) if isinstance(image, list) else encode(image)
             if columns.text:
                 texts = [*self._texts(row[columns.text], name)]
+            for text in texts:
+                row_item({"image": common.get("image"), "text": text}, name)
         except (ValueError, FileNotFoundError) as error:
             if not self.keep:
                 raise
@@ -270,6 +302,10 @@ class _RowReader:
     def _image(self, value: Any, name: str) -> Any:  # noqa: ANN401
         """Check the image of a row, or its list of images, as far as possible without reading it."""
         if isinstance(value, list) and value:
+            if any(isinstance(one, list) for one in value):
+                raise ValueError(
+                    f"{name}: a list within the list of images; expected images, image bytes, paths or URLs"
+                )
             return [self._image(one, name) for one in value]
         if isinstance(value, str) or not value:
             return resolve_image_path(value or None, self.folder, name, self.folders)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import datasets
+import torch
 from torch.utils.data import IterableDataset
 
 from conjoin.data.epoch_rows import EpochRows
@@ -79,6 +80,12 @@ def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with
     if found is None:
         raise ValueError("one_dataset_per_batch needs rows with a 'dataset' column")
     return found
+
+
+def draw_ids(options: Sequence[str], count: int) -> list[str]:
+    """Return `count` options in random order; each appears once before any repeats."""
+    order = torch.randperm(len(options)).tolist()
+    return [options[order[place % len(order)]] for place in range(count)]
 
 
 def has_order(rows: Any) -> bool:  # noqa: ANN401 - any rows

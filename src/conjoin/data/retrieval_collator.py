@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from conjoin.data.collator import ItemProcessor
+from conjoin.data.interleaved import row_item
 from conjoin.storage import stable_id
 
 MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
@@ -15,8 +16,9 @@ MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
 class RetrievalCollator:
     """Collates rows `{"query", "instruction"?, "positive", "negatives"?, "target_modality"?, ...}`.
 
-    `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}`, chat messages, or texts. Rows may also
-    have `id` (for error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives), and
+    `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}` (with a list of images perhaps
+    interleaved, see `load_pairs`), chat messages, or texts. Rows may also have `id` (for
+    error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives), and
     `negative_modalities`; `MbeirTraining` and `load_nli` make such rows.
 
     The batch of `N` rows with `M` negatives in total has
@@ -63,17 +65,22 @@ class RetrievalCollator:
         return batch
 
 
-def as_item(value: Any) -> Any:  # noqa: ANN401 - an item
-    """Return a text as an item, so that `cat.png` is not a path, and a dict without its None parts."""
+def as_item(value: Any, name: str = "item") -> Any:  # noqa: ANN401 - an item
+    """Return a text as an item, so that `cat.png` is not a path; a dict without its None parts; chat messages as is.
+
+    Raises:
+        ValueError: As `row_item`.
+    """
     if isinstance(value, Mapping):
-        return {part: content for part, content in value.items() if content is not None}
-    return {"text": value} if isinstance(value, str) else value
+        return value if "role" in value else row_item(value, name)
+    is_chat = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
+    return value if is_chat and value else {"text": value}
 
 
 def _part(row: Mapping[str, Any], part: str, name: str) -> Any:  # noqa: ANN401 - an item
     if row.get(part) is None:
         raise ValueError(f"row with id {name!r} has no {part!r}; its columns are {', '.join(row)}")
-    return as_item(row[part])
+    return as_item(row[part], f"row with id {name!r}, {part}")
 
 
 def _per_candidate(

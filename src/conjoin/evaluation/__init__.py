@@ -40,5 +40,10 @@ from conjoin.evaluation.results import (
     Table as Table,
     picture as picture,
 )
-from conjoin.evaluation.run_file import read_qrels as read_qrels, read_run as read_run, write_run as write_run
+from conjoin.evaluation.run_file import (
+    read_qrels as read_qrels,
+    read_run as read_run,
+    write_qrels as write_qrels,
+    write_run as write_run,
+)
 from conjoin.evaluation.symmetric import evaluate_symmetric as evaluate_symmetric

@@ -6,6 +6,7 @@ Scores are fractions (0.45, not 45 %). Pictures are `data:` URIs, so the file ne
 import base64
 import dataclasses
 import io
+import itertools
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from torch import Tensor
 from conjoin import __version__
 from conjoin.evaluation.metrics import bootstrap_ci
 from conjoin.processing.item_images import to_rgb
+from conjoin.processing.item_inputs import parse_item
 from conjoin.storage.atomic import atomic_path
 from conjoin.structure import build
 
@@ -96,6 +98,24 @@ class Shown:
     text: str | None = None
     image: str | None = None
     """A `data:image/...;base64,` URI, see `picture`."""
+    images: list[str] = field(default_factory=list)
+    """The images of an item with several, likewise, in place of `image`."""
+
+    @classmethod
+    def from_item(cls, item: Any, name: str = "item") -> Self:  # noqa: ANN401
+        """Show an item; in the text, `[1]` marks the place of the first of several images.
+
+        Raises:
+            ValueError: As `parse_item`.
+            FileNotFoundError: As `parse_item`.
+        """
+        parts = parse_item(item, name).parts
+        images = [picture(part) for part in parts if not isinstance(part, str)]
+        if len(images) < 2:
+            return cls(" ".join(part for part in parts if isinstance(part, str)) or None, next(iter(images), None))
+        numbers = itertools.count(1)
+        words = [part if isinstance(part, str) else f"[{next(numbers)}]" for part in parts]
+        return cls(" ".join(words) if len(images) < len(parts) else None, images=images)
 
 
 @dataclass(frozen=True)

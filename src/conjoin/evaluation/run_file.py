@@ -55,6 +55,21 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     return run
 
 
+def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, int]]) -> None:
+    """Write judgements, the grade of each document by query id, in four columns.
+
+    Raises:
+        ValueError: An id is empty or holds white space.
+    """
+    lines = []
+    for query, judged in qrels.items():
+        _check_word(query, "query id")
+        for document, grade in judged.items():
+            _check_word(document, "document id")
+            lines.append(f"{query} 0 {document} {grade}\n")
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
 def read_qrels(path: str | os.PathLike[str]) -> Qrels:
     """Read the judgements of positive grade from a file of four or five columns.
 

@@ -33,6 +33,9 @@ MAX_ASPECT_RATIO = 200
 _DRAFT = 4
 """A large JPEG is decoded at a half, a quarter or an eighth of its size, but at least this many times the target."""
 
+CONCATENATED = "concatenated"
+"""The key in a PIL image's `info` of a picture of several images: cropped, it would lose some of them."""
+
 _ORIENTATION = 0x0112
 """The EXIF tag of the orientation; 1 is upright."""
 
@@ -98,7 +101,10 @@ def process_image(image_processor: Any, source: Any, name: str = "item") -> Batc
         FileNotFoundError: As `load_image`.
         ValueError: As `load_image`, or the image processor refuses the image.
     """
-    image = load_image(source, name, _least_side(image_processor.to_dict()))
+    settings = image_processor.to_dict()
+    image = load_image(source, name, _least_side(settings))
+    if image.info.get(CONCATENATED) and settings.get("do_center_crop"):
+        image = pad_to_square(image)
     try:
         return image_processor(images=[image], return_tensors="pt")
     except ValueError as error:
@@ -113,6 +119,11 @@ def _least_side(settings: Mapping[str, Any]) -> int | None:
     if not resizes or not size or not set(size) <= {"height", "width", "shortest_edge"}:
         return None
     return _DRAFT * max(size.values())
+
+
+def pad_to_square(image: Image.Image) -> Image.Image:
+    """Return an RGB image in the middle of a white square, so that a model that crops sees all of it."""
+    return ImageOps.pad(image, (max(image.size),) * 2, color="white")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -61,7 +61,7 @@ class Item(NamedTuple):
         return ",".join(name for name, found in (("image", self.images), ("text", self.texts)) if found)
 
 
-class _Image(NamedTuple):
+class ImageSource(NamedTuple):
     """An image of an item, not read yet."""
 
     source: Any
@@ -121,29 +121,37 @@ def parse_item(
             keeps one of an item that has nothing else.
         read: As for `parse_items`.
     """
-    if isinstance(value, Mapping):
-        if "role" in value:
-            parts = _message_parts(value, name)
-        elif "bytes" in value or "path" in value:
-            parts = [_Image(value)]
-        else:
-            parts = _dict_parts(value, name)
-    elif isinstance(value, list | tuple):
-        parts = _messages_parts(value, name)
-    elif isinstance(value, str):
-        parts = [_Image(value) if _names_an_image(value, name) else _check_unicode(value, name)]
-    elif isinstance(value, Image.Image | os.PathLike | np.ndarray | Tensor):
-        parts = [_Image(value)]
-    else:
-        raise ValueError(f"{name}: {describe(value)} is not an item; expected {_EXPECTED}")
+    parts = item_parts(value, name)
     is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
     parts = _without_blanks(parts, name, empty_text, is_chat)
     if not parts:
         raise ValueError(f"{name}: {describe(value)} has neither text nor image")
-    return Item(tuple(read(part.source, name) if isinstance(part, _Image) else part for part in parts))
+    return Item(tuple(read(part.source, name) if isinstance(part, ImageSource) else part for part in parts))
 
 
-def _without_blanks(parts: list[str | _Image], name: str, empty_text: str, is_chat: bool) -> list[str | _Image]:
+def item_parts(value: Any, name: str = "item") -> list[str | ImageSource]:  # noqa: ANN401
+    """Return the texts and the images of an item in their order: images unread, empty texts included.
+
+    Raises:
+        ValueError: The item is ambiguous or of an unknown kind; the message starts with `name`.
+        FileNotFoundError: As for `parse_items`.
+    """
+    if isinstance(value, Mapping):
+        if "role" in value:
+            return _message_parts(value, name)
+        return [ImageSource(value)] if "bytes" in value or "path" in value else _dict_parts(value, name)
+    if isinstance(value, list | tuple):
+        return _messages_parts(value, name)
+    if isinstance(value, str):
+        return [ImageSource(value) if _names_an_image(value, name) else _check_unicode(value, name)]
+    if isinstance(value, Image.Image | os.PathLike | np.ndarray | Tensor):
+        return [ImageSource(value)]
+    raise ValueError(f"{name}: {describe(value)} is not an item; expected {_EXPECTED}")
+
+
+def _without_blanks(
+    parts: list[str | ImageSource], name: str, empty_text: str, is_chat: bool
+) -> list[str | ImageSource]:
     """Apply `empty_text` of `parse_item`; chat messages may hold empty strings beside other parts."""
     if empty_text == "embed":
         filled = [part for part in parts if not isinstance(part, str) or part.strip()]
@@ -217,22 +225,22 @@ def _names_an_image(text: str, name: str) -> bool:
     return False
 
 
-def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | _Image]:
+def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
     if "video" in value:
         raise ValueError(f"{name}: {_NO_VIDEO}")
     unknown = sorted(str(key) for key in value if key not in ("text", "image"))
     if unknown:
         raise ValueError(f'{name}: unknown keys {unknown}; expected "text" and/or "image"')
-    parts: list[str | _Image] = []
+    parts: list[str | ImageSource] = []
     for key in value:  # the order of keys is the order of parts
         entries = value[key] if isinstance(value[key], list | tuple) else [value[key]]
         for entry in entries:
             if entry is not None:
-                parts.append(_Image(entry) if key == "image" else _check_unicode(entry, name))
+                parts.append(ImageSource(entry) if key == "image" else _check_unicode(entry, name))
     return parts
 
 
-def _messages_parts(value: Sequence[Any], name: str) -> list[str | _Image]:
+def _messages_parts(value: Sequence[Any], name: str) -> list[str | ImageSource]:
     if not value or not all(isinstance(message, Mapping) and "role" in message for message in value):
         raise ValueError(
             f"{name}: a bare list is ambiguous (a pair? an interleaved item?): {describe(value)}; expected {_EXPECTED}"
@@ -240,7 +248,7 @@ def _messages_parts(value: Sequence[Any], name: str) -> list[str | _Image]:
     return [part for message in value for part in _message_parts(message, name)]
 
 
-def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | _Image]:
+def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
     content = message.get("content")
     if isinstance(content, str):
         return [_check_unicode(content, name)]
@@ -249,7 +257,7 @@ def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | _Image]:
     return [part for entry in content for part in _content_parts(entry, name)]
 
 
-def _content_parts(entry: Any, name: str) -> list[str | _Image]:  # noqa: ANN401
+def _content_parts(entry: Any, name: str) -> list[str | ImageSource]:  # noqa: ANN401
     if isinstance(entry, str):
         return [_check_unicode(entry, name)]
     kind = entry.get("type") if isinstance(entry, Mapping) else None
@@ -262,16 +270,16 @@ def _content_parts(entry: Any, name: str) -> list[str | _Image]:  # noqa: ANN401
         return [] if is_absent else [_content_image(entry, name)]
     if kind == "image_url":
         url = entry.get("image_url")
-        return [_Image(url.get("url") if isinstance(url, Mapping) else url)]
+        return [ImageSource(url.get("url") if isinstance(url, Mapping) else url)]
     if kind in ("video", "video_url"):
         raise ValueError(f"{name}: {_NO_VIDEO}")
     raise ValueError(f'{name}: unknown message part {describe(entry)}; expected type "text" or "image"')
 
 
-def _content_image(entry: Mapping[Any, Any], name: str) -> _Image:
+def _content_image(entry: Mapping[Any, Any], name: str) -> ImageSource:
     for key in ("image", "url", "path"):
         if entry.get(key) is not None:
-            return _Image(entry[key])
+            return ImageSource(entry[key])
     if entry.get("base64") is not None:
-        return _Image(decode_base64(entry["base64"].rpartition(",")[2], name))
+        return ImageSource(decode_base64(entry["base64"].rpartition(",")[2], name))
     raise ValueError(f'{name}: a message part of type "image" has no "image", "url", "path" or "base64"')

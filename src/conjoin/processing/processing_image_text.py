@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 from transformers.utils import logging
 
+from .input_types import check_processor_type, concatenated, only_image
 from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, cut_text, parse_items
-from .processor_options import OFF, chat_options, check_return_tensors
+from .processor_options import OFF, chat_options, check_return_tensors, conversations
 
 logger = logging.get_logger(__name__)
 
@@ -29,6 +30,8 @@ class ImageTextProcessor(ProcessorMixin):
         empty_text: `"error"`, or `"embed"` to embed an item without image whose text is empty: its text is then the
             tokenizer's special tokens alone. An empty text beside an image is left out.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
+        input_type: What to do with several images of an item: `"seq"` refuses them, since these models take one image;
+            `"cat"` concatenates them into one picture and joins the texts.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class ImageTextProcessor(ProcessorMixin):
         text_padding: str = "longest",
         chat_template: str | None = None,
         empty_text: str = "error",
+        input_type: str = "seq",
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         if text_padding not in ("longest", "max_length"):
@@ -48,6 +52,7 @@ class ImageTextProcessor(ProcessorMixin):
         self.max_text_length = max_text_length
         self.text_padding = text_padding
         self.empty_text = empty_text
+        self.input_type = check_processor_type(input_type)
 
     @classmethod
     def from_backbones(cls, vision: Any, text: Any, **kwargs: Any) -> "ImageTextProcessor":  # noqa: ANN401
@@ -107,11 +112,11 @@ class ImageTextProcessor(ProcessorMixin):
         check_return_tensors(return_tensors)
         if items is None:
             items = self._zip_items(images, text)
-        parsed = parse_items(items, ids, self.empty_text, self._read_image)
+        parsed = parse_items(concatenated(items, self.input_type, ids), ids, self.empty_text, self._read_image)
         if not parsed:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
-        batch = self._image_batch([_one_image(item, name) for item, name in zip(parsed, names, strict=True)])
+        batch = self._image_batch([only_image(item, name) for item, name in zip(parsed, names, strict=True)])
         given = [instruction] * len(parsed) if instruction is None or isinstance(instruction, str) else instruction
         if len(given) != len(parsed):
             raise ValueError(f"{len(given)} instructions for {len(parsed)} items")
@@ -131,9 +136,7 @@ class ImageTextProcessor(ProcessorMixin):
 
         The parts of all messages are read in order, a system prompt first. No template text is added.
         """
-        if conversation and isinstance(conversation[0], dict):
-            conversation = [conversation]
-        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
+        return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
 
     @staticmethod
     def _zip_items(images: Sequence[Any] | None, text: Sequence[str] | None) -> list[Any]:
@@ -217,15 +220,6 @@ def _join_texts(instruction: str | None, item: Item) -> str | None:
     """Return the instruction and the item's texts, joined by spaces; None if there are none."""
     parts = [part.strip() for part in (instruction or "", *item.texts)]
     return " ".join(part for part in parts if part) if item.texts or parts[0] else None
-
-
-def _one_image(item: Item, name: str) -> Tensor | None:
-    if len(item.images) > 1:
-        raise ValueError(
-            f"{name}: {len(item.images)} images, but this model takes one image per item; "
-            "use an MLLM retriever for several images per item"
-        )
-    return next(iter(item.images), None)
 
 
 def _spread(tensors: dict[str, Tensor], present: list[bool], mask_name: str) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature, ProcessorMixin
 
+from .input_types import check_processor_type, concatenated
 from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
 from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
-from .processor_options import OFF, chat_options, check_return_tensors
+from .processor_options import OFF, chat_options, check_return_tensors, conversations
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -55,6 +56,8 @@ class MllmRetrieverProcessor(ProcessorMixin):
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
         empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
             An empty text beside an image is left out.
+        input_type: How an item with several images is read: `"seq"` (images and texts in their order), or `"cat"` (the
+            images concatenated into one picture, then the texts joined).
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
@@ -74,6 +77,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         max_text_length: int | None = None,
         prompt_version: int = 1,
         empty_text: str = "error",
+        input_type: str = "seq",
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.image_token = image_token
@@ -84,6 +88,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         self.max_text_length = max_text_length
         self.prompt_version = prompt_version
         self.empty_text = empty_text
+        self.input_type = check_processor_type(input_type)
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
         if prompt_version not in PROMPT_VERSIONS:
@@ -195,6 +200,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         if not items:
             raise ValueError("got an empty list of items")
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
+        items = concatenated(items, self.input_type, ids)
         parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
@@ -231,9 +237,7 @@ class MllmRetrieverProcessor(ProcessorMixin):
         All parts are read in order; a system message, such as a prompt of sentence-transformers, is the
         item's instruction.
         """
-        if conversation and isinstance(conversation[0], dict):
-            conversation = [conversation]
-        return self(list(conversation), **chat_options(kwargs, processor_kwargs))
+        return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""

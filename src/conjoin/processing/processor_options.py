@@ -1,6 +1,6 @@
 """Options of a processor's call that libraries pass by transformers' names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 OFF = (False, "do_not_pad", "do_not_truncate")
@@ -17,6 +17,27 @@ def chat_options(kwargs: Mapping[str, Any], processor_kwargs: Mapping[str, Any] 
     return {name: given[name] for name in ("max_length", "padding", "truncation") if name in given}
 
 
+def conversations(conversation: Sequence[Any]) -> list[Any]:
+    """Return one conversation or a batch of them as a batch.
+
+    Where a batch of sentence-transformers mixes conversations with other items, each conversation is the only part of
+    a message (`{"type": "message", "message": [...]}`); it is put in the place of that message.
+    """
+    batch = [conversation] if conversation and isinstance(conversation[0], Mapping) else conversation
+    return [
+        [inner for message in messages for inner in _unwrapped(message)] if isinstance(messages, list) else messages
+        for messages in batch
+    ]
+
+
+def _unwrapped(message: Any) -> list[Any]:  # noqa: ANN401
+    content = message.get("content") if isinstance(message, Mapping) else None
+    part = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if not isinstance(part, Mapping) or part.get("type") != "message":
+        return [message]
+    return part["message"] if isinstance(part.get("message"), list) else [part.get("message")]
+
+
 def check_return_tensors(return_tensors: str | None) -> None:
     """Accept PyTorch tensors only.
 
@@ -27,4 +48,4 @@ def check_return_tensors(return_tensors: str | None) -> None:
         raise ValueError(f'return_tensors={return_tensors!r}; expected "pt": a batch holds PyTorch tensors')
 
 
-__all__ = ["OFF", "chat_options", "check_return_tensors"]
+__all__ = ["OFF", "chat_options", "check_return_tensors", "conversations"]

@@ -17,10 +17,20 @@ import transformers
 
 from conjoin import __version__
 from conjoin.data.image_columns import undecoded
+from conjoin.data.interleaved import InterleavingError, row_item
+from conjoin.processing.input_types import count_images
 from conjoin.progress import progress
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.kept_rows import kept_values
-from conjoin.retrieval.store import STORE, EmbeddingStore, LeftOut, read_contents, write_embeddings, write_left_out
+from conjoin.retrieval.store import (
+    SEVERAL_IMAGES,
+    STORE,
+    EmbeddingStore,
+    LeftOut,
+    read_contents,
+    write_embeddings,
+    write_left_out,
+)
 from conjoin.storage import FolderWriter, row_digest
 
 Row = Mapping[str, Any]
@@ -49,7 +59,8 @@ def encode_corpus(
 
     Args:
         rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none), and
-            optionally `"kept"`, a mapping of further values to keep; a `datasets` dataset, streaming or not, or any
+            optionally `"kept"`, a mapping of further values to keep (several images: a list, interleaved as for
+            `load_pairs`); a `datasets` dataset, streaming or not, or any
             iterable that gives the same rows each time.
         encoder: Computes the vectors. The same batch size must be used on resuming for equal bytes.
         directory: The store; made if needed.
@@ -83,6 +94,8 @@ def encode_corpus(
         "instruction": instruction,
         "source": dict(source or {}),
     }
+    if encoder.input_type != "seq":  # stores of earlier versions have no other
+        key["input_type"] = encoder.input_type
     found = _RowSource(rows)
     with (
         FolderWriter(directory, STORE, key) as writer,
@@ -149,6 +162,7 @@ class _Encoding:
         self.left_out: list[LeftOut] = []
         self._is_closed = writer.manifest.complete  # whether an earlier run saw the end of the data
         self.parts: set[str] = set(writer.details.get("parts", ()))
+        self.has_several = bool(writer.details.get(SEVERAL_IMAGES))
         self._rows_at_once = _BATCHES_AT_ONCE * encoder.batch_size
 
     def run(self, shard_size: int, dtype: str, bar: Any) -> None:  # noqa: ANN401 - a progress bar
@@ -222,6 +236,8 @@ class _Encoding:
         if self.source.position == start:
             return False
         self.writer.details["parts"] = sorted(self.parts)
+        if self.has_several:
+            self.writer.details[SEVERAL_IMAGES] = True
         matrix = np.concatenate(vectors).astype(dtype)
         write_embeddings(self.writer, number, all_ids, matrix, contents, left_out, kept)
         self._done(start, self.source.position - start, shard_size, left_out)
@@ -229,7 +245,8 @@ class _Encoding:
 
     def _encode_rows(self, ids: list[str], rows: list[Row], bar: Any) -> tuple[np.ndarray, dict[int, str]]:  # noqa: ANN401
         """Encode rows; returns the vectors `(n, D)` of those that can be used, and why the others cannot, by place."""
-        reasons = {place: str(row["problem"]) for place, row in enumerate(rows) if row.get("problem") is not None}
+        found = [_input(id_, row) for id_, row in zip(ids, rows, strict=True)]
+        reasons = {place: problem for place, (_, problem) in enumerate(found) if problem is not None}
         if reasons and not self.skip:
             raise ValueError(next(iter(reasons.values())))
         places = [place for place in range(len(rows)) if place not in reasons]
@@ -238,14 +255,16 @@ class _Encoding:
             return np.empty((0, self.encoder.dimension), dtype=np.float32), reasons
         items = [_item(ids[place], rows[place]) for place in places]
         names = [ids[place] for place in places]
+        inputs = [found[place][0] for place in places]
 
         def leave_out(position: int, error: Exception) -> None:
             reasons[places[position]] = str(error)
 
         options: dict[str, Any] = {"on_unusable": leave_out} if self.skip else {}
-        vectors = self.encoder.encode(items, names, on_batch=bar.update, instruction=self.instruction, **options)
+        vectors = self.encoder.encode(inputs, names, on_batch=bar.update, instruction=self.instruction, **options)
         used = [position for position, place in enumerate(places) if place not in reasons]
         self.parts.update(*(items[position] for position in used))
+        self.has_several |= any(count_images(inputs[position]) > 1 for position in used)
         return vectors[used], reasons
 
     def _done(self, start: int, count: int, shard_size: int, left_out: list[LeftOut]) -> None:
@@ -271,6 +290,16 @@ def _item(id_: str, row: Row) -> dict[str, Any]:
     if not parts:
         raise ValueError(f'item {id_!r} has neither "image" nor "text"; its row has the keys {list(row)}')
     return parts
+
+
+def _input(id_: str, row: Row) -> tuple[Any, str | None]:
+    """The item to encode of a row, and why there is none."""
+    if row.get("problem") is not None:
+        return None, str(row["problem"])
+    try:
+        return row_item(_item(id_, row), f"item {id_!r}"), None
+    except InterleavingError as error:
+        return None, str(error)
 
 
 def _require_id(columns: list[str]) -> None:

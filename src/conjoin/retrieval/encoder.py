@@ -1,5 +1,6 @@
 """Items in, vectors out: a model and its processor behind one method."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -15,14 +16,17 @@ from transformers import ProcessorMixin
 
 from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
+from conjoin.processing.input_types import check_input_type
 from conjoin.processing.item_inputs import check_list, parse_item
 from conjoin.progress import progress
+from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
 from conjoin.storage import model_fingerprint, processor_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Unusable = ValueError | FileNotFoundError
+_ITEM = re.compile(r"\Aitem \d+: ")
 
 
 class _NamedItem(NamedTuple):
@@ -40,16 +44,23 @@ class _Batch(NamedTuple):
         error: What is wrong with the batch although every item can be used alone.
     """
 
-    inputs: dict[str, Any] | None = None
+    inputs: Inputs | None = None
     unusable: Mapping[int, _Unusable] = {}
     error: _Unusable | None = None
 
 
 class ModelIdentity(NamedTuple):
-    """Which model made some vectors: a name for people, a fingerprint for comparison."""
+    """Which model made some vectors: a name for people, a fingerprint for comparison.
+
+    Attributes:
+        name: What messages call the model.
+        fingerprint: Of its configuration and weights.
+        input_type: How items with several images were read; None if there is no such item, or it is not known.
+    """
 
     name: str
     fingerprint: str
+    input_type: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name!r} (fingerprint {self.fingerprint[:12]})"
@@ -121,23 +132,29 @@ class ItemEncoder:
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         name: What error messages and manifests call the model; its class by default.
+        input_type: How an item with several images is embedded: `"seq"` (images and texts in their order, for models
+            that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
+            `"avg"` (the mean of the embeddings of each image with its text, L2-normalised). None for what the
+            processor was saved with, else `"seq"`.
     """
 
     def __init__(
         self,
         model: "PreTrainedModel",
-        processor: ProcessorMixin | Callable[..., Mapping[str, Any]],
+        processor: Processor,
         batch_size: int = 32,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         *,
         num_workers: int = 0,
         name: str | None = None,
+        input_type: str | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.model = model
-        self.processor = processor
+        self.input_type = own_input_type(processor) if input_type is None else check_input_type(input_type)
+        self.processor = in_sequence(processor)
         self.batch_size = batch_size
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = dtype
@@ -155,6 +172,7 @@ class ItemEncoder:
         *,
         num_workers: int = 0,
         trust_remote_code: bool = False,
+        input_type: str | None = None,
     ) -> "ItemEncoder":
         """Load a saved model of this package and its processor, with the installed classes.
 
@@ -167,6 +185,7 @@ class ItemEncoder:
             dtype: As for the class.
             num_workers: As for the class.
             trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
+            input_type: As for the class.
 
         Raises:
             FileNotFoundError: There is no such model.
@@ -174,7 +193,8 @@ class ItemEncoder:
         """
         device = choose_device(device)
         model, processor = load_model(path, trust_remote_code)
-        return cls(model, processor, batch_size, device, dtype, num_workers=num_workers, name=model_name(path))
+        options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
+        return cls(model, processor, batch_size, device, dtype, **options)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -267,7 +287,7 @@ class ItemEncoder:
 
     def _prepared(self, batches: list[list[_NamedItem]]) -> Iterator[_Batch]:
         """The processed batches, in order; made by worker processes when there are any."""
-        prepare = partial(_process, self.processor)
+        prepare = partial(_process, InputMaker(self.processor, self.input_type, self.batch_size))
         if self.num_workers == 0:
             return map(prepare, batches)
         own_generator = torch.Generator()  # the loader would otherwise draw from the global one
@@ -281,14 +301,15 @@ class ItemEncoder:
             )
         )
 
-    def _forward(self, inputs: dict[str, Any], names: Sequence[str]) -> np.ndarray:
+    def _forward(self, inputs: Inputs, names: Sequence[str]) -> np.ndarray:
         """Run a batch; returns `(n, D)` float32."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            output = self.model(**send_to_device(inputs, self.device))
-        embeddings = output.embeddings.float().cpu().numpy()
-        if embeddings.ndim != 2 or len(embeddings) != len(names):
+            outputs = [self.model(**send_to_device(batch, self.device)) for batch in inputs.batches]
+        embeddings = np.concatenate([output.embeddings.float().cpu().numpy() for output in outputs])
+        if embeddings.ndim != 2 or len(embeddings) != sum(inputs.counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
+        embeddings = mean_embeddings(embeddings, inputs.counts)
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise ValueError(f"{names[int(finite.argmin())]}: {self.name!r} gave an embedding that is not finite")
@@ -300,17 +321,17 @@ def model_name(path: str | Path) -> str:
     return str(Path(path).resolve()) if Path(path).is_dir() else str(path)
 
 
-def _process(processor: Callable[..., Mapping[str, Any]], named: list[_NamedItem]) -> _Batch:
+def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
     """Process the items that can be used; an error raised in a worker process would lose its type and its words."""
     try:
-        return _Batch(_inputs(processor, named))
+        return _Batch(_inputs(make, named))
     except (ValueError, FileNotFoundError) as error:
-        found = {place: _what_is_wrong(processor, each) for place, each in enumerate(named)}
+        found = {place: _what_is_wrong(make, each) for place, each in enumerate(named)}
         unusable = {place: wrong for place, wrong in found.items() if wrong is not None}
         if not unusable:
             return _Batch(error=error)
     usable = [place for place in range(len(named)) if place not in unusable]
-    again = _process(processor, [named[place] for place in usable]) if usable else _Batch()
+    again = _process(make, [named[place] for place in usable]) if usable else _Batch()
     return again._replace(unusable=unusable | {usable[place]: wrong for place, wrong in again.unusable.items()})
 
 
@@ -325,22 +346,20 @@ def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, Exc
     return [position for place, position in enumerate(chunk) if place not in batch.unusable]
 
 
-def _inputs(processor: Callable[..., Mapping[str, Any]], named: list[_NamedItem]) -> dict[str, Any]:
-    instructions = [each.instruction for each in named]
-    told = {} if all(text is None for text in instructions) else {"instruction": instructions}
-    return dict(processor([each.item for each in named], **told))
+def _inputs(make: InputMaker, named: list[_NamedItem]) -> Inputs:
+    return make([each.item for each in named], [each.instruction for each in named])
 
 
-def _what_is_wrong(processor: Callable[..., Mapping[str, Any]], each: _NamedItem) -> _Unusable | None:
+def _what_is_wrong(make: InputMaker, each: _NamedItem) -> _Unusable | None:
     """Return what is wrong with one item, under its own name instead of its place in the batch."""
     try:
-        _inputs(processor, [each])
+        _inputs(make, [each])
     except (ValueError, FileNotFoundError) as error:
         try:
             parse_item(each.item, each.name)
         except (ValueError, FileNotFoundError) as own:
             return own
-        return ValueError(f"{each.name}: {str(error).removeprefix('item 0: ')}")
+        return ValueError(f"{each.name}: {_ITEM.sub('', str(error))}")
     return None
 
 

@@ -21,6 +21,7 @@ def load_encoder(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     num_workers: int = 0,
+    input_type: str | None = None,
 ) -> ItemEncoder:
     """Load any model as an encoder.
 
@@ -35,16 +36,18 @@ def load_encoder(
         device: Where to run; `None` takes a GPU when there is one.
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
+        input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
 
     Raises:
         FileNotFoundError: There is no such model.
         ImportError: sentence-transformers is needed and not installed.
         ValueError: The weights are damaged, the model is no encoder, it needs code that is not trusted, or there is no
-            such `device`.
+            such `device` or `input_type`.
     """
     device = choose_device(device)
     model, processor = _load(path, trust_remote_code)
-    return ItemEncoder(model, processor, batch_size, device, dtype, num_workers=num_workers, name=model_name(path))
+    options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
+    return ItemEncoder(model, processor, batch_size, device, dtype, **options)
 
 
 def _load(path: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from conjoin.hub.load import loading
+from conjoin.processing.input_types import only_image
+from conjoin.processing.item_images import CONCATENATED, pad_to_square
 from conjoin.processing.item_inputs import Item, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
 from conjoin.storage import part_digest
@@ -101,21 +103,21 @@ class SentenceTransformerProcessor:
         self.model = model
 
     def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> Mapping[str, Any]:
-        """The inputs of `forward`: one group per modality and prompt, as the library needs it."""
+        """The inputs of `forward`: one group per modality, form and prompt, as the library needs it."""
         model = self.model
-        groups: dict[tuple[str, str | None], list[int]] = {}
+        groups: dict[tuple[str, bool, str | None], list[int]] = {}
         prompts = [None] * len(items) if instruction is None else instruction
         parsed = parse_items(items)
         for place, (item, told) in enumerate(zip(parsed, prompts, strict=True)):
             if not model.supports(_MODALITY_NAMES[item.modality]):
                 raise ValueError(f"item {place}: this model cannot take {item.modality!r}")
-            groups.setdefault((item.modality, _prompt(model, told)), []).append(place)
+            groups.setdefault((item.modality, _is_chat(items[place]), _prompt(model, told)), []).append(place)
         pairs = zip(items, parsed, strict=True)
         inputs = [_input(model, place, value, item) for place, (value, item) in enumerate(pairs)]
         return {
             "groups": [
                 model.preprocess([inputs[place] for place in places], prompt=prompt)
-                for (_, prompt), places in groups.items()
+                for (*_, prompt), places in groups.items()
             ],
             "rows": [torch.tensor(places) for places in groups.values()],
         }
@@ -133,17 +135,22 @@ def _prompt(model: "SentenceTransformer", instruction: str | None) -> str | None
 
 def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> Any:  # noqa: ANN401
     """An item as sentence-transformers takes it: its images decoded, a text never mistaken for a path."""
-    is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
     if model.supports("message"):
-        if is_chat:
+        if _is_chat(value):
             return _with_images(value, iter(item.images))
         parts: dict[str, list[Any]] = {"image": [*item.images], "text": [*item.texts]}
         order = dict.fromkeys(_kind(part) for part in item.parts)
         return {kind: parts[kind] if len(parts[kind]) > 1 else parts[kind][0] for kind in order}
-    if len(item.images) > 1:
-        raise ValueError(f"item {place}: {len(item.images)} images, but this model takes one image per item")
+    image = only_image(item, f"item {place}")
+    if image is not None and image.info.get(CONCATENATED):
+        image = pad_to_square(image)  # these models may crop
     text = {"text": " ".join(item.texts)} if item.texts else {}
-    return text | ({"image": item.images[0]} if item.images else {})
+    return text | ({} if image is None else {"image": image})
+
+
+def _is_chat(value: Any) -> bool:  # noqa: ANN401
+    """Whether an item is one or more chat messages; the library cannot mix them with other items in a batch."""
+    return isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
 
 
 def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401

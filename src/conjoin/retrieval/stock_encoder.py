@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from conjoin.hub.load import loading
+from conjoin.processing.input_types import only_image
 from conjoin.processing.item_images import load_image, process_image
 from conjoin.processing.item_inputs import cut_text, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
@@ -122,13 +123,13 @@ class StockProcessor(NamedTuple):
         read = load_image if self.image_processor is None else partial(process_image, self.image_processor)
         parsed = parse_items(items, read=read)
         for number, item in enumerate(parsed):
-            if len(item.images) > 1 or len(item.texts) > 1:
-                raise ValueError(f"item {number}: expected at most one image and one text")
+            only_image(item, f"item {number}")
             if (item.images and self.image_processor is None) or (item.texts and self.tokenizer is None):
                 raise ValueError(f"item {number}: this model cannot take {item.modality!r}")
         told = [None] * len(parsed) if instruction is None else instruction
         images = [image for item in parsed for image in item.images]
-        texts = [_joined(own, text) for own, item in zip(told, parsed, strict=True) for text in item.texts]
+        pairs = zip(told, parsed, strict=True)
+        texts = [_joined(own, " ".join(item.texts)) for own, item in pairs if item.texts]
         batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
         if images:
             batch["pixel_values"] = torch.cat([image["pixel_values"] for image in images])

@@ -26,6 +26,9 @@ from conjoin.storage import (
 
 LEFT_OUT_FILE = "left_out.jsonl"
 STORE = FolderKind("embedding store", 2, "run `conjoin encode`")
+SEVERAL_IMAGES = "several_images"
+"""The detail of a store that says that some items have several images."""
+
 _KEPT = "kept"
 
 
@@ -62,8 +65,10 @@ class EmbeddingStore(StoredFolder):
 
     @property
     def model(self) -> ModelIdentity:
-        """The model that made the vectors."""
-        return ModelIdentity(self.manifest.details["model"], self.manifest.key["fingerprint"])
+        """The model that made the vectors, and its input type if there are items with several images."""
+        name, key = self.manifest.details["model"], self.manifest.key
+        several = self.manifest.details.get(SEVERAL_IMAGES, False)
+        return ModelIdentity(name, key["fingerprint"], key.get("input_type", "seq") if several else None)
 
     @property
     def dimension(self) -> int:

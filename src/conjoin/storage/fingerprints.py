@@ -78,6 +78,8 @@ def part_digest(part: Any) -> str:  # noqa: ANN401
 def processor_digest(processor: ProcessorMixin) -> str:
     """A fingerprint of what a processor makes of items, wherever it was loaded from."""
     own: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name != "image_processor"}
+    if own.get("input_type") == "seq":  # what processors without this setting do
+        del own["input_type"]
     parts: Any = processor  # an image processor and a tokenizer
     images, words = settings_digest(parts.image_processor.to_dict()), tokenizer_digest(parts.tokenizer)
     return settings_digest(own | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import EpochRows, ImageAugmentation, name_rows
+from conjoin.data.interleaved import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.progress import progress
@@ -193,13 +195,22 @@ def drawn_images(
         for copy in range(copies):
             drawn = images
             if copy > 0 and augment is not None:
-                drawn = [augment(load_image(image, name)) for image, name in zip(images, names, strict=True)]
+                drawn = [
+                    map_images(partial(_changed, augment, name), image)
+                    for image, name in zip(images, names, strict=True)
+                ]
             yield copy, slice(start, chosen.stop), drawn, names
+
+
+def _changed(augment: Callable[[Image.Image], Image.Image], name: str, image: Any) -> Image.Image:  # noqa: ANN401
+    return augment(load_image(image, name))
 
 
 def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor]:
     """Return the distinct texts, sorted, and the text indices of each row `(N, 2)`, -1 for none."""
-    row_texts = [[t for t in (row["text"], row.get("alternative_text")) if t] for row in rows]
+    row_texts = [
+        [plain_text(row.get("image"), t) for t in (row["text"], row.get("alternative_text")) if t] for row in rows
+    ]
     texts = sorted({text for found in row_texts for text in found})
     place = {text: index for index, text in enumerate(texts)}
     return texts, torch.tensor([[place[t] for t in found] + [-1] * (2 - len(found)) for found in row_texts])

@@ -14,6 +14,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing.input_types import check_processor_type
 
 from .lora import add_lora
 from .recipe import ModelArguments, recipe_folder
@@ -26,7 +27,7 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
 
     Raises:
         FileNotFoundError: There is no such model.
-        ValueError: The architecture is unknown, or a component is not named.
+        ValueError: The architecture or the input type is unknown, or a component is not named.
     """
     if arguments.checkpoint is not None:
         model, processor = load_model(arguments.checkpoint)
@@ -35,6 +36,9 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     else:
         _check_parts(arguments)
         model, processor = ARCHITECTURES[arguments.architecture](arguments)
+    if arguments.input_type is not None:
+        own: Any = processor  # of this package
+        own.input_type = check_processor_type(arguments.input_type)
     if isinstance(model, MllmRetrieverModel):
         choose_trained(model, arguments.freeze_towers)
     elif arguments.freeze_towers:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from conjoin.data import MbeirTraining, load_nli
+from conjoin.data import MbeirTraining, MeritTraining, load_nli
 
 from .data import PairArguments
 
-FORMATS = ("nli", "mbeir")
+FORMATS = ("nli", "mbeir", "merit")
 
 
 @dataclass
@@ -15,16 +15,18 @@ class QueryArguments(PairArguments):
     """The queries and candidates for training and evaluation.
 
     Args:
-        format: `nli`, a sentence table for `conjoin.data.load_nli`, or `mbeir`, a folder for
-            `conjoin.data.MbeirTraining`.
-        source: The table, or the root folder of M-BEIR.
+        format: `nli`, a sentence table for `conjoin.data.load_nli`; `mbeir`, a folder for
+            `conjoin.data.MbeirTraining`; or `merit`, a folder for `conjoin.data.MeritTraining`.
+        source: The table, or the root folder of M-BEIR or MERIT.
         columns: For `nli`: the columns of `query`, `positive` and `negative`.
         datasets: For `mbeir`: names of the datasets to use; empty for all.
         hard_negatives: Number of negatives per row, from the negatives in the data; for `nli` at most 1.
         instructions: For `mbeir`: whether queries include their instruction.
+        ood: For `merit`: drop the queries that an out-of-distribution test holds out: `language`, `attribute` or
+            `class`.
 
     Raises:
-        ValueError: The format is unknown.
+        ValueError: The format is unknown, or `ood` is set for another format than `merit`.
     """
 
     format: str = "nli"
@@ -32,10 +34,13 @@ class QueryArguments(PairArguments):
     datasets: tuple[str, ...] = ()
     hard_negatives: int = 0
     instructions: bool = True
+    ood: str | None = None
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f"data: unknown format {self.format!r}; expected one of {FORMATS}")
+        if self.ood is not None and self.format != "merit":
+            raise ValueError(f"data: ood={self.ood!r} is for format merit, not {self.format}")
 
     def load(self) -> tuple[Any, Any]:
         """Load the training rows and the evaluation rows (or None).
@@ -43,7 +48,7 @@ class QueryArguments(PairArguments):
         Raises:
             ValueError: The recipe names evaluation rows of M-BEIR, which is a separate benchmark.
         """
-        if self.format == "nli":
+        if self.format != "mbeir":
             return super().load()
         if self.evaluates:
             raise ValueError(
@@ -59,5 +64,7 @@ class QueryArguments(PairArguments):
         return rows, None
 
     def load_rows(self, source: str, split: str, streaming: bool = False) -> Any:  # noqa: ANN401 - a dataset
-        """Load one sentence table."""
+        """Load one sentence table, or one split of MERIT."""
+        if self.format == "merit":
+            return MeritTraining(source, hard_negatives=self.hard_negatives, ood=self.ood, split=split)
         return load_nli(source, self.columns, split, self.hard_negatives)

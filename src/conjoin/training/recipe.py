@@ -36,6 +36,8 @@ class ModelArguments:
         max_pixels: Shrink larger images to this size, likewise.
         max_text_length: Maximum length of a text in tokens; for an MLLM, with the instruction before it. None for the
             tokenizer's limit.
+        input_type: How an item with several images is read, `seq` or `cat`, in training and in the saved model; None
+            for that of the checkpoint, else `seq`.
         freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if set in `config`, [RET].
         lora: Low-rank adapters on the towers, instead of full training.
     """
@@ -50,6 +52,7 @@ class ModelArguments:
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_text_length: int | None = None
+    input_type: str | None = None
     freeze_towers: bool = False
     lora: LoraArguments | None = None
 

@@ -217,3 +217,20 @@ def test_a_curve_without_points_is_left_out(results, tmp_path):
     results.curves = [Curve("Measured", {"a": [[0, 1.0]], "b": []}), Curve("Never measured", {"a": [], "b": []})]
     page = render_report(results, tmp_path / "report.html").read_text()
     assert ">Measured<" in page and "Never measured" not in page
+
+
+def test_all_images_of_an_item_are_shown(results, tmp_path):
+    red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    content = [{"type": "text", "text": "like"}, {"type": "image", "image": red}, {"type": "text", "text": "but"}]
+    query = Shown.from_item([{"role": "user", "content": [*content, {"type": "image", "image": blue}]}])
+    assert (query.text, query.image, query.images) == ("like [1] but [2]", None, [picture(red), picture(blue)])
+    assert Shown.from_item({"image": [red, blue]}) == Shown(images=query.images)
+    assert Shown.from_item({"image": red, "text": "a"}) == Shown("a", picture(red)) and Shown.from_item("a") == Shown(
+        "a"
+    )
+    results.examples = [Example(query, [Hit(Shown.from_item(blue), 0.5, True)], 1, 2, "title")]
+    results.save(tmp_path / "results.json")
+    assert Results.load(tmp_path / "results.json").examples == results.examples
+    text = render_report(results, tmp_path / "page.html").read_text()
+    shown = text[text.index('class="shown query"') : text.index("</figure>")]
+    assert [shown.count(image) for image in query.images] == [1, 1] and "like [1] but [2]" in shown

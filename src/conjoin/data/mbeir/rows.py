@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from conjoin.data.json_lines import JsonLines
@@ -27,6 +26,7 @@ from conjoin.data.mbeir.layout import (
     pool_file,
     query_file,
 )
+from conjoin.data.query_rows import draw_ids
 
 _CANDIDATES_PER_DATASET = 10_000_000
 """Upper bound of candidate numbers, so that an id fits into one integer (as in the published evaluation)."""
@@ -170,16 +170,16 @@ class MbeirTraining(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.lines[self._places[index]]
         qid, name = row["qid"], f"query {row['qid']!r}"
-        positive_id = _draw(_dids(row, "pos_cand_list"), 1)[0]
+        positive_id = draw_ids(_dids(row, "pos_cand_list"), 1)[0]
         positive = self._candidate(positive_id, name)
         known = _dids(row, "neg_cand_list")
-        negative_ids = _draw(known, self.hard_negatives) if known else []
+        negative_ids = draw_ids(known, self.hard_negatives) if known else []
         negatives = [self._candidate(did, name) for did in negative_ids]
         modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
         if self.instructions is not None:
             prompts = find_prompts(self.instructions, dataset_of(qid), modality, positive["modality"], name)
-            instruction = _draw(prompts, 1)[0]
+            instruction = draw_ids(prompts, 1)[0]
         return {
             "id": qid,
             "query": _query_item(self.folder, row, instruction is not None),
@@ -272,12 +272,6 @@ def _dids(row: Mapping[str, Any], key: str) -> list[str]:
 
 def _numbers(row: Mapping[str, Any], key: str) -> tuple[int, ...]:
     return tuple(_candidate_number(did) for did in _dids(row, key))
-
-
-def _draw(options: Sequence[str], count: int) -> list[str]:
-    """Return `count` options in random order; each appears once before any repeats."""
-    order = torch.randperm(len(options)).tolist()
-    return [options[order[place % len(order)]] for place in range(count)]
 
 
 def _candidate_number(did: object) -> int:

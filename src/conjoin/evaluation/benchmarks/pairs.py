@@ -17,8 +17,7 @@ from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.metrics import chance_hit_rate, chance_mrr
 from conjoin.evaluation.ranking import ranks_of_pairs
 from conjoin.evaluation.report.examples import search_examples
-from conjoin.evaluation.results import Cell, Example, Headline, Metric, Results, Shown, picture
-from conjoin.processing.item_inputs import load_image
+from conjoin.evaluation.results import Cell, Example, Headline, Metric, Results, Shown
 from conjoin.retrieval import ItemEncoder, encode_corpus
 from conjoin.storage.fingerprints import row_digest, text_digest
 
@@ -164,7 +163,7 @@ class _Gallery(Sequence[Shown]):
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as a list
         row = self.rows[index]
-        return Shown(row["text"]) if "text" in row else Shown(image=picture(load_image(row["image"], row["id"])))
+        return Shown(row["text"]) if "text" in row else Shown.from_item({"image": row["image"]}, row["id"])
 
 
 def _examples(

@@ -149,6 +149,11 @@ def _check_store(store: EmbeddingStore, encoder: ItemEncoder) -> None:
             f"the distractors in {str(store.directory)!r} were encoded with model {store.model}, the triplets with "
             f"{encoder.identity}; their vectors cannot be compared"
         )
+    if store.model.input_type not in (None, encoder.input_type):
+        raise ValueError(
+            f"the distractors in {str(store.directory)!r} have several images under input type "
+            f"{store.model.input_type}; expected {encoder.input_type}"
+        )
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

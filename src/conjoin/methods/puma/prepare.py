@@ -40,10 +40,10 @@ def prepare_stage1(run: Run) -> dict[str, Any]:
     section: PumaTeacherArguments = run.recipe.sections.get("teacher", PumaTeacherArguments())
     if section.cache is None:
         return {"teacher": _load_teacher(run, section)}
-    if cast(QueryArguments, run.recipe.data).format == "mbeir":
+    if cast(QueryArguments, run.recipe.data).format != "nli":
         raise ValueError(
-            "teacher: each row of M-BEIR resamples its prompt and positive, so the teacher's states cannot be "
-            "cached: remove teacher.cache"
+            "teacher: each row of M-BEIR and MERIT resamples its prompt or positive, so the teacher's states cannot "
+            "be cached: remove teacher.cache"
         )
     if training.teacher == "shared":
         raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from conjoin.data import EpochRows
+from conjoin.data.interleaved import map_images
 from conjoin.processing import load_image
 from conjoin.retrieval import MinedNegatives
 from conjoin.training.features import CachedFeatures
@@ -81,9 +82,10 @@ class SolarStage2Rows(EpochRows):
     def _augment(self, anchor: dict[str, Any], index: int, generator: torch.Generator) -> dict[str, Any]:
         if isinstance(self.rows, CachedFeatures):
             return self.rows.choose(index, 1 + int(torch.randint(2**31, (), generator=generator)))
-        image = anchor["image"]
-        if self.augment is not None:
-            image = self.augment(load_image(image, f"row {index} ({self.ids[index]!r})"))
+        image, augment = anchor["image"], self.augment
+        if augment is not None:
+            name = f"row {index} ({self.ids[index]!r})"
+            image = map_images(lambda one: augment(load_image(one, name)), image)
         return {**anchor, "image": image, "text": anchor.get("alternative_text") or anchor["text"]}
 
 

@@ -235,6 +235,9 @@ class TeacherCollator:
         ]
         if lacking:
             raise ValueError(f"teachers need an image and a text in every row: {', '.join(lacking[:3])}")
+        several = [name for row, name in zip(rows, names, strict=True) if isinstance(row["image"], list | tuple)]
+        if several:
+            raise ValueError(f"teachers need one image in every row, not a list of images: {', '.join(several[:3])}")
         batch = self.collator(rows)
         texts = [row["text"].strip() for row in rows]
         taught: dict[str, Tensor] = {}

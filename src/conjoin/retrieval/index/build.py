@@ -166,12 +166,18 @@ def check_model(index: Index, encoder: ItemEncoder) -> None:
     """Make sure that vectors of `encoder` can be compared with those of `index`.
 
     Raises:
-        ValueError: The index was built with another model.
+        ValueError: The index was built with another model, or of items with several images under another input type.
     """
     if index.model is not None and index.model.fingerprint != encoder.fingerprint:
         raise ValueError(
             f"the index was built with model {index.model}, these queries come from {encoder.identity}; "
             "their vectors cannot be compared: search with the first or encode the corpus with the second"
+        )
+    if index.model is not None and index.model.input_type not in (None, encoder.input_type):
+        raise ValueError(
+            f"the index has items with several images under input type {index.model.input_type}, these queries are "
+            f"encoded under {encoder.input_type}; their vectors cannot be compared: search with "
+            f"--input {index.model.input_type} (input_type) or encode the corpus with --input {encoder.input_type}"
         )
 
 

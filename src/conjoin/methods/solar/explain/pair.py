@@ -14,6 +14,7 @@ from torch import Tensor
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Curve, picture
 from conjoin.methods.solar.explain.pictures import Word, heat_map, masked_picture, relative, segment_map, strip, warmth
+from conjoin.processing.input_types import apply_input_type, concatenated
 
 PANEL_PIXELS = 640
 
@@ -56,14 +57,14 @@ def explain_pair(model: Any, processor: Any, image: Any, text: str) -> Explanati
     Args:
         model: A joint encoder.
         processor: Its processor.
-        image: Any image item.
+        image: An image, or a list of images, which are concatenated into one picture (input type `cat`).
         text: The text.
 
     Raises:
         ValueError: The model is not a joint encoder.
     """
     _check_joint_encoder(model)
-    batch = processor([{"image": image, "text": text}]).to(model.device)
+    batch = processor(apply_input_type({"image": image, "text": text}, "cat")).to(model.device)
     output = model(**batch, views=("image", "text"), output_tokens=True)
     patch_size = model.config.vision_config.patch_size
     grid = tuple(side // patch_size for side in batch["pixel_values"].shape[-2:])
@@ -87,7 +88,7 @@ def score_populations(model: Any, processor: Any, pairs: Sequence[Any]) -> dict[
     Args:
         model: A joint encoder.
         processor: Its processor.
-        pairs: N items `{"image", "text"}`.
+        pairs: N items `{"image", "text"}`; several images of one are concatenated.
 
     Returns:
         Positive and negative scores, 1-d, of `"image"` (l_cls against V') and `"text"` (v_cls against L').
@@ -98,7 +99,7 @@ def score_populations(model: Any, processor: Any, pairs: Sequence[Any]) -> dict[
     _check_joint_encoder(model)
     if len(pairs) < 2:
         raise ValueError(f"{len(pairs)} pairs have no scores between different pairs; expected at least 2")
-    output = model(**processor(list(pairs)).to(model.device), views=("image",), output_tokens=True)
+    output = model(**processor(concatenated(pairs, "cat")).to(model.device), views=("image",), output_tokens=True)
     if output.text_tokens is None or not (output.image_token_mask.any(1) & output.text_token_mask.any(1)).all():
         raise ValueError("every item must have an image and a text")
     parts = {

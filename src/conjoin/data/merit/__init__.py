@@ -1,0 +1,1 @@
+"""MERIT: queries that interleave several product images with text; layout, rows and a miniature."""

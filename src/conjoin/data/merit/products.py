@@ -1,0 +1,149 @@
+"""The products of MERIT: their facts in memory, their images on disk until they are read."""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from conjoin.data.image_columns import undecoded, unread_images
+
+PRODUCT_FEATURES = datasets.Features(
+    {
+        "image": datasets.Image(),
+        **{name: datasets.Value("string") for name in ("title", "idx", "class", "country", "language", "attribute")},
+    }
+)
+"""The columns of the published Parquet files; `attribute` is a JSON object as a text."""
+
+
+@dataclass(frozen=True)
+class MeritProduct:
+    """A product without its image.
+
+    Attributes:
+        id: Its `idx`.
+        title: Its title, in its language.
+        kind: Its `class`, such as `phone`.
+        country: Where it is sold.
+        language: Language of the title, such as `th`.
+        attributes: A text, or a list of texts, by name.
+    """
+
+    id: str
+    title: str
+    kind: str
+    country: str
+    language: str
+    attributes: dict[str, Any]
+
+
+class MeritProducts:
+    """The products of a split, by id.
+
+    Memory holds everything but the images. `datasets` keeps a copy of the files in its cache.
+
+    Args:
+        folder: The root of MERIT, with `data/{split}-*.parquet`.
+        split: `"train"` or `"test"`; the miniature also has `"validation"`.
+
+    Raises:
+        FileNotFoundError: There are no files of the split.
+        ValueError: A column is missing, an id is missing or occurs twice, a title is empty, an attribute is empty, or
+            a product has no image (the message names the product).
+    """
+
+    def __init__(self, folder: str | Path, split: str) -> None:
+        self.folder, self.split = Path(folder), split
+        files = sorted((self.folder / "data").glob(f"{split}-*.parquet"))
+        if not files:
+            raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
+        rows = datasets.Dataset.from_parquet([str(file) for file in files])
+        missing = [name for name in PRODUCT_FEATURES if name not in rows.column_names]
+        if missing:
+            raise ValueError(f"{self}: no column {missing[0]!r}; the columns are {rows.column_names}")
+        self._images = undecoded(rows.select_columns("image"))
+        facts = rows.remove_columns("image")
+        self._products = [self._product(row, place) for place, row in enumerate(facts)]
+        self._places = {product.id: place for place, product in enumerate(self._products)}
+        if len(self._places) < len(self._products):
+            repeated = next(p.id for place, p in enumerate(self._products) if self._places[p.id] != place)
+            raise ValueError(f"{self}: the product {repeated!r} occurs twice")
+        for place, paths in unread_images(self._images):
+            if paths[0] is None:
+                raise ValueError(f"{self}, row {place}: the product {self._products[place].id!r} has no image")
+
+    def __str__(self) -> str:
+        return f"the {self.split} products of {str(self.folder)!r}"
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def __iter__(self) -> Iterator[MeritProduct]:
+        return iter(self._products)
+
+    def __contains__(self, pid: object) -> bool:
+        return pid in self._places
+
+    def __getitem__(self, pid: str) -> MeritProduct:
+        if pid not in self._places:
+            raise ValueError(f"the product {pid!r} is not among {self}")
+        return self._products[self._places[pid]]
+
+    def image(self, pid: str) -> dict[str, Any]:
+        """Read the undecoded image of a product, `{"bytes", "path"}`."""
+        image = self._images[self._places[pid]]["image"]
+        if image["bytes"] is None:
+            image["path"] = str(self.folder / image["path"])
+        return image
+
+    def _product(self, row: dict[str, Any], place: int) -> MeritProduct:
+        where = f"{self}, row {place}"
+        pid = product_id(row["idx"], where)
+        where = f"{where}: the product {pid!r}"
+        if not (row["title"] or "").strip():
+            raise ValueError(f"{where} has no title")
+        kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
+        attributes = check_attributes(_read_attributes(row["attribute"], where), where)
+        return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
+
+
+def product_id(value: object, where: str) -> str:
+    """Return a product id, an integer or a string in the data, as a string.
+
+    Raises:
+        ValueError: It is neither, or not one word.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value).split()) != 1:
+        raise ValueError(f"{where}: a product id must be an integer or a string of one word, got {value!r:.80}")
+    return str(value)
+
+
+def check_attributes(attributes: object, where: str) -> dict[str, Any]:
+    """Return attributes, a text or a list of texts by name.
+
+    Raises:
+        ValueError: They are no mapping, or a name or a value is empty.
+    """
+    if not isinstance(attributes, Mapping):
+        raise ValueError(f"{where}: expected attributes as {{name: value}}, got {attributes!r:.80}")
+    for name, value in attributes.items():
+        texts = [name, *(value if isinstance(value, list) and value else [value])]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError(f"{where}: the attribute {name!r} is empty or no text: {value!r:.80}")
+    return dict(attributes)
+
+
+def _read_attributes(value: object, where: str) -> object:
+    """Parse attributes that are written as JSON or as a Python literal; nothing is no attributes."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(value) if value.strip() else {}
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    raise ValueError(f"{where}: 'attribute' is neither JSON nor a Python literal: {value!r:.80}")

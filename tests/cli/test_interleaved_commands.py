@@ -1,0 +1,123 @@
+"""Rows and queries of several images on the command line, with a model that takes one."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from conjoin.cli.main import main
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+
+COLOURS = ("red", "green", "blue", "yellow")
+
+
+@pytest.fixture(scope="module")
+def place(tiny_checkpoints, tmp_path_factory):
+    """A folder with a model, pictures, a table of single images and one of several."""
+    folder = tmp_path_factory.mktemp("place")
+    torch.manual_seed(0)
+    parts = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*parts, hidden_size=16, num_attention_heads=2)
+    export(model, ImageTextProcessor.from_backbones(*parts), folder / "model")
+    for colour in COLOURS:
+        Image.new("RGB", (8, 8), colour).save(folder / f"{colour}.png")
+    single = [{"id": colour, "image": f"{colour}.png", "text": colour} for colour in COLOURS]
+    several = [
+        {"id": f"{first}-{second}", "images": [f"{first}.png", f"{second}.png"], "text": "a <image> b <image>"}
+        for first, second in itertools.pairwise(COLOURS)
+    ]
+    for name, rows in (("single", single), ("several", several)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def conjoin(*words):
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module", params=["cat", "avg"])
+def index(place, request):
+    """An index of rows with several images."""
+    out = place / request.param
+    words = ("--input", request.param, "--out", out / "store", "--quiet", "--device", "cpu")
+    assert conjoin("encode", place / "model", place / "several.jsonl", *words) == 0
+    assert conjoin("index", out / "store", "--out", out / "index") == 0
+    return request.param, out / "index"
+
+
+def test_an_interleaved_query_finds_its_row(place, index, capsys):
+    input_type, folder = index
+    query = ("--image", place / "green.png", "--image", place / "blue.png", "--text", "a <image> b <image>")
+    capsys.readouterr()
+    assert conjoin("search", folder, *query, "-k", 2) == 0  # reads the input type from the index
+    header, first, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["rank", "score", "id", "text", "image"]
+    assert first.split()[1:3] == ["1.0000", "green-blue"]
+    assert first.endswith(f"{place / 'green.png'}, {place / 'blue.png'}")  # all its images
+    assert conjoin("search", folder, *query, "-k", 1, "--json", "--input", input_type) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["query"]["image"] == [str(place / "green.png"), str(place / "blue.png")]
+    assert found["results"][0]["id"] == "green-blue"
+    other = {"cat": "avg", "avg": "cat"}[input_type]
+    assert conjoin("search", folder, *query, "--input", other) == 2
+    assert f"several images under input type {input_type}, these queries" in capsys.readouterr().err
+
+
+def test_queries_of_several_images_against_single_images(place, capsys):
+    words = ("--only", "image", "--out", place / "single-store", "--quiet", "--device", "cpu")
+    assert conjoin("encode", place / "model", place / "single.jsonl", *words) == 0
+    assert conjoin("index", place / "single-store", "--out", place / "single-index") == 0
+    query = ("--image", place / "red.png", "--image", place / "red.png")
+    capsys.readouterr()
+    assert conjoin("search", place / "single-index", *query) == 2
+    assert "2 images, but this model takes one image per item; choose input type cat" in capsys.readouterr().err
+    assert conjoin("search", place / "single-index", *query, "--input", "avg", "-k", 1) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:3] == ["1.0000", "red"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (["--text", "like <image> and <image>"], "the query: 2 placeholders <image> in the text, but 0 images"),
+        (
+            ["--text", "like <image>", "--image", "a.png", "--image", "b.png"],
+            "1 placeholders <image> in the text, but 2",
+        ),
+        (["--text", "a", "--image", "none.png", "--image", "b.png"], "image 'none.png': no such file"),
+    ],
+)
+def test_bad_queries(place, index, query, message, capsys):
+    assert conjoin("search", index[1], *query) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_three_images_under_seq(place, tmp_path, capsys):
+    row = {"id": "x", "images": [f"{place}/{colour}.png" for colour in COLOURS[:3]], "text": "three"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    words = ("encode", place / "model", tmp_path / "rows.jsonl", "--out", tmp_path / "store", "--quiet")
+    for more in ((), ("--input", "seq")):
+        assert conjoin(*words, *more) == 2
+        assert "item 'x': 3 images, but this model takes one image per item; choose input" in capsys.readouterr().err
+    assert conjoin(*words, "--input", "cat") == 0
+    capsys.readouterr()
+    assert conjoin(*words, "--input", "avg") == 2  # another input type does not resume the store
+    assert "input_type" in capsys.readouterr().err
+
+
+def test_a_benchmark_of_several_images(place, tmp_path, capsys):
+    rows = [json.loads(line) for line in (place / "several.jsonl").read_text().splitlines()]
+    table = place / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row | {"text": row["id"].replace("-", " and ")}) + "\n" for row in rows))
+    words = ("evaluate", place / "model", "--benchmark", "pairs", "--data", table, "--quiet", "--device", "cpu")
+    assert conjoin(*words, "--out", tmp_path / "seq") == 2
+    assert "choose input type cat" in capsys.readouterr().err
+    assert conjoin(*words, "--out", tmp_path / "cat", "--input", "cat") == 0
+    results = json.loads((tmp_path / "cat/results.json").read_text())
+    assert results["config"]["input"] == "cat"
+    shown = [example["query"] for example in results["examples"] if example["title"] == "image → text"]
+    assert [len(item["images"]) for item in shown] == [2] * 3
+    assert (tmp_path / "cat/report.html").read_text().count('class="face several"') >= 3

@@ -1,0 +1,244 @@
+"""The loader of MERIT: both kinds of queries, what is interleaved where, what training leaves out, bad files."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from conjoin.data import OOD_VALUES, MeritItems, MeritProducts, MeritTraining, RetrievalCollator, merit_queries
+from conjoin.data.merit.layout import ood_subsets, read_query, without_titles
+from conjoin.data.merit.rows import read_captions
+from conjoin.data.query_rows import QueryRows
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor, parse_items
+from tiny_merit import PRODUCTS, png, product_rows, query, shown, write_merit, write_products, write_queries
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_merit(tmp_path_factory.mktemp("merit"))
+
+
+@pytest.fixture(scope="module")
+def products(root):
+    return MeritProducts(root, "test")
+
+
+@pytest.fixture
+def own_root(root, tmp_path):
+    """A copy that a test may damage: the test products alone."""
+    write_products(tmp_path, product_rows())
+    return tmp_path
+
+
+def texts_and_images(message):
+    return [part["text"] if part["type"] == "text" else part["image"]["bytes"] for part in message["content"]]
+
+
+def test_products(products):
+    assert len(products) == 7 and [each.id for each in products] == list("1234567")
+    product = products["5"]
+    assert (product.title, product.kind, product.country, product.language) == ("โต๊ะแดง", "table", "SG", "th")
+    assert product.attributes == {"color": "red", "material": "steel"}
+    assert products.image("5")["bytes"] == png(PRODUCTS[4][-1])
+    with pytest.raises(ValueError, match=r"the product '9' is not among the test products of '.*merit"):
+        products["9"]
+
+
+@pytest.mark.parametrize("written", ['{"color": "red"}', "{'color': 'red'}", {"color": "red"}])
+def test_attributes_may_be_json_or_python(tmp_path, written):
+    text = json.dumps(written) if isinstance(written, dict) else written
+    write_products(tmp_path, [product_rows()[0] | {"attribute": text}, product_rows()[1] | {"attribute": None}])
+    products = MeritProducts(tmp_path, "test")
+    assert products["1"].attributes == {"color": "red"} and products["2"].attributes == {}
+
+
+def test_queries_of_both_schemas(root, products):
+    first, second, cold = merit_queries(root, products)
+    assert (first.id, first.products, first.positives, first.negatives) == ("1", ("1", "2"), ("3",), ("5",))
+    assert first.attributes == {"color", "material"} and first.touched == ("1", "2", "3", "5")
+    assert second.conditions == {"6": {}, "4": {}} and second.positives == ("7", "1")
+    assert cold.products == ("4",) and cold.attributes == {"others"}
+
+
+def test_images_are_where_the_instruction_shows_them(root, products):
+    first, _, cold = merit_queries(root, products)
+    message = MeritItems(products).query(first)
+    assert texts_and_images(message) == [
+        "Find a table with the color of <Product 1>",
+        png(PRODUCTS[0][-1]),
+        "red phone </Product 1> and the material of <Product 2>",
+        png(PRODUCTS[1][-1]),
+        "kereta biru </Product 2>.",
+    ]
+    (item,) = parse_items([message])
+    assert [isinstance(part, str) for part in item.parts] == [True, False, True, False, True]
+    assert item.images[1].getpixel((0, 0)) == PRODUCTS[1][-1]
+    assert len(parse_items([MeritItems(products).query(cold)])[0].images) == 1
+
+
+def test_a_product_is_its_image_and_then_its_title(products):
+    item = MeritItems(products).product("4")
+    assert list(item) == ["image", "text"] and item["text"] == "โต๊ะ"
+    assert [row["id"] for row in MeritItems(products)] == list("1234567")
+
+
+def test_what_the_ablations_leave_out(root, products):
+    first = merit_queries(root, products)[0]
+    captions = {product.id: f"caption {product.id}" for product in products}
+    bare = MeritItems(products, titles=False)
+    assert texts_and_images(bare.query(first))[2] == "</Product 1> and the material of <Product 2>"
+    assert list(bare.product("4")) == ["image"]
+    blind = MeritItems(products, captions)
+    assert texts_and_images(blind.query(first))[1:3] == [
+        "caption 1",
+        "red phone </Product 1> and the material of <Product 2>",
+    ]
+    assert blind.product("4") == {"text": "caption 4\nโต๊ะ"}
+    assert MeritItems(products, captions, titles=False).product("4") == {"text": "caption 4"}
+    del captions["6"]
+    with pytest.raises(ValueError, match="no caption for the product '6' of the test products"):
+        MeritItems(products, captions)
+
+
+def test_titles_end_where_their_product_ends():
+    text = f"a {shown(1, 'x < y')} b <Product 2>a product</Product 2> c <Product 3><image>t</Product 3>"
+    assert without_titles(text) == (
+        "a <Product 1> <image></Product 1> b <Product 2>a product</Product 2> c <Product 3><image></Product 3>"
+    )
+    assert without_titles("a <image> b <image> c") == "a <image> b <image> c"
+
+
+def test_training_rows(root):
+    rows = MeritTraining(root, hard_negatives=2)
+    assert len(rows) == 3 and rows.sources == ["merit"] * 3
+    assert rows.positives == [("3",), ("7", "1"), ("5",)]
+    row = rows[0]
+    assert (row["id"], row["positive_id"], row["negative_ids"]) == ("1", "3", ["5", "5"])
+    assert row["positive"]["text"] == "meja merah" and row["negatives"][0]["text"] == "โต๊ะแดง"
+    assert row["target_modality"] == "image,text" and row["negative_modalities"] == ["image,text"] * 2
+    assert {rows[1]["positive_id"] for _ in range(30)} == {"7", "1"} and rows[1]["negatives"] == []
+    seeded = [[QueryRows(rows, seed=3)[1]["positive_id"] for _ in range(3)] for _ in range(2)]
+    assert seeded[0] == seeded[1] and len(set(seeded[0])) == 1
+
+
+def test_an_mllm_reads_training_rows(root, mllm_checkpoints):
+    folder, _ = mllm_checkpoints("qwen2_vl")
+    processor = MllmRetrieverProcessor.from_mllm(folder)
+    rows = MeritTraining(root, hard_negatives=1)
+    batch = RetrievalCollator(processor)([rows[0], rows[2]])
+    assert batch["queries"]["image_grids"].shape[1] == 2  # two images in one item
+    assert batch["candidate_modality"].tolist() == [2] * 3 and len(batch["candidate_ids"]) == 3
+    with torch.no_grad():
+        output = MllmRetrieverModel.from_mllm(folder, 2).eval()(**batch["queries"])
+    assert output.embeddings.shape[0] == 2 and bool(torch.isfinite(output.embeddings).all())
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        (None, ["1", "2", "3"]),
+        ("language", []),  # each query touches a product in Malay or Thai
+        ("attribute", ["3"]),  # product 1 has a brand, which is a condition of no query
+        ("class", []),
+    ],
+)
+def test_training_leaves_out_what_a_test_holds_out(root, kind, kept):
+    if kept:
+        assert [row["id"] for row in map(MeritTraining(root, ood=kind).__getitem__, range(len(kept)))] == kept
+    else:
+        with pytest.raises(ValueError, match=rf"queries-train.json': the out-of-distribution test of {kind} leaves"):
+            MeritTraining(root, ood=kind)
+
+
+def test_subsets_of_the_out_of_distribution_tests(products):
+    def subsets(values=OOD_VALUES, **change):
+        return ood_subsets(read_query(query(**change), "q", 1), products, values)
+
+    thai = {"query": {"4": {"brand": "A"}, "5": {"pattern/print": "x"}}, "pos_candidate": [4], "hard_negative": []}
+    thai["query"] = {"5": {"pattern/print": "x"}}
+    thai["query instruction"] = "<image>"
+    assert subsets(**thai) == ["language:th", "attribute:pattern/print", "class:table"]
+    assert subsets(**thai | {"hard_negative": [3]}) == ["attribute:pattern/print", "class:table"]
+    both = copy.deepcopy(thai) | {"query": {"5": {"pattern/print": "x", "brand": "A"}}}
+    assert subsets(**both)[1] == "attribute:brand"  # the first that fits, as the authors assign them
+    assert subsets() == ["class:table"]  # a phone, too
+    assert subsets({"class": ("phone", "table")}) == ["class:phone"]
+
+
+def test_captions(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    path.write_text('{"idx": 1, "caption": " a "}\n{"idx": "2", "caption": "b"}\n')
+    assert read_captions(path) == {"1": "a", "2": "b"}
+    path.write_text('{"idx": 1, "caption": "a"}\n{"idx": 2, "caption": " "}\n')
+    with pytest.raises(ValueError, match=r"captions.jsonl', line 2: expected 'idx' and a 'caption'"):
+        read_captions(path)
+
+
+class TestBadFiles:
+    """The second line of the queries is at fault."""
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            (query(query={"1": {"color": "red"}, "99": {"a": "x"}}), "the query names the unknown product '99'"),
+            (query(pos_candidate=[98]), "the positive names the unknown product '98'"),
+            (query(hard_negative=[97]), "the hard negative names the unknown product '97'"),
+            (query(pos_candidate=[3, 2]), "the positive '2' is a product of its own query"),
+            (query(pos_candidate=[]), "the query has no positive"),
+            (query(pos_candidate=None), "the query has no positive"),
+            (query(**{"query instruction": "only <image>"}), "1 placeholders <image> for 2 products"),
+            (query(**{"query instruction": "<image> <image> <image>"}), "3 placeholders <image> for 2 products"),
+            (query(**{"query instruction": " "}), "'query instruction' must be a text"),
+            (query(query={"1": {"color": "red"}, "2": {"material": " "}}), "the attribute 'material' is empty"),
+            (query(query={"1": {"": "red"}, "2": {"material": "x"}}), "the attribute '' is empty"),
+            (query(query={"1": {"color": "red"}, "2": {}}), "the condition of product '2' names no attribute"),
+            (query(query="1"), "query must be {product id"),
+            (query(pos_candidate=[True]), "a product id must be an integer or a string of one word, got True"),
+            (query(pos_candidate=3), "expected a list of product ids, got 3"),
+            ({"query_id": 1, "passage": []}, "the field 'query' is missing; there are query_id, passage"),
+            (b'{"query": "\xff"}', r"not valid UTF-8 \(byte 0xff at position 11\)"),
+            (b'{"query": ', "not valid JSON"),
+        ],
+    )
+    def test_a_bad_query_names_file_and_line(self, own_root, line, message):
+        write_queries(own_root, [query(), line])
+        with pytest.raises(ValueError, match=rf"queries-test\.json', line 2: .*{message}"):
+            merit_queries(own_root, MeritProducts(own_root, "test"))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"image": None}, "row 1: the product '2' has no image"),
+            ({"title": " "}, "row 1: the product '2' has no title"),
+            ({"idx": None}, "row 1: a product id must be"),
+            ({"idx": "1"}, "the product '1' occurs twice"),
+            ({"attribute": '{"color": ""}'}, "row 1: the product '2': the attribute 'color' is empty"),
+            ({"attribute": "[1]"}, "row 1: the product '2': expected attributes as"),
+            ({"attribute": "color"}, "row 1: the product '2': 'attribute' is neither JSON nor a Python literal"),
+        ],
+    )
+    def test_a_bad_product_is_named(self, tmp_path, change, message):
+        first, second, *_ = product_rows()
+        write_products(tmp_path, [first, second | change])
+        with pytest.raises(ValueError, match=message):
+            MeritProducts(tmp_path, "test")
+
+    def test_missing_files_and_columns(self, own_root):
+        write_queries(own_root, [query()], "train")
+        with pytest.raises(FileNotFoundError, match=r"MERIT: no such files: '.*data/train-\*\.parquet'"):
+            MeritTraining(own_root)
+        with pytest.raises(FileNotFoundError, match=r"queries-test\.json"):
+            merit_queries(own_root, MeritProducts(own_root, "test"))
+        MeritProducts(own_root, "test")._images.rename_column("image", "picture").to_parquet(
+            str(own_root / "data/test-00000-of-00001.parquet")
+        )
+        with pytest.raises(ValueError, match="no column 'image'; the columns are"):
+            MeritProducts(own_root, "test")
+
+    def test_bad_arguments(self, root):
+        with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):
+            MeritTraining(root, ood="colour")
+        with pytest.raises(ValueError, match="hard_negatives=-1 must not be negative"):
+            MeritTraining(root, hard_negatives=-1)

@@ -1,0 +1,138 @@
+"""Rows with several images and texts between them, from a table to the items that a model takes."""
+
+import json
+
+import pytest
+from datasets import Dataset
+from PIL import Image
+
+from conjoin.data import ItemCollator, RetrievalCollator, load_pairs
+from conjoin.data.interleaved import interleave, map_images, plain_text, row_item
+from conjoin.processing.item_inputs import parse_item
+
+COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255), "lime": (0, 255, 0)}
+TEXT = "like <image> a chair, in the colour of <image>\nbut new"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in COLOURS:
+        Image.new("RGB", (2, 2), name).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+def parts_of(item):
+    names = {colour: name for name, colour in COLOURS.items()}
+    return [part if isinstance(part, str) else names[part.getpixel((0, 0))] for part in parse_item(item).parts]
+
+
+INTERLEAVED = ["like", "red", "a chair, in the colour of", "blue", "but new"]
+
+
+def test_placeholders_become_images(folder):
+    red, blue, _ = (Image.new("RGB", (2, 2), name) for name in COLOURS)
+    assert parts_of(interleave(TEXT, [red, blue])) == INTERLEAVED
+    assert parts_of(interleave("<image><image> x", [red, blue])) == ["red", "blue", "x"]
+    assert parts_of(interleave("<image>", [{"path": str(folder / "blue.png"), "bytes": None}])) == ["blue"]
+    assert parts_of(row_item({"image": [red, blue], "text": "both"})) == ["red", "blue", "both"]
+    one = {"image": red, "text": "the <image> tag"}  # a caption of one image is what it is
+    assert row_item(one) == one and plain_text(red, one["text"]) == one["text"]
+    assert plain_text([red, blue], TEXT) == "like a chair, in the colour of but new"
+    assert map_images(len, ["a", "bc"]) == [1, 2] and map_images(len, "abc") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "message"),
+    [
+        (TEXT, 3, "row 7: 2 placeholders <image> in the text, but 3 images"),
+        (TEXT, 1, "row 7: 2 placeholders <image> in the text, but 1 images"),
+        ("<image>", 0, "row 7: 1 placeholders <image> in the text, but 0 images"),
+    ],
+)
+def test_other_numbers_of_placeholders(text, count, message):
+    images = [Image.new("RGB", (2, 2))] * count
+    with pytest.raises(ValueError, match=message):
+        interleave(text, images, "row 7")
+    with pytest.raises(ValueError, match=message):
+        row_item({"image": images, "text": text}, "row 7")
+
+
+def write(folder, kind, rows):
+    file = folder / f"table.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "parquet":
+        Dataset.from_list(rows).to_parquet(file)
+    else:
+        Dataset.from_list([row | {"images": json.dumps(row["images"])} for row in rows]).to_csv(file, index=False)
+    return file
+
+
+ROWS = [
+    {"id": "a", "images": ["lime.png"], "text": "one"},
+    {"id": "b", "images": ["red.png", "blue.png"], "text": TEXT},
+    {"id": "c", "images": ["red.png", "lime.png"], "text": "both"},
+]
+ITEMS = [["lime", "one"], INTERLEAVED, ["red", "lime", "both"]]
+
+
+class Parser:
+    def __call__(self, items, ids=None, **kwargs):
+        return [parts_of(item) for item in items]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_tables_hold_interleaved_rows(folder, kind, streaming):
+    pairs = load_pairs(write(folder, kind, ROWS), streaming=streaming)
+    assert ItemCollator(Parser())(list(pairs)) == ITEMS
+
+
+def test_a_csv_of_paths_and_lists(folder):
+    (folder / "table.csv").write_text('image\nlime.png\n"[""red.png"", ""blue.png""]"\n[1].png\n')
+    Image.new("RGB", (2, 2), "lime").save(folder / "[1].png")
+    rows = list(load_pairs(folder / "table.csv", only="image"))
+    assert ItemCollator(Parser(), ("image", None))(rows) == [["lime"], ["red", "blue"], ["lime"]]
+
+
+BAD = {
+    "more images": (
+        {"images": ["red.png", "blue.png", "lime.png"]},
+        "2 placeholders <image> in the text, but 3 images",
+    ),
+    "fewer images": ({"images": ["red.png"]}, "2 placeholders <image> in the text, but 1 images"),
+    "missing file": ({"images": ["red.png", "none.png"]}, "none.png': no such file"),
+    "empty list": ({"images": []}, "the image is missing"),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=list(BAD))
+def test_a_bad_row_is_named(folder, change, message, kind, streaming):
+    rows = [*ROWS[:1], ROWS[1] | change, *ROWS[2:]]
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"row 1 \(id 'b'\).*{message}"):
+        list(load_pairs(write(folder, kind, rows), streaming=streaming))
+    kept = list(load_pairs(write(folder, kind, rows), streaming=streaming, on_error="keep"))
+    assert [row["problem"] is None for row in kept] == [True, False, True]
+
+
+def test_nested_lists_are_refused(folder):
+    file = write(folder, "jsonl", [{"id": "a", "images": [["red.png", "blue.png"]], "text": "x"}])
+    with pytest.raises(ValueError, match="expected images, image bytes, paths or URLs"):
+        load_pairs(file)
+    with pytest.raises(ValueError, match=r"row 0 \(id 'a'\): a list within the list of images; expected images"):
+        list(load_pairs(file, streaming=True, image_column="images"))
+
+
+def test_queries_may_be_interleaved(folder):
+    red, blue = (Image.new("RGB", (2, 2), name) for name in ("red", "blue"))
+    chat = [{"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "new"}]}]
+    rows = [{"query": {"image": [red, blue], "text": TEXT}, "positive": "photo.png", "negatives": [chat[0], "x"]}]
+    rows += [{"query": chat, "positive": {"image": [red, blue], "text": None}}]
+    batch = RetrievalCollator(Parser())(rows)
+    assert batch["queries"] == [INTERLEAVED, ["red", "new"]]
+    assert batch["positives"] == [["photo.png"], ["red", "blue"]] and batch["negatives"] == [["red", "new"], ["x"]]
+    rows[0]["query"]["text"] = "<image>"
+    with pytest.raises(ValueError, match="row with id '0', query: 1 placeholders"):
+        RetrievalCollator(Parser())(rows)

@@ -1,0 +1,161 @@
+"""Items with several images under `seq`, `cat` and `avg`."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing.input_types import INPUT_TYPES, apply_input_type, concatenate_images, count_images
+from conjoin.processing.item_images import load_image, process_image
+from conjoin.processing.item_inputs import parse_item
+
+RED, GREEN, BLUE = (
+    Image.new("RGB", size, color) for size, color in (((4, 4), "red"), ((4, 2), "lime"), ((2, 2), "blue"))
+)
+
+
+def chat(*parts, role="user"):
+    kinds = (
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    )
+    return [{"role": role, "content": list(kinds)}]
+
+
+def parts_of(value):
+    """Texts, and the colours of images."""
+    shown = {(255, 0, 0): "R", (0, 255, 0): "G", (0, 0, 255): "B"}
+    return [part if isinstance(part, str) else shown[part.getpixel((0, 0))] for part in parse_item(value).parts]
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["a text", RED, {"text": "t", "image": RED}, {"image": RED, "text": ["a", "b"]}, chat("a", RED, "b"), chat("")],
+)
+def test_at_most_one_image_stays_as_it_is(item):
+    assert all(apply_input_type(item, input_type)[0] is item for input_type in INPUT_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("item", "wanted"),
+    [
+        (chat("like", RED, "a chair", BLUE, "a sofa"), ["like R a chair", "like B a sofa"]),
+        (chat("like", RED, BLUE, "in oak"), ["like R in oak", "like B in oak"]),
+        (chat(RED, "a chair", GREEN, BLUE), ["R a chair", "G", "B"]),
+        ({"image": [RED, BLUE], "text": "red"}, ["R red", "B red"]),
+        ({"text": "red", "image": [RED, BLUE]}, ["red R", "red B"]),
+        (chat("Find.", role="system") + chat(RED, "a", BLUE, "b"), ["Find. R a", "Find. B b"]),
+    ],
+)
+def test_the_items_of_an_average(item, wanted):
+    found = apply_input_type(item, "avg")
+    assert [" ".join(parts_of(each)) for each in found] == wanted
+    assert [isinstance(each, list) for each in found] == [isinstance(item, list)] * len(wanted)
+    assert apply_input_type(item, "seq") == [item]
+
+
+def test_a_picture_of_all_images_and_all_texts():
+    (found,) = apply_input_type(chat("like", RED, "a chair", BLUE, "a sofa"), "cat")
+    picture, text = parse_item(found).parts
+    assert text == "like a chair a sofa" and picture.size == (8, 4)
+    assert picture.getpixel((3, 3)) == (255, 0, 0) and picture.getpixel((4, 3)) == (0, 0, 255)
+    (found,) = apply_input_type({"text": "red", "image": [RED, BLUE]}, "cat")
+    assert parse_item(found).texts == ["red"] and parse_item(found).parts[0].size == (8, 4)
+    (found,) = apply_input_type(chat("Find.", role="system") + chat(RED, BLUE), "cat")
+    assert [message["role"] for message in found] == ["system", "user"]
+
+
+def test_a_concatenation_has_rows_of_one_height_on_white():
+    picture = concatenate_images([RED, GREEN, BLUE])  # of widths 4, 8 and 4 at the height of 4
+    assert picture.size == (12, 8)
+    pixels = [picture.getpixel(place) for place in ((0, 0), (4, 0), (11, 3), (3, 7), (4, 4))]
+    assert pixels == [(255, 0, 0), (0, 255, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)]
+
+
+def test_a_concatenation_is_bounded():
+    wide, tall = Image.new("RGB", (6000, 40)), Image.new("RGB", (60, 6000))
+    picture = concatenate_images([wide, tall])
+    assert picture.height <= 2048 and picture.width * picture.height <= 2**24 * 1.01
+    assert concatenate_images([tall, tall]).height == 2048
+
+
+def test_a_model_that_crops_sees_all_of_a_concatenation(tiny_checkpoints):
+    from transformers import CLIPImageProcessorPil
+
+    cropping = CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, do_normalize=False
+    )
+    seen = process_image(cropping, concatenate_images([RED, BLUE]))["pixel_values"][0]
+    assert seen[:, 8, 0].tolist() == pytest.approx([1, 0, 0]) and seen[:, 8, 15].tolist() == pytest.approx([0, 0, 1])
+    assert seen[:, 0, 0].tolist() == [1, 1, 1]  # above is white
+
+
+def test_processors_concatenate(tiny_checkpoints, pictures, tmp_path):
+    processor = ImageTextProcessor.from_backbones(
+        tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], input_type="cat"
+    )
+    one = {"image": concatenate_images([load_image(picture) for picture in pictures[:2]]), "text": "a b"}
+    batch, wanted = processor([chat("a", pictures[0], "b", pictures[1]), "c"]), processor([one, "c"])
+    assert set(batch) == set(wanted) and all(torch.equal(batch[name], wanted[name]) for name in wanted)
+    processor.save_pretrained(tmp_path)
+    assert ImageTextProcessor.from_pretrained(tmp_path).input_type == "cat"
+    with pytest.raises(FileNotFoundError, match=r"item 1 \(id 'q'\), image 'none.png': no such file"):
+        processor(["a", {"image": [RED, "none.png"]}], ids=["p", "q"])
+    with pytest.raises(TypeError, match="expected a list of items"):
+        processor({"image": [RED, BLUE]})
+
+
+def test_the_mllm_processor_concatenates(mllm_checkpoints):
+    folder = mllm_checkpoints("qwen2_vl")[0]
+    plain, processor = (MllmRetrieverProcessor.from_mllm(folder, input_type=each) for each in ("seq", "cat"))
+    item = chat("Find it.", role="system") + chat("a", RED, "b", BLUE)
+    wanted = plain([{"image": concatenate_images([RED, BLUE]), "text": "a b"}], instruction="Find it.")
+    batch = processor([item])
+    assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
+    assert plain([item])["input_ids"].shape != batch["input_ids"].shape
+
+
+@pytest.mark.parametrize("texts", [("a", " "), ("", " ")])
+def test_empty_texts_are_left_to_the_processor(tiny_checkpoints, texts):
+    options = {"vision": tiny_checkpoints["dinov2"], "text": tiny_checkpoints["bert"], "input_type": "cat"}
+    item = chat(RED, texts[0], BLUE, texts[1])
+    with pytest.raises(ValueError, match="item 0: text is empty or only white space"):
+        ImageTextProcessor.from_backbones(**options)([item])
+    batch = ImageTextProcessor.from_backbones(**options, empty_text="embed")([item])
+    assert "pixel_values" in batch and ("input_ids" in batch) == (texts[0] == "a")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ([], "item 3: a bare list is ambiguous"),
+        ([RED, BLUE], "item 3: a bare list is ambiguous"),
+        ([[RED, BLUE], "a"], "item 3: a bare list is ambiguous"),
+        ({"image": [RED, [BLUE, RED]]}, "item 3: list .* is not an image"),
+        ({"image": [RED, 3]}, "item 3: int 3 is not an image"),
+        ({"images": [RED, BLUE]}, r"item 3: unknown keys \['images'\]"),
+        ([*chat(RED), "text"], "item 3: a bare list is ambiguous"),
+        ({"role": "user", "content": [[RED, BLUE]]}, "item 3: unknown message part list"),
+    ],
+)
+def test_mistakes(item, message):
+    for input_type in ("cat", "avg"):
+        with pytest.raises(ValueError, match=message):
+            [parse_item(each, "item 3") for each in apply_input_type(item, input_type, "item 3")]
+
+
+def test_unknown_input_types(tiny_checkpoints):
+    with pytest.raises(ValueError, match=r"input_type='sum'; expected one of \('seq', 'cat', 'avg'\)"):
+        apply_input_type(RED, "sum")
+    with pytest.raises(ValueError, match='input_type=\'avg\'; a processor takes "seq" or "cat"; "avg" averages'):
+        ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], input_type="avg")
+
+
+def test_images_are_counted_without_reading_them():
+    assert [count_images(item) for item in ("a", {"image": "none.png"}, {"image": [b"", b""]}, chat("a", "b"))] == [
+        0,
+        1,
+        2,
+        0,
+    ]
+    assert np.asarray(RED).shape == (4, 4, 3)

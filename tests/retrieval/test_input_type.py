@@ -1,0 +1,135 @@
+"""Every kind of encoder embeds items with several images, as `input_type` says; stores and indexes remember it."""
+
+import numpy as np
+import pytest
+
+from conjoin.hub import export
+from conjoin.processing.input_types import apply_input_type
+from conjoin.retrieval import ItemEncoder, build_index, encode_corpus, load_encoder, load_index, search_items
+from tiny_encoder import TinyModel, tiny_encoder, tiny_processor
+
+
+@pytest.fixture
+def query(pictures):
+    content = ["like", pictures[0], "in the colour of", pictures[1], "but new"]
+    return [
+        {
+            "role": "user",
+            "content": [part if isinstance(part, str) else {"type": "image", "image": part} for part in content],
+        }
+    ]
+
+
+@pytest.fixture(scope="module")
+def folders(own_export, sentence_folders, tiny_checkpoints):
+    return {"own": own_export[0], "st-clip": sentence_folders["clip"], "clip": tiny_checkpoints["clip"]}
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", ["own", "clip", "st-clip"])
+def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pictures):
+    if kind == "st-clip":  # takes an image or a text
+        query = {"image": [pictures[0], pictures[1]]}
+    with pytest.raises(ValueError, match=r"item 'q': 2 images, .* choose input type cat .* or avg .*--input cat"):
+        load_encoder(folders[kind], device="cpu").encode([query], ["q"])
+    plain = load_encoder(folders[kind], device="cpu")
+    averaging = load_encoder(folders[kind], device="cpu", input_type="avg", batch_size=2)
+    wanted = plain.encode(apply_input_type(query, "avg"))
+    items = ["a text", query, pictures[2], query] if kind != "st-clip" else [pictures[2], query, pictures[3], query]
+    found = averaging.encode(items)
+    np.testing.assert_allclose(found[1], unit(wanted.mean(axis=0)), atol=1e-5)
+    np.testing.assert_allclose(found[[0, 2]], plain.encode([items[0], items[2]]), atol=1e-5)
+    np.testing.assert_allclose(found[3], found[1], atol=1e-5)
+    joined = load_encoder(folders[kind], device="cpu", input_type="cat").encode([query, items[2]])
+    np.testing.assert_allclose(joined[0], plain.encode(apply_input_type(query, "cat"))[0], atol=1e-6)
+    assert np.abs(joined[0] - found[1]).max() > 1e-3
+
+
+def test_the_average_of_an_mllm_and_its_instruction(mllm_checkpoints, query):
+    import torch
+
+    from conjoin.models.mllm_retriever import MllmRetrieverModel
+    from conjoin.processing import MllmRetrieverProcessor
+
+    torch.manual_seed(0)
+    folder, _ = mllm_checkpoints("qwen2_vl")
+    model, processor = MllmRetrieverModel.from_mllm(folder), MllmRetrieverProcessor.from_mllm(folder)
+    encoders = {name: ItemEncoder(model, processor, input_type=name) for name in ("seq", "cat", "avg")}
+    found = {name: encoder.encode([query], instruction="Find it.") for name, encoder in encoders.items()}
+    parts = encoders["seq"].encode(apply_input_type(query, "avg"), instruction="Find it.")
+    np.testing.assert_allclose(found["avg"][0], unit(parts.mean(axis=0)), atol=1e-5)
+    for one, other in (("seq", "cat"), ("seq", "avg"), ("cat", "avg")):
+        assert np.abs(found[one] - found[other]).max() > 1e-4
+
+
+def test_errors_name_the_item(pictures, tmp_path):
+    encoder = tiny_encoder(input_type="avg")
+    broken = {"image": [pictures[0], str(tmp_path / "none.png")]}
+    with pytest.raises(FileNotFoundError, match=r"item 'b', image '.*none\.png': no such file"):
+        encoder.encode([pictures[0], broken], ["a", "b"])
+    left = []
+    vectors = encoder.encode(["a", broken, {"image": pictures[:3]}], on_unusable=lambda place, _: left.append(place))
+    assert left == [1] and np.isnan(vectors[1]).all() and np.isfinite(vectors[[0, 2]]).all()
+    with pytest.raises(ValueError, match="item 'c': a bare list is ambiguous"):
+        encoder.encode([[pictures[0], "a"]], ["c"])
+    with pytest.raises(ValueError, match="input_type='mean'; expected one of"):
+        tiny_encoder(input_type="mean")
+
+
+def test_embeddings_that_cancel_out_are_an_error(pictures):
+    class Signed(TinyModel):
+        def forward(self, text, pixels):
+            output = super().forward(text, pixels)
+            output.embeddings[:] = output.embeddings[:1]
+            output.embeddings[1::2] *= -1
+            return output
+
+    encoder = ItemEncoder(Signed(), tiny_processor, input_type="avg")
+    with pytest.raises(ValueError, match="item 'q': 'Signed' gave an embedding that is not finite"):
+        encoder.encode([{"image": pictures[:2]}], ["q"])
+
+
+def test_worker_processes_expand_items(pictures):
+    items = [{"image": pictures[:2], "text": "a"}, "b", {"image": pictures[:3]}]
+    for name in ("cat", "avg"):
+        found = tiny_encoder(input_type=name, num_workers=1).encode(items)
+        np.testing.assert_array_equal(found, tiny_encoder(input_type=name).encode(items))
+
+
+def test_a_model_saved_with_cat_encodes_so(own_export, query, tmp_path):
+    _, model, processor = own_export
+    processor.input_type = "cat"
+    try:
+        folder = export(model, processor, tmp_path)
+    finally:
+        processor.input_type = "seq"
+    saved, other = load_encoder(folder, device="cpu"), load_encoder(own_export[0], device="cpu", input_type="cat")
+    assert saved.input_type == "cat" and saved.fingerprint == other.fingerprint
+    np.testing.assert_array_equal(saved.encode([query]), other.encode([query]))
+    with pytest.raises(ValueError, match="choose input type cat"):
+        load_encoder(folder, device="cpu", input_type="seq").encode([query])
+
+
+def test_stores_and_indexes_record_the_input_type(pictures, tmp_path):
+    rows = [{"id": "two", "image": pictures[:2]}, {"id": "one", "image": pictures[2]}, {"id": "text", "text": "a"}]
+    encoder = tiny_encoder(input_type="cat")
+    store = encode_corpus(rows, encoder, tmp_path / "store", shard_size=1)
+    build_index(store).save(tmp_path / "index")
+    index = load_index(tmp_path / "index")
+    assert store.model.input_type == index.model.input_type == "cat"
+    assert search_items(index, encoder, [{"image": pictures[:2]}], 1).ids == [["two"]]
+    with pytest.raises(ValueError, match="several images under input type cat, these queries are encoded under avg"):
+        search_items(index, tiny_encoder(input_type="avg"), ["a"], 1)
+    with pytest.raises(ValueError, match="input_type"):
+        encode_corpus(rows, tiny_encoder(input_type="avg"), tmp_path / "store", shard_size=1)
+
+
+def test_an_index_of_single_images_takes_every_input_type(pictures, tmp_path):
+    rows = [{"id": str(place), "image": picture} for place, picture in enumerate(pictures[:3])]
+    index = build_index(encode_corpus(rows, tiny_encoder(), tmp_path))
+    assert index.model.input_type is None
+    for name in ("seq", "cat", "avg"):
+        assert search_items(index, tiny_encoder(input_type=name), [pictures[1]], 1).ids == [["1"]]
