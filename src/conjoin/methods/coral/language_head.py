@@ -27,29 +27,30 @@ def prepare_coral(run: Run) -> dict[str, Any]:
         return {}
     revision = run.recipe.model.config.get("revision")
     config = AutoConfig.from_pretrained(fetch_small_files(checkpoint, revision))
-    is_tied = config.tie_word_embeddings or config.get_text_config().tie_word_embeddings
-    if is_tied or config.get_text_config().num_hidden_layers > run.model.config.keep_layers:
+    if config.get_text_config().num_hidden_layers > run.model.config.keep_layers:
         return {}
     return {"language_head": load_language_head(checkpoint, revision)}
 
 
-def load_language_head(checkpoint: str | Path, revision: str | None = None) -> Tensor:
-    """Read the head `(V, D)` of an MLLM; only the file that holds it is downloaded and opened.
+def load_language_head(checkpoint: str | Path, revision: str | None = None) -> Tensor | None:
+    """Read the head `(V, D)` of an MLLM; None if it is tied, so that its checkpoint lacks it.
 
-    Raises:
-        ValueError: The checkpoint has no head.
+    Only the file that holds the head is downloaded and opened.
+
+    Args:
+        checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
+        revision: Branch, tag or commit on the Hub.
     """
     checkpoint = str(checkpoint)
     folder, shard = fetch_small_files(checkpoint, revision), SINGLE
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         shard = next((file for name, file in files.items() if name.endswith(HEAD)), "")
-    if shard and not Path(checkpoint).is_dir():
+    if not shard:
+        return None
+    if not Path(checkpoint).is_dir():
         folder = Path(snapshot_download(checkpoint, revision=revision, allow_patterns=[shard]))
-    if shard and (folder / shard).is_file():
-        with safe_open(str(folder / shard), framework="pt") as file:
-            for name in file.keys():
-                if name.endswith(HEAD):
-                    head: Tensor = file.get_tensor(name)
-                    return head
-    raise ValueError(f"{checkpoint!r} has no {HEAD}, which its configuration promises (tie_word_embeddings: false)")
+    with safe_open(str(folder / shard), framework="pt") as file:
+        heads = [name for name in file.keys() if name.endswith(HEAD)]
+        head: Tensor | None = file.get_tensor(heads[0]) if heads else None
+    return head
