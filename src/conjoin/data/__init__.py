@@ -56,6 +56,7 @@ from conjoin.data.merit.products import (
 )
 from conjoin.data.merit.rows import (
     MeritItems as MeritItems,
+    MeritQueryRows as MeritQueryRows,
     MeritTraining as MeritTraining,
     merit_queries as merit_queries,
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conjoin.data import OOD_VALUES, MeritItems, MeritProducts, MeritTraining, RetrievalCollator, merit_queries
+from conjoin.data.interleaved import row_item
 from conjoin.data.merit.layout import ood_subsets, read_query, without_titles
 from conjoin.data.merit.rows import read_captions
 from conjoin.data.query_rows import QueryRows
@@ -32,8 +33,14 @@ def own_root(root, tmp_path):
     return tmp_path
 
 
-def texts_and_images(message):
-    return [part["text"] if part["type"] == "text" else part["image"]["bytes"] for part in message["content"]]
+def message(items, query):
+    row = items.query(query)
+    return row_item({part: row[part] for part in ("image", "text") if part in row})
+
+
+def texts_and_images(items, query):
+    parts = message(items, query)[0]["content"]
+    return [part["text"] if part["type"] == "text" else part["image_url"]["url"]["bytes"] for part in parts]
 
 
 def test_products(products):
@@ -64,18 +71,18 @@ def test_queries_of_both_schemas(root, products):
 
 def test_images_are_where_the_instruction_shows_them(root, products):
     first, _, cold = merit_queries(root, products)
-    message = MeritItems(products).query(first)
-    assert texts_and_images(message) == [
+    items = MeritItems(products)
+    assert texts_and_images(items, first) == [
         "Find a table with the color of <Product 1>",
         png(PRODUCTS[0][-1]),
         "red phone </Product 1> and the material of <Product 2>",
         png(PRODUCTS[1][-1]),
         "kereta biru </Product 2>.",
     ]
-    (item,) = parse_items([message])
+    (item,) = parse_items([message(items, first)])
     assert [isinstance(part, str) for part in item.parts] == [True, False, True, False, True]
     assert item.images[1].getpixel((0, 0)) == PRODUCTS[1][-1]
-    assert len(parse_items([MeritItems(products).query(cold)])[0].images) == 1
+    assert len(parse_items([message(items, cold)])[0].images) == 1
 
 
 def test_a_product_is_its_image_and_then_its_title(products):
@@ -88,13 +95,13 @@ def test_what_the_ablations_leave_out(root, products):
     first = merit_queries(root, products)[0]
     captions = {product.id: f"caption {product.id}" for product in products}
     bare = MeritItems(products, titles=False)
-    assert texts_and_images(bare.query(first))[2] == "</Product 1> and the material of <Product 2>"
+    assert texts_and_images(bare, first)[2] == "</Product 1> and the material of <Product 2>"
     assert list(bare.product("4")) == ["image"]
     blind = MeritItems(products, captions)
-    assert texts_and_images(blind.query(first))[1:3] == [
-        "caption 1",
-        "red phone </Product 1> and the material of <Product 2>",
-    ]
+    assert blind.query(first)["text"] == first.instruction.replace("<image>", "caption 1", 1).replace(
+        "<image>", "caption 2"
+    )
+    assert "image" not in blind.query(first)
     assert blind.product("4") == {"text": "caption 4\nโต๊ะ"}
     assert MeritItems(products, captions, titles=False).product("4") == {"text": "caption 4"}
     del captions["6"]

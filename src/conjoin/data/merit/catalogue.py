@@ -35,7 +35,8 @@ _CLASSES = (
     ("office", "2702-2712 1f4bb-1f4fd 1f587-1f58d 1f5a5-1f5de"),
     (
         "symbol",
-        "0-26ff 2714-2b55 3030-1f251 1f4a0 1f4a2 1f4a4-1f4af 1f500-1f506 1f517-1f524 1f52f-1f53d 1f549 1f54e 1f6ab-1f6d1 1f7e0-1f7f0",
+        "0-26ff 2714-2b55 3030-1f251 1f4a0 1f4a2 1f4a4-1f4af 1f500-1f506 1f517-1f524 1f52f-1f53d 1f549 1f54e "
+        "1f6ab-1f6d1 1f7e0-1f7f0",
     ),
 )
 """Classes of the things that emoji depict, by code points; the first range that holds a thing counts."""
@@ -82,8 +83,8 @@ def mini_products(
 ) -> Iterator[MiniProduct]:
     """Yield the products of a split of the emoji sample: each concept in each skin tone by each artist.
 
-    Concepts of two skin tones are left out. A title is the concept's name without its skin tone, which only the image shows. The language of a title is a
-    function of the drawing. Of equal drawings the first is a product.
+    Concepts of two skin tones are left out, and of equal drawings all but the first. A title is the concept's name
+    without its skin tone, which only the image shows. The language of a title is a function of the drawing.
 
     Raises:
         ImportError: The `sample` extra is not installed.

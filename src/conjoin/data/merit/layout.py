@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conjoin.data.interleaved import PLACEHOLDER
 from conjoin.data.merit.products import MeritProduct, MeritProducts, check_attributes, product_id
-
-PLACEHOLDER = "<image>"
-"""Where an instruction shows the image of the next product of the query."""
 
 OOD_VALUES: dict[str, tuple[str, ...]] = {
     "language": ("th", "ms", "id"),
@@ -115,14 +113,6 @@ def check_products(query: MeritQuery, products: MeritProducts) -> None:
         absent = [pid for pid in ids if pid not in products]
         if absent:
             raise ValueError(f"{query.where}: the {role} names the unknown product {absent[0]!r}; {products} lack it")
-
-
-def instruction_parts(instruction: str) -> list[str | None]:
-    """Split an instruction into its texts, stripped, and None for each image."""
-    parts: list[str | None] = []
-    for place, text in enumerate(instruction.split(PLACEHOLDER)):
-        parts += [None] * (place > 0) + ([text.strip()] if text.strip() else [])
-    return parts
 
 
 def without_titles(instruction: str) -> str:

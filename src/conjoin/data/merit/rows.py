@@ -1,19 +1,20 @@
 """MERIT as rows: queries as items that interleave images and texts, products as items, training rows."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
+from conjoin.data.interleaved import PLACEHOLDER, row_item
 from conjoin.data.json_lines import JsonLines
 from conjoin.data.merit.layout import (
     MeritQuery,
     check_ood,
     check_products,
-    instruction_parts,
     is_held_out,
     ood_values,
     query_file,
@@ -60,12 +61,12 @@ class MeritItems:
         return ({"id": product.id} | self.product(product.id) for product in self.products)
 
     def query(self, query: MeritQuery) -> dict[str, Any]:
-        """Return a query as a chat message whose content interleaves texts and images."""
-        instruction = query.instruction if self.titles else without_titles(query.instruction)
-        shown = iter(query.products)
-        parts = [self._image_part(next(shown)) if part is None else {"type": "text", "text": part}
-                 for part in instruction_parts(instruction)]  # fmt: skip
-        return {"role": "user", "content": parts}
+        """Return a query as a row for `encode_corpus`: its images, and its text with `<image>` in their places."""
+        text = query.instruction if self.titles else without_titles(query.instruction)
+        if self.captions is None:
+            return {"id": query.id, "image": [self.products.image(pid) for pid in query.products], "text": text}
+        captions = (self.captions[pid] for pid in query.products)
+        return {"id": query.id, "text": re.sub(PLACEHOLDER, lambda _: next(captions), text)}
 
     def product(self, pid: str) -> dict[str, Any]:
         """Return a product as an item: its image, then its title."""
@@ -74,16 +75,29 @@ class MeritItems:
             return {"text": "\n".join(text for text in (self.captions[pid], title) if text)}
         return {"image": self.products.image(pid)} | ({"text": title} if title else {})
 
-    def _image_part(self, pid: str) -> dict[str, Any]:
-        if self.captions is not None:
-            return {"type": "text", "text": self.captions[pid]}
-        return {"type": "image", "image": self.products.image(pid)}
+
+class MeritQueryRows:
+    """The rows of queries for `encode_corpus`, whose images are read when they are needed.
+
+    Args:
+        items: Makes the rows.
+        queries: The queries.
+    """
+
+    def __init__(self, items: MeritItems, queries: Sequence[MeritQuery]) -> None:
+        self.items, self.queries = items, queries
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.items.query, self.queries)
 
 
 class MeritTraining(Dataset[dict[str, Any]]):
     """Training queries as rows for `RetrievalCollator`.
 
-    A row has `id`, `query` (a chat message with images and texts in turn), `positive` (an item), `negatives` (a list
+    A row has `id`, `query` (a chat with images and texts in turn), `positive` (an item), `negatives` (a list
     of items), `positive_id`, `negative_ids`, `target_modality`, `negative_modalities` and `dataset`. Each access
     samples among several positives and negatives with torch's generator.
 
@@ -135,9 +149,10 @@ class MeritTraining(Dataset[dict[str, Any]]):
         query = self.query(index)
         positive_id = draw_ids(query.positives, 1)[0]
         negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
+        row = self.items.query(query)
         return {
             "id": query.id,
-            "query": self.items.query(query),
+            "query": row_item({part: row[part] for part in ("image", "text")}, query.where),
             "positive": self.items.product(positive_id),
             "positive_id": positive_id,
             "negatives": [self.items.product(pid) for pid in negative_ids],

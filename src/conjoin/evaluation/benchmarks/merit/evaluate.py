@@ -6,17 +6,20 @@ best right one counts as better.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from conjoin.data import MeritItems, MeritProducts, MeritQuery, merit_queries
+from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
+from conjoin.data.interleaved import row_item
 from conjoin.data.merit.layout import ood_subsets, ood_values, subset_names
 from conjoin.data.merit.rows import read_captions
 from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
+from conjoin.evaluation.results import Example, Hit, Shown
 from conjoin.evaluation.run_file import write_qrels, write_run
-from conjoin.progress import progress
 from conjoin.retrieval import ItemEncoder, SearchResult, encode_corpus, search_store
 
 PARTS = ("image", "title")
@@ -26,7 +29,8 @@ CUT_OFFS = (1, 5, 10)
 RUN_DEPTH = 100
 """Products of each query in the run file."""
 
-_BATCHES_AT_ONCE = 16
+_EXAMPLES = 8
+_EXAMPLE_HITS = 5
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class MeritScores:
         languages: For each query the language of its products and positives; `"several"` if they differ (Table 6).
         subsets: For each query the subsets of the out-of-distribution tests that it is in.
         names: All these subsets in order.
+        examples: Some searches.
     """
 
     queries: list[MeritQuery]
@@ -48,6 +53,7 @@ class MeritScores:
     languages: list[str]
     subsets: list[list[str]]
     names: list[str]
+    examples: list[Example]
 
 
 def evaluate_merit(
@@ -63,10 +69,10 @@ def evaluate_merit(
     dtype: str = "float32",
     show_progress: bool = True,
 ) -> MeritScores:
-    """Evaluate an encoder on MERIT; an interrupted evaluation resumes with the product vectors that are on disk.
+    """Evaluate an encoder on MERIT; an interrupted evaluation resumes with the vectors that are on disk.
 
-    Vectors go to `out/stores`, the first products of every query to `out/runs` (a TREC run file), the right ones to
-    `out/qrels`. All files and queries are checked before anything is encoded.
+    Vectors go to `out/stores`, those of all queries whichever are scored. The first products of every query go to
+    `out/runs` (a TREC run file), the right ones to `out/qrels`. All files are checked before anything is encoded.
 
     Args:
         encoder: The model; its input type says how it takes a query of several images.
@@ -91,10 +97,13 @@ def evaluate_merit(
     products = MeritProducts(data, split)
     texts = read_captions(captions or data / "captions.jsonl") if "image" in without else None
     items = MeritItems(products, texts, titles="title" not in without)
-    queries, where, names = _chosen(data, products, subsets)
+    queries = merit_queries(data, products)
+    kept, where, names = _chosen(data, products, queries, subsets)
     folder = out / "stores" / "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
-    store = encode_corpus(items, encoder, folder, dtype=dtype, show_progress=show_progress)
-    vectors = _encode_queries(encoder, items, queries, show_progress)
+    encode = partial(encode_corpus, encoder=encoder, dtype=dtype, show_progress=show_progress)
+    store = encode(items, directory=folder / "products")
+    vectors = encode(MeritQueryRows(items, queries), directory=folder / "queries").load()[1][kept]
+    queries = [queries[place] for place in kept]
     own = max(len(query.products) for query in queries) if exclude_query_products else 0
     # a tie longer than this holds more wrong products than the last cut-off
     depth = max(RUN_DEPTH, max(CUT_OFFS) + max(len(query.positives) for query in queries)) + own
@@ -103,41 +112,26 @@ def evaluate_merit(
         shown = [[pid in query.conditions for pid in ids] for query, ids in zip(queries, found.ids, strict=True)]
         found = found._replace(scores=np.where(shown, -np.inf, found.scores))
     _write_run(out, split, queries, found)
+    ranks = _ranks(queries, found, len(products))
     languages = [_language(query, products) for query in queries]
-    return MeritScores(queries, _ranks(queries, found, len(products)), len(products), languages, where, names)
+    examples = _examples(items, queries, found, ranks)
+    return MeritScores(queries, ranks, len(products), languages, where, names, examples)
 
 
 def _chosen(
-    data: Path, products: MeritProducts, subsets: Sequence[str] | None
-) -> tuple[list[MeritQuery], list[list[str]], list[str]]:
-    """Return the queries to score, the subsets that each is in, and the names of all subsets."""
+    data: Path, products: MeritProducts, queries: Sequence[MeritQuery], subsets: Sequence[str] | None
+) -> tuple[list[int], list[list[str]], list[str]]:
+    """Return the places of the queries to score, the subsets that each is in, and the names of all subsets."""
     values = ood_values(data)
     names = subset_names(values)
     unknown = [name for name in subsets or () if name not in names]
     if unknown:
         raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
-    queries = merit_queries(data, products)
     where = [ood_subsets(query, products, values) for query in queries]
-    if subsets is None:
-        return queries, where, names
-    kept = [place for place, found in enumerate(where) if not set(subsets).isdisjoint(found)]
+    kept = [place for place, found in enumerate(where) if subsets is None or not set(subsets).isdisjoint(found)]
     if not kept:
-        raise ValueError(f"no query of {queries[0].where.rpartition(',')[0]} is in {', '.join(subsets)}")
-    return [queries[place] for place in kept], [where[place] for place in kept], list(subsets)
-
-
-def _encode_queries(
-    encoder: ItemEncoder, items: MeritItems, queries: Sequence[MeritQuery], show_progress: bool
-) -> np.ndarray:
-    """Return the vectors `(N, D)` of the queries, whose images are in memory for some batches at once."""
-    step = _BATCHES_AT_ONCE * encoder.batch_size
-    vectors = []
-    with progress(total=len(queries), desc="queries", unit="query", show=show_progress) as bar:
-        for start in range(0, len(queries), step):
-            some = queries[start : start + step]
-            names = [f"{query.id} ({query.where})" for query in some]
-            vectors.append(encoder.encode([items.query(query) for query in some], names, on_batch=bar.update))
-    return np.concatenate(vectors)
+        raise ValueError(f"none of the {len(queries)} queries is in {', '.join(subsets or ())}")
+    return kept, [where[place] for place in kept], names if subsets is None else list(dict.fromkeys(subsets))
 
 
 def _ranks(queries: Sequence[MeritQuery], found: SearchResult, pool: int) -> torch.Tensor:
@@ -165,3 +159,21 @@ def _write_run(out: Path, split: str, queries: Sequence[MeritQuery], found: Sear
     }
     write_run(out / "runs" / f"{split}.txt", rankings, "conjoin")
     write_qrels(out / "qrels" / f"{split}.txt", {query.id: dict.fromkeys(query.positives, 1) for query in queries})
+
+
+def _examples(
+    items: MeritItems, queries: Sequence[MeritQuery], found: SearchResult, ranks: torch.Tensor
+) -> list[Example]:
+    """Show some queries, evenly spread, with their first products."""
+    examples = []
+    for place in dict.fromkeys(np.linspace(0, len(queries) - 1, _EXAMPLES).astype(int).tolist()):
+        query, row = queries[place], items.query(queries[place])
+        item = row_item({part: row[part] for part in ("image", "text") if part in row}, query.where)
+        pairs = zip(found.ids[place], found.scores[place].tolist(), strict=True)
+        hits = [
+            Hit(Shown.from_item(items.product(pid)), score, pid in query.positives)
+            for pid, score in islice((pair for pair in pairs if np.isfinite(pair[1])), _EXAMPLE_HITS)
+        ]
+        title = f"query {query.id}"
+        examples.append(Example(Shown.from_item(item), hits, int(ranks[place]), len(items), title))
+    return examples

@@ -56,6 +56,8 @@ def merit_results(scores: MeritScores, seed: int = 0) -> Results:
         seed=seed,
         headline=[Headline(name, metric, f"{len(everything):,} queries") for name, metric in overall.items()],
         tables=tables,
+        examples=scores.examples,
+        examples_note="Evenly spread over the queries; [1], [2] mark the places of the images.",
     )
 
 
