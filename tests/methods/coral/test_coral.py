@@ -149,20 +149,19 @@ def test_a_batch_without_pictures_has_no_vision_loss_but_all_gradients(folder, t
         assert parameter.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "internvl"])
-@pytest.mark.parametrize("keep_layers", [None, 3])
+@pytest.mark.parametrize(
+    ("name", "keep_layers"), [("qwen2_5_vl", None), ("qwen3_vl", 3), ("llava", None), ("internvl", 2)]
+)
 def test_any_mllm_is_trained(name, keep_layers, mllm_checkpoints, tmp_path):
     model, processor = make_model(mllm_checkpoints(name)[0], keep_layers)
     trainer = make_trainer(
         model, processor, tmp_path, Products(8), gradient_cache_chunk_size=3, activation_checkpointing=True,
-        dataloader_num_workers=2,
+        dataloader_num_workers=2 * (name == "llava"),
     )  # fmt: skip
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     moved = {name for name, value in before.items() if not torch.equal(value, trainer.model.state_dict()[name])}
-    trained = {name for name in before if "lora_" in name or "decoders." in name}
-    still = {name for name in trained - moved if "lora_A" not in name}  # B starts as zero
-    assert moved <= trained and still <= {name for name in still if "in_proj_bias" in name}
+    assert moved == {name for name in before if "lora_" in name or "decoders." in name}
     for entry in trainer.state.log_history[:-1]:
         assert entry["loss"] == pytest.approx(sum(v for k, v in entry.items() if k.endswith("_loss")), rel=1e-4)
         assert set(TERMS) < entry.keys()
