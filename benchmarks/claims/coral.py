@@ -28,7 +28,7 @@ from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
 from conjoin.evaluation.benchmarks.merit import MeritScores, evaluate_merit
 from conjoin.methods.coral import CoralConfig, CoralTrainer
 from conjoin.methods.gcl import GclConfig, GclTrainer
-from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, TeacherStates, cache_teacher_states
+from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, cache_teacher_states
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.input_types import INPUT_TYPES
@@ -115,8 +115,6 @@ class Bench:
     mllm: Path
     processor: MllmRetrieverProcessor
     data: Path
-    pairs: datasets.Dataset
-    teacher: TeacherStates
 
     def settings(self, seed: int, steps: int, rate: float, batch_size: int) -> dict[str, Any]:
         """Training arguments of all methods."""
@@ -146,14 +144,12 @@ class Bench:
             model.load_state_dict(torch.load(kept))
             return model
         settings = self.settings(seed, steps, rate, 24) | SCALED | {"schedule": "dynamic"}
+        pairs = text_pairs("train")
+        whole, processor = load_retriever(self.mllm, DEPTH, 0), load_processor(self.mllm)
+        teacher = cache_teacher_states(whole, processor, pairs, self.mllm / "teacher", show_progress=False)
         add_lora(model, LORA)
-        PumaStage1Trainer(
-            model,
-            PumaStage1Config(**settings),
-            self.teacher,
-            train_dataset=self.pairs,
-            processing_class=self.processor,
-        ).train()
+        config = PumaStage1Config(**settings)
+        PumaStage1Trainer(model, config, teacher, train_dataset=pairs, processing_class=processor).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
         torch.save(merged.state_dict(), kept)
         return merged
@@ -284,7 +280,7 @@ def parse() -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
-    """Make what is missing of the data, the picture features, the MLLM and the teacher's states."""
+    """Make what is missing of the data, the picture features and the MLLM."""
     data = make_mini_merit(
         WORK / f"mini-merit-{args.train_queries}-{args.validation_queries}-{args.test_queries}",
         train_queries=args.train_queries,
@@ -299,11 +295,7 @@ def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
     )
     mllm = WORK / f"mllm-{args.projector_steps}"
     projector = make_mllm(mllm, pictures, args.projector_steps)
-    pairs = text_pairs("train")
-    teacher = cache_teacher_states(
-        load_retriever(mllm, DEPTH, 0), load_processor(mllm), pairs, mllm / "teacher", show_progress=False
-    )
-    return Bench(args, mllm, load_processor(mllm, pictures), data, pairs, teacher), projector
+    return Bench(args, mllm, load_processor(mllm, pictures), data), projector
 
 
 def main() -> None:
