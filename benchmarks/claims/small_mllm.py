@@ -63,6 +63,10 @@ class PictureFeatures:
             self.known |= dict(zip(new, self._compute(list(new.values())), strict=True))
         return BatchFeature({"pixel_values": torch.stack([self.known[name] for name in names])})
 
+    def to_dict(self) -> dict[str, Any]:
+        """The settings, for the fingerprint of an encoder."""
+        return {"side": SIZE, "picture_tokens": PICTURE_TOKENS}
+
     def prepare(self, folder: Path) -> None:
         """Compute and save the features of new pictures in a folder."""
         self.prepare_images(Image.open(path).convert("RGB") for path in sorted(folder.rglob("*.png")))
