@@ -22,7 +22,6 @@ def score_intersection(
     batch_size: int = 64,
     features: CachedFeatures | None = None,
     scores: Literal["global", "windows"] = "global",
-    threshold: float | None = None,
 ) -> dict[str, float]:
     """Score the local scores and masks of a joint encoder on scenes.
 
@@ -33,7 +32,6 @@ def score_intersection(
         batch_size: Rows per batch; thresholds are fitted to the scores of a batch, as in training.
         features: The tower features of the rows; None runs the towers, and then every row needs its `image`.
         scores: Those of global tokens or of windows, as in `SolarStage1Config`.
-        threshold: As in `SolarStage1Config`.
 
     Returns:
         `patch_auroc` and `token_auroc`: the chance that a token of a shared object scores above a token of a private
@@ -57,7 +55,7 @@ def score_intersection(
         image, text = score_windows(model, tokens) if scores == "windows" else align(tokens)[1:]
         truths = _truths(processor, chosen, tokens.image_mask.shape[1], tokens.text_mask.shape[1])
         for kind, local, truth in zip(found, (image, text), truths, strict=True):
-            above = (local.scores > threshold_of(local, threshold).threshold).cpu()
+            above = (local.scores > threshold_of(local).threshold).cpu()
             width = truth.shape[1]  # the words of cached features may have more padding
             for row_scores, row_above, row_truth in zip(
                 local.scores[:, :width].cpu(), above[:, :width], truth, strict=True
