@@ -68,7 +68,7 @@ class ShuffledMasks(SolarStage1Objective):
 def _shuffled(mask: Tensor, exists: Tensor) -> Tensor:
     """Exchange the weights of the tokens that exist."""
     anywhere = torch.rand(mask.shape).masked_fill(~exists, 2.0).argsort(1)
-    in_order = (~exists).long().argsort(1, stable=True)
+    in_order = (~exists).long().argsort(dim=1, stable=True)
     return mask.scatter(1, in_order, mask.gather(1, anywhere))
 
 
@@ -117,7 +117,7 @@ def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
 class FeatureEncoder:
     """The encoder that mining takes, on cached features: items are found by their ids."""
 
-    device, dtype, batch_size, processing = torch.device("cpu"), None, 128, None
+    device, dtype, batch_size, processing, input_type = torch.device("cpu"), None, 128, None, "seq"
 
     def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
         self.name = self.fingerprint = name
