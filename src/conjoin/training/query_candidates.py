@@ -1,7 +1,7 @@
 """Shared code of methods on queries and candidates: one forward over both, negatives from all devices."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -98,6 +98,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
         kwargs: As for `RetrievalTrainer`.
     """
 
+    rows_class: ClassVar[type[QueryRows]] = QueryRows
     args: QueryCandidateConfig
 
     def __init__(
@@ -111,7 +112,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
     ) -> None:
         if data_collator is None and processing_class is not None:
             data_collator = RetrievalCollator(processing_class)
-        rows = QueryRows(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
+        rows = self.rows_class(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
         super().__init__(
             objective,
             args,

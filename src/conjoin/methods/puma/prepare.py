@@ -8,9 +8,8 @@ from transformers import PreTrainedModel
 
 from conjoin.hub import check_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.training import Run
+from conjoin.training import QueryArguments, Run
 
-from .data import QueryArguments
 from .stage1 import PumaStage1Config
 from .teacher_states import TeacherStates, cache_teacher_states
 

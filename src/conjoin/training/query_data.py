@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conjoin.data import MbeirTraining, MeritTraining, load_nli
-from conjoin.training import PairArguments
+
+from .data import PairArguments
 
 FORMATS = ("nli", "mbeir", "merit")
 
