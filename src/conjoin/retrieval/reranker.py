@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from conjoin.data.interleaved import is_interleaved
 from conjoin.hub.load import loading
 from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import Item, parse_item
-from conjoin.retrieval.index.base import SearchResult
+from conjoin.progress import progress
+from conjoin.retrieval.index.base import Index, SearchResult
+from conjoin.retrieval.index.build import rows_of
 from conjoin.storage import settings_digest, weights_digest
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ class Reranker:
             options["activation_fn"] = torch.nn.Identity()
         try:
             found = self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False, **options)
-        except (TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
             raise ValueError(f"the reranker {self.name!r} cannot score these items: {error}") from error
         scores = np.asarray(found, dtype=np.float32).reshape(len(candidates))
         if not np.isfinite(scores).all():
@@ -111,6 +114,7 @@ def rerank(
     reranker: Reranker,
     top: int,
     instructions: Sequence[str | None] | None = None,
+    show_progress: bool = False,
 ) -> SearchResult:
     """Sort the first candidates of each query by the scores of a reranker; the others follow in their order.
 
@@ -123,6 +127,7 @@ def rerank(
         reranker: Scores the pairs.
         top: Candidates of each query that are scored.
         instructions: Of the queries.
+        show_progress: Show a bar.
 
     Raises:
         ValueError: `top` is below 1; and as `Reranker.score`.
@@ -130,17 +135,48 @@ def rerank(
     if top < 1:
         raise ValueError(f"the number of candidates to rerank must be at least 1, got {top}")
     all_ids, all_scores = [], np.array(found.scores, dtype=np.float32)
-    for row, (query, ids) in enumerate(zip(queries, found.ids, strict=True)):
-        count = min(top, int(np.isfinite(all_scores[row, : len(ids)]).sum()))
+    for row, query in enumerate(progress(queries, desc="reranking", unit="query", show=show_progress)):
+        usable = np.isfinite(all_scores[row, : len(found.ids[row])])
+        order = np.argsort(~usable, kind="stable")  # those that are left out go last
+        ids = [found.ids[row][place] for place in order]
+        others = all_scores[row, order]
+        count = min(top, int(usable.sum()))
         told = None if instructions is None else instructions[row]
         scores = reranker.score(query, [item_of(id_) for id_ in ids[:count]], told)
-        order = np.argsort(-scores, kind="stable")
-        all_ids.append([ids[place] for place in order] + ids[count:])
-        if count and count < all_scores.shape[1]:
-            others = all_scores[row, count:]
-            all_scores[row, count:] = others - others[0] + (scores.min() - 1) if np.isfinite(others[0]) else others
-        all_scores[row, :count] = scores[order]
+        best = np.argsort(-scores, kind="stable")
+        if count:
+            others[count:] += scores.min() - 1 - others[count] if count < usable.sum() else 0.0
+        others[:count] = scores[best]
+        all_scores[row, : len(ids)] = others
+        all_ids.append([ids[place] for place in best] + ids[count:])
     return SearchResult(all_ids, all_scores)
+
+
+def rerank_rows(
+    index: Index, found: SearchResult, queries: Sequence[Any], reranker: Reranker, top: int
+) -> SearchResult:
+    """Sort the first results of a search as `rerank` does, with the texts and images that the index records.
+
+    Raises:
+        ValueError: The index knows neither the text nor the image of a result; and as `rerank`.
+        FileNotFoundError: An image is no longer where it was.
+    """
+
+    def item_of(id_: str) -> dict[str, Any]:
+        (row,) = rows_of(index, [id_])
+        item: dict[str, Any] = {part: row[part] for part in ("image", "text") if part in row}
+        if not item:
+            raise ValueError(f"the index records neither text nor image of {id_!r}, so it cannot be reranked")
+        if "text" in item and is_interleaved([None], item["text"]) and "image" in item:
+            raise ValueError(f"the index records no order of the images of {id_!r}, so it cannot be reranked")
+        return item
+
+    return rerank(found, queries, item_of, reranker, top)
+
+
+def first_results(found: SearchResult, k: int) -> SearchResult:
+    """Return the first `k` results of each query."""
+    return SearchResult([ids[:k] for ids in found.ids], found.scores[:, :k])
 
 
 def _input(item: Item) -> Any:  # noqa: ANN401 - as sentence-transformers takes it
