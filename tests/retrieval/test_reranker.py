@@ -55,7 +55,8 @@ def test_the_scores_are_those_of_the_library(text_reranker):
 
 
 def test_the_first_are_sorted_and_the_others_follow():
-    grey = {name: {"image": Image.new("RGB", (2, 2), (level,) * 3), "text": "x"} for name, level in zip("abcdef", (0, 90, 40, 60, 70, 80), strict=True)}  # fmt: skip
+    levels = {"a": 0, "b": 90, "c": 40, "d": 60, "e": 70, "f": 80}
+    grey = {name: {"image": Image.new("RGB", (2, 2), (level,) * 3), "text": "x"} for name, level in levels.items()}
     found = SearchResult([list("abcdef")], np.array([[0.9, 0.8, -np.inf, 0.6, 0.5, 0.4]], dtype=np.float32))
     model = Brightness()
     sorted_again = rerank(found, [Image.new("RGB", (3, 3), (65,) * 3)], grey.get, Reranker(model), 3, ["tell"])
@@ -75,7 +76,7 @@ def test_models_that_do_not_fit(tiny_checkpoints, text_reranker, tmp_path):
         Reranker(CrossEncoder(tiny_checkpoints["bert"], num_labels=3, device="cpu"), name="three")
     with pytest.raises(FileNotFoundError):
         load_reranker(tmp_path / "absent")
-    with pytest.raises(ValueError, match="cannot score these items: .*not supported"):
+    with pytest.raises(ValueError, match=r"cannot score these items: .*not supported"):
         load_reranker(text_reranker, device="cpu").score("a", [Image.new("RGB", (4, 4))])
 
 
