@@ -18,9 +18,7 @@ from conjoin.ops import gather_with_gradient, is_distributed, local_positions
 try:
     from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 except ImportError as error:
-    raise ImportError(
-        'conjoin.st.losses needs sentence-transformers 6.2 or later: pip install "conjoin[st]"'
-    ) from error
+    raise ImportError('conjoin.st.losses needs sentence-transformers 6 or later: pip install "conjoin[st]"') from error
 
 
 class CachedLoss(CachedLossMixin, nn.Module):
