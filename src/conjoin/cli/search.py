@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, add_url_options, make_encoder
+from conjoin.cli.options import add_compute_options, add_rerank_options, add_url_options, make_encoder, make_reranker
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
@@ -39,6 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     add_url_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
+    add_rerank_options(parser)
     parser.set_defaults(func=run, quiet=True)
 
 
@@ -51,12 +52,16 @@ def run(args: argparse.Namespace) -> None:
 
     from conjoin.data.interleaved import PLACEHOLDER, interleave
     from conjoin.retrieval import load_index, rows_of, search_items
+    from conjoin.retrieval.reranker import first_results, rerank_rows
 
-    index = load_index(args.index)
+    index, reranker = load_index(args.index), make_reranker(args)
     args.input_type = args.input_type or (None if index.model is None else index.model.input_type)
     is_interleaved = args.text is not None and PLACEHOLDER in args.text
     item = interleave(args.text, args.image, "the query") if is_interleaved else query
-    found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [item], args.k)
+    depth = args.k if reranker is None else max(args.k, args.rerank_top)
+    found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [item], depth)
+    if reranker is not None:
+        found = first_results(rerank_rows(index, found, [item], reranker, args.rerank_top), args.k)
     rows = rows_of(index, found.ids[0])
     hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer
     results = [

@@ -24,4 +24,5 @@ from conjoin.retrieval.mining.negatives import (
     load_mined as load_mined,
 )
 from conjoin.retrieval.mining.plan import plan_mining as plan_mining
+from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.store import EmbeddingStore as EmbeddingStore

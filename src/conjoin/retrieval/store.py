@@ -144,6 +144,17 @@ class EmbeddingStore(StoredFolder):
             ) from error
         return ids, embeddings.numpy()
 
+    def take(self, positions: Sequence[int]) -> np.ndarray:
+        """The embeddings `(P, D)` at some positions, float32; each shard that holds some is read once."""
+        starts = np.cumsum([0, *(file.rows for file in self.manifest.files)])
+        wanted = np.asarray(positions, dtype=np.int64)
+        numbers = np.searchsorted(starts, wanted, side="right") - 1
+        found = np.empty((len(wanted), self.dimension), dtype=np.float32)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            found[places] = self.read(number)[1][wanted[places] - starts[number]]
+        return found
+
     def load(self) -> tuple[list[str], np.ndarray]:
         """All ids and embeddings `(N, D)`, float32, in memory."""
         embeddings = np.empty((len(self), self.dimension), dtype=np.float32)
