@@ -84,5 +84,5 @@ def _read(path: Path) -> dict[str, str]:
     except ValueError as error:
         raise ValueError(f"{str(path)!r} is not JSON ({error})") from error
     if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
-        raise ValueError(f"{str(path)!r}: expected instructions by name of task, such as ")
+        raise ValueError(f"{str(path)!r}: expected an object: instructions by name of task")
     return content
