@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conjoin.retrieval import EmbeddingStore, encode_corpus, remove_rows, update_store
+from conjoin.retrieval import EmbeddingStore, build_index, encode_corpus, load_index, remove_rows, update_store
+from conjoin.retrieval.encode import store_key
+from conjoin.retrieval.encode_rows import row_content, row_parts
+from conjoin.retrieval.store import STORE, write_embeddings
 from conjoin.retrieval.store_update import StoreChanges
+from conjoin.storage import FolderWriter
 from tiny_encoder import tiny_encoder, tiny_rows
 
 SHARD = 5
@@ -204,6 +208,23 @@ def test_a_damaged_shard_needs_all_the_data(tmp_path):
     assert update(tmp_path / "store", changed_rows(), sync=True).encoded == 4 + 2 + 4
     encoded(tmp_path / "whole", changed_rows())
     assert state(tmp_path / "store") == state(tmp_path / "whole")
+
+
+def test_a_store_of_an_earlier_version(tmp_path):
+    rows, encoder = tiny_rows(6), tiny_encoder()
+    with FolderWriter(tmp_path, STORE, store_key(encoder, "float32", SHARD, None, None)) as writer:
+        writer.details["model"] = "m"
+        vectors = encoder.encode([row_parts(row["id"], row) for row in rows])
+        contents = [row_content(row["id"], row) for row in rows]
+        write_embeddings(writer, 0, [row["id"] for row in rows], vectors, contents)
+        writer.finish()
+    rows[2]["kept"] = {"price": 3}
+    assert update(tmp_path, [*rows, {"id": "new", "text": "x"}]) == StoreChanges(1, 1, 0, 5, 0, 2)
+    found = state(tmp_path)
+    assert found["row/2"][1]["price"] == 3 and found["row/0"][1] == {} and found["new"][1] == {"text": "x"}
+    index = build_index(tmp_path)
+    index.save(tmp_path / "index")
+    assert load_index(tmp_path / "index").ids == list(found)
 
 
 def test_an_unfinished_store_can_be_synced(tmp_path):
