@@ -149,8 +149,6 @@ class Bench:
     def train(self, run: Run, rate: float, seed: int) -> tuple[MllmRetrieverModel, dict[str, float]]:
         """Train a model; returns it with the last logged value of each term."""
         model = self.start(run, seed)
-        if run.method == "zero-shot":
-            return model, {}
         if run.full:
             model = model.float()
             model.text_model.requires_grad_(True)
@@ -223,36 +221,43 @@ def runs_of(part: str, depth: int, kept: int) -> list[Run]:
     }[part]
 
 
-def choose_rate(run: Run, bench: Bench, record: Record) -> float:
-    """The rate with the best MRR@10 on the validation queries, tried once."""
-    run = run.tuned
-    if run.method == "zero-shot":
-        return 0.0
+def choose_rate(run: Run, bench: Bench, record: Record) -> dict[str, Any]:
+    """Try every rate once, with one seed; returns the trial with the best MRR@10 on the validation queries."""
+    run, trials = run.tuned, []
     for rate in bench.args.rates:
         name = f"{run.name}, rate {rate}"
         if not record.has(name, RATE_SEED):
+            begin = time.time()
             model, terms = bench.train(run, rate / 10 if run.full else rate, RATE_SEED)
+            seconds = round(time.time() - begin)
             found = bench.measure(model, ("seq",), "validation")
-            record.add(name, RATE_SEED, **found, terms=terms)
+            test = bench.measure(model, run.inputs, "test")
+            record.add(name, RATE_SEED, **found, rate=rate, terms=terms, seconds=seconds, test=test)
             _say(f"{name}: validation MRR@10 {100 * found['MRR@10']:.1f}, {_short(terms)}")
-    scores = {run["name"]: run["MRR@10"] for run in record.content["runs"]}
-    return max(bench.args.rates, key=lambda rate: scores[f"{run.name}, rate {rate}"])
+        trials.append(next(trial for trial in record.content["runs"] if trial["name"] == name))
+    return max(trials, key=lambda trial: trial["MRR@10"])
 
 
 def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) -> None:
     """Train and evaluate, unless the record has this run."""
     if record.has(run.name, seed):
         return
-    rate = choose_rate(run, bench, rates)
-    begin = time.time()
-    model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
-    seconds = time.time() - begin
-    found = bench.measure(model, run.inputs, "test")
+    if run.method == "zero-shot":
+        found, extra = bench.measure(bench.start(run, seed), run.inputs, "test"), {}
+    else:
+        trial = choose_rate(run, bench, rates)
+        extra = {name: trial[name] for name in ("rate", "terms", "seconds")}
+        if run == run.tuned and seed == RATE_SEED:
+            found = trial["test"]
+        else:
+            begin, rate = time.time(), trial["rate"]
+            model, extra["terms"] = bench.train(run, rate / 10 if run.full else rate, seed)
+            extra["seconds"] = round(time.time() - begin)
+            found = bench.measure(model, run.inputs, "test")
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
-    record.add(run.name, seed, **found, rate=rate, terms=terms, seconds=round(seconds))
-    shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items())
-    _say(f"{run.name}, rate {rate}, seed {seed}: {shown}; {_short(terms)}; {seconds:.0f} s")
+    record.add(run.name, seed, **found, **extra)
+    _say(f"{run.name}, seed {seed}: " + ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items()))
 
 
 def _short(terms: dict[str, float]) -> str:
