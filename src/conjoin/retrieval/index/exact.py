@@ -12,16 +12,14 @@ import torch
 
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.index.base import (
-    VECTORS,
     SavedIndex,
     SearchResult,
-    check_positions,
+    Selection,
     check_search,
     check_vectors,
     read_index,
-    save_index,
 )
-from conjoin.retrieval.index.rows import IndexRows
+from conjoin.retrieval.index.rows import VECTORS, IndexRows
 
 _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
@@ -45,8 +43,7 @@ class ExactIndex(IndexRows):
     kind = "exact"
 
     def __init__(self, model: ModelIdentity | None = None, device: str | torch.device = "cpu") -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.device = torch.device(device)
         self._parts: list[torch.Tensor] = []
         self._places: np.ndarray | None = None  # of the rows among the vectors of all parts, once some were removed
@@ -80,23 +77,23 @@ class ExactIndex(IndexRows):
     def _remove(self, places: np.ndarray, left: np.ndarray) -> None:
         self._places = left if self._places is None else self._places[left]
 
-    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
+    def search(self, queries: np.ndarray, k: int, *, among: Selection | None = None) -> SearchResult:
         """Rank the corpus for each query.
 
         Args:
             queries: `(Q, D)`, L2-normalised.
             k: How many to return; the whole corpus if it is larger.
-            among: Positions `(M,)` in `ids` to search among; all when None. See `select_rows`.
+            among: Positions `(M,)` in `ids`, or a condition; all when None. See `select_rows`.
 
         Raises:
             ValueError: An empty index, `k` below 1, or queries of another dimension, not finite or not normalised.
         """
         vectors = torch.tensor(check_search(self, queries, k), device=self.device)
         places = self._places
-        if among is not None:
-            among = check_positions(self, among)
-            places = among if places is None else places[among]
-        k = min(k, len(self.ids) if among is None else len(among))
+        chosen = None if among is None else self._positions(among)
+        if chosen is not None:
+            places = chosen if places is None else places[chosen]
+        k = min(k, len(self.ids) if chosen is None else len(chosen))
         rows_at_once = max(1, _SCORES_AT_ONCE // _CORPUS_BLOCK)
         parts = vectors.split(rows_at_once) if k and len(vectors) else ()
         found = [self._search_rows(part, k, places) for part in parts]
@@ -104,8 +101,8 @@ class ExactIndex(IndexRows):
         scores = np.concatenate([np.empty((0, k), dtype=np.float32), *(part[1] for part in found)])
         if k == 0:
             return SearchResult([[] for _ in vectors], np.empty((len(vectors), 0), dtype=np.float32))
-        if among is not None:
-            indices = among[indices]
+        if chosen is not None:
+            indices = chosen[indices]
         return SearchResult([[self.ids[index] for index in row] for row in indices.tolist()], scores)
 
     def _search_rows(self, queries: torch.Tensor, k: int, places: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -138,7 +135,7 @@ class ExactIndex(IndexRows):
         Raises:
             ValueError: The index is empty.
         """
-        save_index(self, directory, "vectors.safetensors", self._write)
+        self._save(directory, "vectors.safetensors", self._write)
 
     def _write(self, path: Path) -> None:
         """Write a safetensors file block by block, as the library's writers hold a copy of all vectors in memory."""
