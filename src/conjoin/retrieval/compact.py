@@ -8,6 +8,8 @@ import numpy as np
 
 DTYPES = ("float32", "float16", "int8", "binary")
 """How stores and the exact index hold numbers."""
+COMPACT = ("int8", "binary")
+"""Those that are unpacked on reading."""
 _LARGEST = 127
 
 

@@ -87,20 +87,25 @@ class LanceDialect:
 
 
 class MilvusDialect:
-    """Milvus' expressions over a field of JSON, which holds all columns."""
+    """Milvus' expressions over a field of JSON, which holds all columns but the ids.
 
-    def __init__(self, field: str) -> None:
-        self.field = field
+    Args:
+        field: Its name.
+        own: The field of the ids.
+    """
+
+    def __init__(self, field: str, own: str) -> None:
+        self.field, self.own = field, own
 
     def name(self, name: str) -> str:
-        """A key of the field."""
-        return f"{self.field}[{json.dumps(name, ensure_ascii=False)}]"
+        """A key of the field, or the field `own`."""
+        return name if name == self.own else f"{self.field}[{json.dumps(name, ensure_ascii=False)}]"
 
     def value(self, value: Any) -> str:  # noqa: ANN401
         """A literal; dates and times are texts."""
         if isinstance(value, bool):
             return str(value).lower()
-        return json.dumps(json_value(value), ensure_ascii=False)
+        return milvus_text(json_value(value))
 
     def comparison(self, name: str, operator: str, value: str) -> str:
         """As in Python, and `like`."""
@@ -108,6 +113,8 @@ class MilvusDialect:
 
     def null(self, name: str, is_null: bool) -> str:
         """Whether the key is there."""
+        if name == self.own:
+            return f'{name} {"==" if is_null else "!="} ""'
         return f"not exists {name}" if is_null else f"exists {name}"
 
 
@@ -119,6 +126,11 @@ def stored_name(name: str) -> str:
 def sql_text(text: str) -> str:
     """A literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def milvus_text(value: Any) -> str:  # noqa: ANN401
+    """A literal of Milvus' expressions."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def json_value(value: Any) -> Any:  # noqa: ANN401

@@ -155,7 +155,7 @@ def save_index(
     tables = {table_of(directory), key["options"].get("table")}
     replace_folder(directory, INDEX, key, files, details, is_locked=is_locked)
     for path in Path(directory).glob(TABLES):
-        if path.name not in tables:  # the table of the index before stays, for its readers
+        if path.stem not in tables:  # the table of the index before stays, for its readers
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from conjoin.retrieval.compact import truncate
+from conjoin.retrieval.compact import COMPACT, truncate
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
 from conjoin.retrieval.index.base import Index, SearchResult, Selection, read_kind
 from conjoin.retrieval.index.exact import ExactIndex
@@ -88,13 +88,16 @@ def build_index(
         options: As for `new_index`.
     """
     opened = store if isinstance(store, EmbeddingStore) else EmbeddingStore.open(store)
+    if kind == "exact" and opened.dtype in COMPACT:
+        options.setdefault("dtype", opened.dtype)
     index, backend = new_index(kind, opened.model, **options), BACKENDS[kind]
     if backend.train is not None:
         backend.train(index, opened.sample(training_vectors(len(opened)))[1], len(opened))
     index.follow(opened)
     if isinstance(index, LanceIndex):
         index.prepare()
-    if recall_queries and not backend.is_exact:
+    is_exact = backend.is_exact and options.get("dtype") in (None, "float32", opened.dtype)
+    if recall_queries and not is_exact:
         index.recall = measure_recall(index, opened, recall_queries)
     return index
 

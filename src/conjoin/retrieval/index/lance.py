@@ -20,12 +20,12 @@ from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.filter_text import LanceDialect, condition_text, original_name, sql_text, stored_name
 from conjoin.retrieval.filters import Condition
 from conjoin.retrieval.index.base import INDEX, SavedIndex, check_not_replaced, read_index, save_index
-from conjoin.retrieval.index.table import Hits, Rows, TableIndex, in_parts
+from conjoin.retrieval.index.table import Hits, Rows, Scanned, TableIndex, in_parts
 from conjoin.retrieval.kept_rows import concat, unify
 from conjoin.storage import DamagedError, check_place, lock_folder
 
-_VECTOR, _DIGEST, _ID = "_vector", "_digest", "id"
-_OWN = (_ID, _VECTOR, _DIGEST)
+_VECTOR, _DIGEST, _PLACE, _ID = "_vector", "_digest", "_place", "id"
+_HIDDEN = (_VECTOR, _DIGEST, _PLACE)
 _PARTITIONS_FROM = 100_000
 """Rows from which on the vectors are partitioned; below it a search compares with all of them."""
 _ROWS_AT_ONCE = 8192
@@ -74,24 +74,26 @@ class LanceIndex(TableIndex):
         self._table: Any = None
         self._lock: BaseFileLock | None = None
         self._is_partitioned = False
+        self._next = 0  # the place of the next row
 
     def __len__(self) -> int:
         return 0 if self._table is None else int(self._table.count_rows())
 
     def _schema(self) -> pa.Schema:
-        fields = [field for field in self._table.schema if field.name not in (_VECTOR, _DIGEST)]
+        fields = [field for field in self._table.schema if field.name not in _HIDDEN]
         return pa.schema([field.with_name(original_name(field.name)) for field in fields])
 
-    def _scan(self) -> Iterator[tuple[list[str], list[int]]]:
+    def _scan(self) -> Iterator[Scanned]:
+        names = [_PLACE, _ID, _DIGEST]
         with self._reading():
-            for batch in self._table.search().select([_ID, _DIGEST]).to_batches(_ROWS_AT_ONCE):
-                yield batch[_ID].to_pylist(), batch[_DIGEST].to_pylist()
+            for batch in self._table.search().select(names).to_batches(_ROWS_AT_ONCE):
+                yield Scanned(*(batch[name].to_pylist() for name in names))
 
     def _known(self, ids: Sequence[str]) -> set[str]:
         return set(self._read(ids, [_ID]))
 
     def _read(self, ids: Sequence[str], columns: list[str] | None = None) -> dict[str, dict[str, Any]]:
-        names = columns or [name for name in self._table.schema.names if name not in (_VECTOR, _DIGEST)]
+        names = columns or [name for name in self._table.schema.names if name not in _HIDDEN]
         found: dict[str, dict[str, Any]] = {}
         for some in in_parts(ids):
             with self._reading():
@@ -108,14 +110,15 @@ class LanceIndex(TableIndex):
     def _insert(self, rows: Iterable[Rows], dimension: int, columns: pa.Schema) -> None:
         self._begin()
         kept = [field.with_name(stored_name(field.name)) for field in columns if field.name != _ID]
-        if taken := [field.name for field in kept if field.name in _OWN]:
+        if taken := [field.name for field in kept if field.name in _HIDDEN]:
             raise ValueError(f"the kept column {taken[0]!r} has a name that the index uses; keep it under another one")
         vector = pa.field(_VECTOR, pa.list_(pa.float32(), dimension))
-        schema = pa.schema([pa.field(_ID, pa.string()), vector, pa.field(_DIGEST, pa.int64()), *kept])
+        own = [pa.field(_ID, pa.string()), vector, pa.field(_DIGEST, pa.int64()), pa.field(_PLACE, pa.int64())]
+        schema = pa.schema([*own, *kept])
         with self._writing():
             if self._table is not None:
                 schema = self._fit(schema)
-            source = _Source(rows, schema)
+            source = _Source(rows, schema, self._next)
             reader = pa.RecordBatchReader.from_batches(schema, source)
             try:
                 if self._table is None:
@@ -127,7 +130,7 @@ class LanceIndex(TableIndex):
                 if source.error is not None:
                     raise source.error from None
                 raise
-        self.dimension = dimension
+        self.dimension, self._next = dimension, source.next
 
     def _index_ids(self) -> None:
         """Make rows quick to find by their ids."""
@@ -156,25 +159,22 @@ class LanceIndex(TableIndex):
                 self._table.delete(self._among(some))
 
     def _nearest(self, queries: np.ndarray, k: int, where: str | None) -> list[Hits]:
-        search = self._table.search(queries, vector_column_name=_VECTOR).distance_type("dot").with_row_id(True)
+        search = self._table.search(queries, vector_column_name=_VECTOR).distance_type("dot")
         if where is not None:
             search = search.where(where, prefilter=True)
-        if self._has_partitions():
+        if self._is_partitioned:
             search = search.nprobes(self.options["probes"]).refine_factor(self.options["refine"])
         with self._reading():
-            found = search.select([_ID, _VECTOR, "_distance"]).limit(k).to_arrow()
+            found = search.select([_ID, _VECTOR, _PLACE, "_distance"]).limit(k).to_arrow()
         numbers = found["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(found), dtype=np.int64)
         vectors = found[_VECTOR].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         vectors = vectors.reshape(len(found), -1).astype(np.float64)
         scores = np.einsum("nd,nd->n", vectors, queries[numbers].astype(np.float64)).astype(np.float32)
-        order = np.lexsort((found["_rowid"].to_numpy(), -scores, numbers))
+        order = np.lexsort((found[_PLACE].to_numpy(), -scores, numbers))
         ids = found[_ID].to_pylist()
         starts = np.searchsorted(numbers[order], np.arange(len(queries) + 1))
         parts = [order[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
         return [Hits([ids[place] for place in part], scores[part]) for part in parts]
-
-    def _has_partitions(self) -> bool:
-        return self._is_partitioned
 
     def _begin(self) -> None:
         """Prepare the folder for a change: lock it, and take back what an interrupted change left."""
@@ -209,7 +209,7 @@ class LanceIndex(TableIndex):
         self._begin()
         with self._writing():
             self._finish()
-            options = self.options | {"table": self._name, "version": int(self._table.version)}
+            options = self.options | {"table": self._name, "version": int(self._table.version), "next": self._next}
             save_index(self, target, {}, options, is_locked=True)
         self._version = int(self._table.version)
         self._release()
@@ -269,6 +269,7 @@ class LanceIndex(TableIndex):
         index = cls(saved.model, saved.folder.folder, **options)
         index.recall = saved.recall
         index._name, index._version = saved.options["table"], saved.options["version"]
+        index._next = saved.options["next"]
         index._table = index._open(index._version)
         with index._reading():
             index.dimension = index._table.schema.field(_VECTOR).type.list_size
@@ -315,27 +316,29 @@ class LanceIndex(TableIndex):
 class _Source:
     """The batches of some rows in the columns of a table; keeps an error that the database would change."""
 
-    def __init__(self, rows: Iterable[Rows], schema: pa.Schema) -> None:
-        self.rows, self.schema = rows, schema
+    def __init__(self, rows: Iterable[Rows], schema: pa.Schema, place: int) -> None:
+        self.rows, self.schema, self.next = rows, schema, place
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
             for some in self.rows:
-                yield from _to_arrow(some, self.schema).to_batches()
+                yield from _to_arrow(some, self.schema, self.next).to_batches()
+                self.next += len(some.ids)
         except Exception as error:
             self.error = error
             raise
 
 
-def _to_arrow(rows: Rows, schema: pa.Schema) -> pa.Table:
-    """Rows as a table with the columns of `schema`."""
+def _to_arrow(rows: Rows, schema: pa.Schema, place: int) -> pa.Table:
+    """Rows as a table with the columns of `schema`, the first at `place`."""
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.ravel()), rows.vectors.shape[1])
     try:
         ids = pa.array(rows.ids, pa.string())
     except UnicodeEncodeError as error:
         raise ValueError(f"the id {error.object!r} has characters that UTF-8 cannot hold") from error
-    columns = {_ID: ids, _VECTOR: vectors, _DIGEST: pa.array(rows.digests)}
+    places = pa.array(np.arange(place, place + len(rows.ids)))
+    columns = {_ID: ids, _VECTOR: vectors, _DIGEST: pa.array(rows.digests), _PLACE: places}
     if rows.columns is not None:
         columns |= {stored_name(name): rows.columns[name] for name in rows.columns.column_names}
     return concat([schema.empty_table(), pa.table(columns)]).select(schema.names).cast(schema)

@@ -36,6 +36,14 @@ class Rows(NamedTuple):
     columns: pa.Table | None = None
 
 
+class Scanned(NamedTuple):
+    """Some rows as they are stored: where they stand in the order added, their ids and their digests."""
+
+    places: list[int]
+    ids: list[str]
+    digests: list[int]
+
+
 class Hits(NamedTuple):
     """The rows found for a query, best first, and their scores."""
 
@@ -68,8 +76,8 @@ class TableIndex(ABC):
         """Names and types of the columns: `id` and the kept ones."""
 
     @abstractmethod
-    def _scan(self) -> Iterator[tuple[list[str], list[int]]]:
-        """Ids and digests of all rows, in the order added."""
+    def _scan(self) -> Iterator[Scanned]:
+        """All rows, in parts and in any order."""
 
     @abstractmethod
     def _known(self, ids: Sequence[str]) -> set[str]:
@@ -102,7 +110,10 @@ class TableIndex(ABC):
     @property
     def ids(self) -> list[str]:
         """All ids in the order added; read from the database each time."""
-        return [id_ for ids, _ in self._scan() for id_ in ids]
+        if not self.dimension:
+            return []
+        pairs = [pair for part in self._scan() for pair in zip(part.places, part.ids, strict=True)]
+        return [id_ for _, id_ in sorted(pairs)]
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors.
@@ -181,8 +192,8 @@ class TableIndex(ABC):
 
     def _pairs(self) -> Iterator[tuple[str, int]]:
         if self.dimension:
-            for ids, digests in self._scan():
-                yield from zip(ids, digests, strict=True)
+            for part in self._scan():
+                yield from zip(part.ids, part.digests, strict=True)
 
     def select(self, where: str) -> Condition:
         """Read a condition and make sure that it can be evaluated; the database evaluates it in each search.
