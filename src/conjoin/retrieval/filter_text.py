@@ -25,6 +25,9 @@ class Dialect(Protocol):
     def value(self, value: Any) -> str:  # noqa: ANN401
         """A text, number, truth value, date or time."""
 
+    def fraction(self, name: str) -> str:
+        """A column of integers, to be compared with a fraction."""
+
     def comparison(self, name: str, operator: str, value: str) -> str:
         """A column, compared by one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `like`."""
 
@@ -53,7 +56,10 @@ def _comparison(node: Comparison, is_negated: bool, type_: pa.DataType, dialect:
         return dialect.null(name, not is_negated)
     if pa.types.is_null(type_):  # nothing but missing values
         return f"not ({dialect.null(name, True)})"
-    value = dialect.value(column_value(type_, node.value).as_py())
+    wanted = column_value(type_, node.value).as_py()
+    if pa.types.is_integer(type_) and isinstance(wanted, float):
+        name = dialect.fraction(name)
+    value = dialect.value(wanted)
     if node.operator != "like":
         return dialect.comparison(name, _OPPOSITES[node.operator] if is_negated else node.operator, value)
     found = dialect.comparison(name, "like", value)
@@ -76,6 +82,10 @@ class LanceDialect:
         if isinstance(value, bool):
             return str(value).lower()
         return sql_text(value) if isinstance(value, str) else repr(value)
+
+    def fraction(self, name: str) -> str:
+        """As in SQL."""
+        return f"cast({name} as double)"
 
     def comparison(self, name: str, operator: str, value: str) -> str:
         """As in SQL."""
@@ -106,6 +116,10 @@ class MilvusDialect:
         if isinstance(value, bool):
             return str(value).lower()
         return milvus_text(json_value(value))
+
+    def fraction(self, name: str) -> str:
+        """The column itself."""
+        return name
 
     def comparison(self, name: str, operator: str, value: str) -> str:
         """As in Python, and `like`."""

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -173,7 +174,7 @@ class LanceIndex(TableIndex):
         order = np.lexsort((found[_PLACE].to_numpy(), -scores, numbers))
         ids = found[_ID].to_pylist()
         starts = np.searchsorted(numbers[order], np.arange(len(queries) + 1))
-        parts = [order[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+        parts = [order[start:end] for start, end in pairwise(starts)]
         return [Hits([ids[place] for place in part], scores[part]) for part in parts]
 
     def _begin(self) -> None:

@@ -181,7 +181,7 @@ class MilvusIndex(TableIndex):
         self._count -= len(ids)
 
     def _end(self, where: str, until: int) -> None:
-        """Let the rows that an expression holds for end with the state before `until`; their number does not change."""
+        """Let the rows that an expression holds for end with the state before `until`."""
         own = f"{_SINCE} == {self._reading}"
         self._call(self._client.delete, self._name, filter=f"{where} and {own}")  # no saved state has them
         for rows in list(self._pages(where, ["*"])):
