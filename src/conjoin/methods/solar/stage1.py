@@ -1,6 +1,6 @@
 """Stage 1 of SOLAR: separate the shared content of image and text from the rest, and align the shared part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -139,6 +139,11 @@ class PairObjective(Objective):
                 f"token_dropout={encoder.config.token_dropout}: SOLAR needs 0, because random drops blur what its "
                 "masks and constructed samples drop; set token_dropout in the model's config"
             )
+
+    @property
+    def embedding_names(self) -> Collection[str]:
+        """Which outputs of `embed` are embeddings."""
+        return (*self.views, *THREE_VIEWS, "anchors", "constructed", "augmented", "mined")
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules except frozen towers, which stay in evaluation mode."""
