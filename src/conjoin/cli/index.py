@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import DTYPES, INDEX_KINDS
+from conjoin.cli.options import DTYPES, INDEX_KINDS, add_options
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
@@ -32,12 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "memory, or the kind that --update finds)",
     )
     parser.add_argument("--uri", help="address of a Milvus server, or a file for Milvus Lite")
-    parser.add_argument(
-        "--dims",
-        type=int,
-        metavar="N",
-        help="index the N leading numbers of each vector, normalised again, for models trained so (Matryoshka)",
-    )
+    add_options(parser, "vectors", ("--dims",))
     parser.add_argument(
         "--dtype",
         choices=DTYPES,

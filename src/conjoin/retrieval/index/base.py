@@ -38,8 +38,8 @@ class SearchResult(NamedTuple):
     scores: np.ndarray
 
 
-class Index(Protocol):
-    """Ranks a corpus of L2-normalised vectors by inner product.
+class Described(Protocol):
+    """What is recorded of an index.
 
     Attributes:
         kind: Name of the backend, as `build_index` takes it.
@@ -53,13 +53,17 @@ class Index(Protocol):
     model: ModelIdentity | None
     recall: float | None
 
+    def __len__(self) -> int:
+        """How many vectors there are."""
+        ...
+
+
+class Index(Described, Protocol):
+    """Ranks a corpus of L2-normalised vectors by inner product."""
+
     @property
     def ids(self) -> list[str]:
         """All ids in the order added."""
-        ...
-
-    def __len__(self) -> int:
-        """How many vectors there are."""
         ...
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
@@ -123,7 +127,7 @@ class SavedIndex(NamedTuple):
 
 
 def save_index(
-    index: Index,
+    index: Described,
     directory: str | Path,
     files: Mapping[str, Callable[[Path], object]],
     options: Mapping[str, Any] | None = None,
@@ -144,7 +148,7 @@ def save_index(
     """
     if index.dimension is None:
         raise ValueError("the index is empty; add embeddings before saving it")
-    key = {
+    key: dict[str, Any] = {
         "kind": index.kind,
         "model": None if index.model is None else index.model._asdict(),
         "dimension": index.dimension,
@@ -162,10 +166,10 @@ def save_index(
 def table_of(directory: str | Path) -> str | None:
     """The name of the table of the index that a folder holds, if it has one."""
     try:
-        table = read_manifest(Path(directory), INDEX).key["options"].get("table")
+        options: Any = read_manifest(Path(directory), INDEX).key["options"]
     except (FileNotFoundError, ValueError):
         return None
-    return None if table is None else str(table)
+    return None if "table" not in options else str(options["table"])
 
 
 def check_not_replaced(directory: Path, options: Mapping[str, Any]) -> None:
@@ -174,7 +178,7 @@ def check_not_replaced(directory: Path, options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Another process changed it meanwhile.
     """
-    found = read_manifest(directory, INDEX).key["options"]
+    found: Any = read_manifest(directory, INDEX).key["options"]
     if any(found.get(name) != value for name, value in options.items()):
         raise ValueError(f"the index in {str(directory)!r} was changed since it was loaded; load it again")
 
@@ -232,22 +236,22 @@ def check_vectors(vectors: np.ndarray, dimension: int | None, ids: Sequence[str]
     return array
 
 
-def check_search(index: Index, queries: np.ndarray, k: int) -> np.ndarray:
-    """Return the queries as `check_vectors` does, if `index` can be searched for `k` neighbours of them."""
+def check_search(dimension: int | None, queries: np.ndarray, k: int) -> np.ndarray:
+    """Return the queries as `check_vectors` does, if an index can be searched for `k` neighbours of them."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"k must be a positive integer, got {k!r}")
-    if index.dimension is None:
+    if dimension is None:
         raise ValueError("the index is empty; add embeddings before searching it")
-    return check_vectors(queries, index.dimension)
+    return check_vectors(queries, dimension)
 
 
-def check_positions(index: Index, among: np.ndarray) -> np.ndarray:
-    """Return positions `(M,)` of rows of `index`, ascending.
+def check_positions(count: int, among: np.ndarray) -> np.ndarray:
+    """Return positions `(M,)` of the `count` rows of an index, ascending.
 
     Raises:
         ValueError: One is not a position.
     """
     positions = np.unique(np.asarray(among, dtype=np.int64))
-    if len(positions) and (positions[0] < 0 or positions[-1] >= len(index)):
-        raise ValueError(f"positions must be from 0 to {len(index) - 1}, got {positions[[0, -1]].tolist()}")
+    if len(positions) and (positions[0] < 0 or positions[-1] >= count):
+        raise ValueError(f"positions must be from 0 to {count - 1}, got {positions[[0, -1]].tolist()}")
     return positions

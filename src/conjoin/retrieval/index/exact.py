@@ -104,7 +104,7 @@ class ExactIndex(IndexRows):
         Raises:
             ValueError: An empty index, `k` below 1, or queries of another dimension, not finite or not normalised.
         """
-        vectors = torch.tensor(check_search(self, queries, k), device=self.device)
+        vectors = torch.tensor(check_search(self.dimension, queries, k), device=self.device)
         places = self._places
         chosen = None if among is None else self._positions(among)
         if chosen is not None:

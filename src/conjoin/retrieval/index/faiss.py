@@ -24,8 +24,8 @@ _RESCORED = ",Refine(SQfp16)"
 _FACTORY = {
     "flat": "Flat",
     "hnsw": "HNSW{links}",
-    "ivfpq": "IVF{lists},PQ{subvectors}",
-    "ivfpqr": "IVF{lists},PQ{subvectors}" + _RESCORED,
+    "ivfpq": "IVF{lists},PQ{subvectors}np",
+    "ivfpqr": "IVF{lists},PQ{subvectors}np" + _RESCORED,
     "rabitq": "IVF{lists},RaBitQ" + _RESCORED,
     "binary": "LSH" + _RESCORED,
 }
@@ -222,7 +222,7 @@ class FaissIndex(IndexRows):
         Raises:
             ValueError: As `ExactIndex.search`.
         """
-        vectors = check_search(self, queries, k)
+        vectors = check_search(self.dimension, queries, k)
         labels = self._labels if among is None else self._labels[self._positions(among)]
         k = min(k, len(labels))
         if k == 0:

@@ -69,7 +69,7 @@ class LanceIndex(TableIndex):
         if directory is not None:
             check_place(directory, INDEX, r"rows-[0-9a-f]{16}\.lance")
         self._temporary = tempfile.TemporaryDirectory() if directory is None else None
-        self._folder = Path(directory if self._temporary is None else self._temporary.name)
+        self._folder = Path(directory or (self._temporary.name if self._temporary else ""))
         self._name = f"rows-{secrets.token_hex(8)}"
         self._version: int | None = None  # that is recorded
         self._table: Any = None
@@ -169,7 +169,7 @@ class LanceIndex(TableIndex):
             found = search.select([_ID, _VECTOR, _PLACE, "_distance"]).limit(k).to_arrow()
         numbers = found["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(found), dtype=np.int64)
         vectors = found[_VECTOR].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        vectors = vectors.reshape(len(found), -1).astype(np.float64)
+        vectors = vectors.reshape(len(found), queries.shape[1]).astype(np.float64)
         scores = np.einsum("nd,nd->n", vectors, queries[numbers].astype(np.float64)).astype(np.float32)
         order = np.lexsort((found[_PLACE].to_numpy(), -scores, numbers))
         ids = found[_ID].to_pylist()

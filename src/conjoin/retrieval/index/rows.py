@@ -151,7 +151,7 @@ class IndexRows(ABC):
 
     def _positions(self, among: Selection) -> np.ndarray:
         """Positions `(M,)` of rows, ascending."""
-        return check_positions(self, among if isinstance(among, np.ndarray) else self.select(among.text))
+        return check_positions(len(self), among if isinstance(among, np.ndarray) else self.select(among.text))
 
     def _save(
         self,

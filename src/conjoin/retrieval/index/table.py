@@ -222,11 +222,11 @@ class TableIndex(ABC):
         Raises:
             ValueError: As `ExactIndex.search`.
         """
-        vectors = check_search(self, queries, k)
+        vectors = check_search(self.dimension, queries, k)
         if isinstance(among, Condition):
             where = self._expression(among)
         elif among is not None:
-            ids, positions = self.ids, check_positions(self, among)
+            ids, positions = self.ids, check_positions(len(self), among)
             where = self._among([ids[place] for place in positions])
         else:
             where = None
