@@ -238,10 +238,19 @@ def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, mo
     assert "encoding" in progress and "7/7" in progress and "row/s" in progress
 
 
+def test_compact_and_truncated(built, tmp_path, capsys):
+    conjoin("index", built / "store", "--out", tmp_path, "--dims", 8, "--dtype", "int8")
+    assert json.loads((tmp_path / "manifest.json").read_text())["key"]["dimension"] == 8
+    assert "recall@10" in capsys.readouterr().out
+    conjoin("search", tmp_path, "--text", "a green square", "-k", 1)  # the query is cut to 8 numbers, too
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_faiss_kinds(kind, built, data, tmp_path, capsys):
     conjoin("index", built / "store", "--out", tmp_path, "--kind", kind)
-    assert f"{kind} index of 7 vectors in {tmp_path}\nnext: conjoin search" in capsys.readouterr().out
+    recall = ", recall@10 1.000" if kind == "hnsw" else ""
+    assert f"{kind} index of 7 vectors in {tmp_path}{recall}\nnext: conjoin search" in capsys.readouterr().out
     conjoin("search", tmp_path, "--image", data / "green.png", "-k", 1)
     assert capsys.readouterr().out.splitlines()[1].split()[2] == "green"
 

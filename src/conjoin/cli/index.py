@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import DTYPES, INDEX_KINDS, add_options
+from conjoin.cli.options import INDEX_KINDS, add_options
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
@@ -32,11 +32,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "memory, or the kind that --update finds)",
     )
     parser.add_argument("--uri", help="address of a Milvus server, or a file for Milvus Lite")
-    add_options(parser, "vectors", ("--dims",))
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="how --backend exact holds numbers; int8 and binary (signs) are compact (default: as the store)",
+    add_options(
+        parser,
+        "vectors",
+        ("--dims", "--dtype"),
+        dtype={
+            "default": None,
+            "help": "how --backend exact holds numbers; int8 and binary (signs) are compact (default: as the store)",
+        },
     )
     parser.add_argument(
         "--update",
