@@ -1,6 +1,7 @@
 """The benchmark scripts that need no data."""
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -107,3 +108,13 @@ def test_what_is_missing_or_other_of_the_solar_claims_is_said(tmp_path, claims):
         claims.chosen(["GCI"])
     with pytest.raises(ValueError, match="none in common"):
         claims.compare("GCL", "CL", tmp_path, [0])
+
+
+def test_the_life_of_a_store_is_timed(tmp_path):
+    spec = importlib.util.spec_from_file_location("store_lifecycle", SCRIPTS / "store_lifecycle.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = [step() for name, step in script.steps(300, tmp_path).items() if name != "imports"]
+    assert len(found[0]) == 300 and len(script.load_index(tmp_path / "index").ids) == 300
+    assert (found[3].added, found[3].replaced, found[3].removed) == (3, 3, 3)
+    assert found[5].tolist() == [5]  # item 7; item 1 is gone and item 2 has changed, so it is last

@@ -1,11 +1,10 @@
 """Measure the rows of the SOLAR claims triplet by triplet, by the package's evaluation."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from solar_rows import WINDOW_THRESHOLD
 from solar_scenes import SETS, Scenes
 from solar_training import Trained
 from torch import Tensor
@@ -25,6 +24,7 @@ TOWER_READOUTS: Readouts = {
     "global": lambda views: torch.cat([views["global"], views["words"]], dim=1),
     "patches": lambda views: torch.cat([views["patches"], views["words"]], dim=1),
 }
+MASKS: dict[str, Literal["global", "windows"]] = {"masks": "global", "window masks": "windows"}
 SHARES = (0.1, 0.01, 0.001)
 """Of the mean variance, added to every variance before whitening."""
 
@@ -42,11 +42,10 @@ def measure_model(trained: Trained, scenes: Scenes) -> dict[str, Any]:
             with torch.inference_mode():
                 projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
             found[name]["text_to_image, heads"] = triplets.text_to_image_ranks(projected, others).tolist()
-        for kind, scores, threshold in (("masks", "global", None), ("window masks", "windows", WINDOW_THRESHOLD)):
+        for kind, made_of in MASKS.items():
             found[name][kind] = score_intersection(
-                trained.model, scenes.processor, triplets.scenes, features=triplets.features, scores=scores,
-                threshold=threshold,
-            )  # fmt: skip
+                trained.model, scenes.processor, triplets.scenes, features=triplets.features, scores=made_of
+            )
     return found
 
 

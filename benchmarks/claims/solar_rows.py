@@ -23,12 +23,10 @@ TOWERS, CROSS_MODAL, OWN = ("tower-text", "tower-image"), tuple(MINERS)[2:6], ("
 ITC_ONLY = {"gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, "mask": "none"}
 GCL_TERM = {"three_view_weight": 1.0}
 NO_CN = {"constructed_negatives": False}
-WINDOW_THRESHOLD = 1.6
-"""Deviations above the mean of other pairs' window scores."""
 GCL_ONLY = {"itc_weight": 0.0, "gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, **GCL_TERM}
 HALF = {"mask_share": 0.5}
 LATE = {"mask_start_ratio": 0.3, "mask_warmup_ratio": 0.5}
-WINDOWS = {"scores": "windows", "threshold": WINDOW_THRESHOLD}
+WINDOWS = {"scores": "windows"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Row:
         lora: Train the vision-language encoder by LoRA.
         live: Run the towers at every step.
         truth: Take the masks from the boxes and spans of the scenes.
+        shuffled: Move the masks of stage 1 to random places.
         versions: Rows have augmented versions.
         grouped: Mined neighbours beside each anchor in a batch, all of them anchors.
     """
@@ -61,6 +60,7 @@ class Row:
     lora: bool = False
     live: bool = False
     truth: bool = False
+    shuffled: bool = False
     versions: bool = False
     grouped: int = 0
 
@@ -114,11 +114,11 @@ SECOND: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 WINDOW: dict[str, dict[str, Any]] = {
     "all rows": {"mask_share": 1.0},
-    "by QDA": {"threshold": None},
-    "global tokens": {"scores": "global", "threshold": None, "gla_weight": 1.0},
+    "global tokens": {"scores": "global", "gla_weight": 1.0},
     "true masks": {},
+    "shuffled masks": {},
 }
-"""What the window masks need: half of the rows, a threshold of their own, windows."""
+"""What window masks need: half of the rows, windows, and the right places."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "stage 2": ("stage 1", {}, "ablations"),
@@ -170,6 +170,7 @@ ROWS = {
                 "solar_stage1",
                 changes=GCL_ONLY | HALF | WINDOWS | LATE | changes,
                 truth=name == "true masks",
+                shuffled=name == "shuffled masks",
             )
             for name, changes in WINDOW.items()
         ),

@@ -52,6 +52,24 @@ class TrueMasks(SolarStage1Objective):
         return image, text, metrics
 
 
+class ShuffledMasks(SolarStage1Objective):
+    """Stage 1 with as many masked tokens in every row, at random places."""
+
+    def masks(
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The learned masks, shuffled within each row."""
+        image, text, metrics = super().masks(alignment, tokens, taught, rows)
+        return _shuffled(image, tokens.image_mask[rows]), _shuffled(text, tokens.text_mask[rows]), metrics
+
+
+def _shuffled(mask: Tensor, exists: Tensor) -> Tensor:
+    """Exchange the weights of the tokens that exist."""
+    anywhere = torch.rand(mask.shape).masked_fill(~exists, 2.0).argsort(1)
+    in_order = (~exists).long().argsort(dim=1, stable=True)
+    return mask.scatter(1, in_order, mask.gather(1, anywhere))
+
+
 class TrueSamples(SolarStage2Objective):
     """Stage 2 with samples constructed from the true intersection: segments are objects, the background stays."""
 
@@ -166,8 +184,9 @@ class Laboratory:
         options: dict[str, Any] = {"train_dataset": rows, "data_collator": collator}
         start = None if row.start is None else self.folder(row.start)
         has_heads = start is not None and (start / HEADS_FILE).is_file()
-        if row.truth and row.method == "solar_stage1":
-            return RetrievalTrainer(TrueMasks(model, config, TowerTeacher(model)), config, **options)
+        if (row.truth or row.shuffled) and row.method == "solar_stage1":
+            objective = TrueMasks if row.truth else ShuffledMasks
+            return RetrievalTrainer(objective(model, config, TowerTeacher(model)), config, **options)
         if row.truth:
             heads = load_heads(start) if has_heads and config.itc_weight else None
             return RetrievalTrainer(TrueSamples(model, config, heads), config, **options)

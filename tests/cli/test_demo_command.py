@@ -51,9 +51,7 @@ def test_demo(few, tmp_path, capsys):
 
 def test_solar(few, tmp_path, capsys, monkeypatch):
     # two steps of stage 1 leave the scores at chance, where stage 2 stops
-    monkeypatch.setattr(
-        "conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, image, text: {}
-    )
+    monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})
     monkeypatch.setattr(solar_demo, "SCENES", {"objects": 8, "train": 20, "triplets": 6, "distractors": 4})
     out = tmp_path / "demo"
     results, report = demo(few, out, "--recipe", "solar")

@@ -1,6 +1,7 @@
 """`conjoin export`: a saved model in a form that other programs load."""
 
 import argparse
+import shutil
 from typing import Any
 
 from conjoin.cli.train import usage
@@ -50,4 +51,7 @@ def run(args: argparse.Namespace) -> None:
         export_stock(model, processor, args.out)
     else:
         export(model, processor, args.out)
+    recipe = Path(args.model) / "recipe.json"
+    if recipe.is_file():
+        shutil.copy(recipe, args.out)  # for the card of `conjoin push`
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out, code=args.format == 'code')}")

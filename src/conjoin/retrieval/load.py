@@ -22,6 +22,7 @@ def load_encoder(
     dtype: torch.dtype | None = None,
     num_workers: int = 0,
     input_type: str | None = None,
+    revision: str | None = None,
 ) -> ItemEncoder:
     """Load any model as an encoder.
 
@@ -37,6 +38,7 @@ def load_encoder(
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
+        revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -45,26 +47,26 @@ def load_encoder(
             such `device` or `input_type`.
     """
     device = choose_device(device)
-    model, processor = _load(path, trust_remote_code)
+    model, processor = _load(path, trust_remote_code, revision)
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
     return ItemEncoder(model, processor, batch_size, device, dtype, **options)
 
 
-def _load(path: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
-    has_config = _has_file(path, "config.json")
-    if has_config and is_own_model(path):
-        return load_model(path)
-    if _has_file(path, "modules.json"):
-        return load_sentence_transformer(path, trust_remote_code)
+def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:
+    has_config = _has_file(path, "config.json", revision)
+    if has_config and is_own_model(path, revision):
+        return load_model(path, revision=revision)
+    if _has_file(path, "modules.json", revision):
+        return load_sentence_transformer(path, trust_remote_code, revision)
     if Path(path).is_dir() and not has_config:
         raise FileNotFoundError(
             f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
         )
-    return load_stock_model(path, trust_remote_code)
+    return load_stock_model(path, trust_remote_code, revision)
 
 
-def _has_file(path: str | Path, name: str) -> bool:
+def _has_file(path: str | Path, name: str, revision: str | None) -> bool:
     if Path(path).is_dir():
         return (Path(path) / name).is_file()
-    with loading(path):
-        return cached_file(path, name, _raise_exceptions_for_missing_entries=False) is not None
+    with loading(path, revision):
+        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.query_rows import NamedCandidates, QueryRows, has_order, positives_of, sources_of
+from conjoin.data.query_rows import NamedCandidates, QueryRows, has_order, positives_of, repeats_of, sources_of
 from conjoin.evaluation import best_ranks
 from conjoin.ops import gather_with_gradient, is_distributed
 from conjoin.training.config import RetrievalConfig
@@ -133,6 +133,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
             sources_of(rows) if self.args.one_dataset_per_batch else None,
             processes=self.args.world_size,
             seed=self.args.seed,
+            repeats=repeats_of(rows),
         )
         loader = DataLoader(
             rows,

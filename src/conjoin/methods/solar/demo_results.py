@@ -49,8 +49,6 @@ SHOWN = f"{STAGE1}, score fusion"
 FOUND = 5
 """A search finds the positive if it is among so many."""
 FIGURES_PER_SET = 3
-WINDOW_THRESHOLD = 1.6
-"""Of the window scores, for every model."""
 NAMES = {"known": "known objects", "unseen": "unseen objects"}
 KINDS = {"image content": "picture", "text content": "text", "other intersection": "both"}
 
@@ -205,17 +203,13 @@ def _table(name: str, scores: Mapping[tuple[str, str], Symmetric], recall: Mappi
 def _masks(runs: DemoRuns) -> Table:
     """The scores of both kinds against the truth."""
     rows: list[TableRow] = []
-    kinds: list[tuple[str, Literal["global", "windows"], float | None]] = [
-        ("global tokens", "global", None),
-        ("windows", "windows", WINDOW_THRESHOLD),
-    ]
+    kinds: dict[str, Literal["global", "windows"]] = {"global tokens": "global", "windows": "windows"}
     for run in (GCL, STAGE1):
         for name, triplets in runs.sets.items():
-            for label, scores, threshold in kinds:
+            for label, made_of in kinds.items():
                 found = score_intersection(
-                    runs.models[run], runs.processor, triplets.scenes, features=triplets.features,
-                    scores=scores, threshold=threshold,
-                )  # fmt: skip
+                    runs.models[run], runs.processor, triplets.scenes, features=triplets.features, scores=made_of
+                )
                 values = [Metric(found[f"{part}_{key}"]) for part in ("patch", "token") for key in ("auroc", "iou")]
                 rows.append([f"{run}, {label}", NAMES[name], *values])
     columns = ["scores", "scenes", "patch AUROC", "patch IoU", "word AUROC", "word IoU"]
@@ -279,12 +273,10 @@ def _figures(runs: DemoRuns, name: str, seed: int) -> list[Figure]:
     triplets = runs.sets[name]
     count = min(FIGURES_PER_SET, len(triplets.kinds))
     chosen = np.random.default_rng(seed).choice(len(triplets.kinds), size=count, replace=False).tolist()
+    scores = runs.args.scores
     scored = list(
-        score_scenes(
-            runs.models[STAGE1], runs.processor, triplets.scenes, features=triplets.features, scores=runs.args.scores,
-            threshold=runs.args.threshold,
-        )
-    )  # fmt: skip
+        score_scenes(runs.models[STAGE1], runs.processor, triplets.scenes, features=triplets.features, scores=scores)
+    )
     figures = []
     for place in chosen:
         scene, image = triplets.scenes[place], load_image(triplets.items[place]["image"])

@@ -130,7 +130,7 @@ class FeatureEncoder:
         vectors: Maps a view and places to vectors `(N, d)`.
     """
 
-    device, dtype, batch_size, processing = torch.device("cpu"), None, 128, None
+    device, dtype, batch_size, processing, input_type = torch.device("cpu"), None, 128, None, "seq"
 
     def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
         self.name = self.fingerprint = name

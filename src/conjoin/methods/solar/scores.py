@@ -63,11 +63,9 @@ def score_windows(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[Local
     return window_scores(encoder.vl_encoder, *parts)
 
 
-def threshold_of(scores: LocalScores, deviations: float | None = None) -> Threshold:
-    """Return tau: `deviations` above the mean of S-, or where both Gaussians have equal density (App. C.1)."""
+def threshold_of(scores: LocalScores) -> Threshold:
+    """Return tau, where the Gaussians fitted to both populations have equal density (App. C.1)."""
     positive, negative = scores.positive, scores.negative
-    if deviations is not None:
-        return Threshold(negative.mean + deviations * negative.std, torch.zeros_like(negative.mean, dtype=torch.bool))
     return qda_threshold(positive.mean, positive.std, negative.mean, negative.std)
 
 
@@ -78,11 +76,9 @@ def separation(scores: LocalScores) -> Tensor:
     return torch.special.ndtr((positive.mean - negative.mean) / deviation)
 
 
-def mask_tokens(
-    scores: LocalScores, exists: Tensor, rho: float, name: str, deviations: float | None
-) -> tuple[Tensor, dict[str, Tensor]]:
+def mask_tokens(scores: LocalScores, exists: Tensor, rho: float, name: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the evolutionary mask `(N, T)` of one modality and its metrics."""
-    tau, fallback = threshold_of(scores, deviations)
+    tau, fallback = threshold_of(scores)
     above = (scores.scores > tau) & exists
     metrics = {
         f"{name}_threshold": tau,

@@ -47,8 +47,6 @@ class SolarStage1Config(TemperatureConfig):
             start; `"none"` never masks.
         scores: What masks are made of: `"global"`, the cosines of Eq. 1 with the other modality's global token, or
             `"windows"`, the embeddings of windows of tokens (`window_scores`; not in the paper).
-        threshold: A token is shared if its score is this many deviations above the mean of S-; None takes the paper's
-            QDA threshold, which treats all of S+ as shared.
         mask_share: Share of the rows of a step that are masked, chosen at random; 1 in the paper. The others keep the
             embeddings of whole items trained.
         mask_schedule: `"linear"` or `"cosine"` decay of rho from 1 to 0.
@@ -70,7 +68,6 @@ class SolarStage1Config(TemperatureConfig):
     margin: float = field(default=0.1)
     mask: Literal["evolutionary", "hard", "none"] = field(default="evolutionary")
     scores: Literal["global", "windows"] = field(default="global")
-    threshold: float | None = field(default=None)
     mask_share: float = field(default=1.0)
     mask_schedule: Literal["linear", "cosine"] = field(default="linear")
     mask_warmup_ratio: float = field(default=0.5)
@@ -229,8 +226,8 @@ class SolarStage1Objective(PairObjective):
             image_scores, text_scores = (
                 part._replace(scores=part.scores[rows]) for part in (alignment.image, alignment.text)
             )
-        image, image_metrics = mask_tokens(image_scores, tokens.image_mask, rho, "image", self.args.threshold)
-        text, text_metrics = mask_tokens(text_scores, tokens.text_mask, rho, "text", self.args.threshold)
+        image, image_metrics = mask_tokens(image_scores, tokens.image_mask, rho, "image")
+        text, text_metrics = mask_tokens(text_scores, tokens.text_mask, rho, "text")
         return image, text, image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
 
     def _weights(

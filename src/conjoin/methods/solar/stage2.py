@@ -41,7 +41,6 @@ class SolarStage2Config(TemperatureConfig):
         segments: Mask image segments instead of single patches.
         mined_per_anchor: Mined negatives sampled per anchor and step; 0 for none.
         scores: As in stage 1: `"global"` (the paper's) or `"windows"`.
-        threshold: As in stage 1.
         mask_source: `"frozen"` takes scores and thresholds from the model at the start of this stage, `"online"` from
             the model being trained.
         mask_level: `"feature"` masks the input tokens of E_VL: cheap, but in the towers the other tokens have seen the
@@ -66,7 +65,6 @@ class SolarStage2Config(TemperatureConfig):
     segments: bool = field(default=True)
     mined_per_anchor: int = field(default=2)
     scores: Literal["global", "windows"] = field(default="global")
-    threshold: float | None = field(default=None)
     mask_source: Literal["frozen", "online"] = field(default="frozen")
     mask_level: Literal["feature", "input"] = field(default="feature")
     itc_weight: float = field(default=0.0)
@@ -215,7 +213,7 @@ class SolarStage2Objective(PairObjective):
             image, text = score_windows(self._scorer[0] or self.encoder, tokens)
         else:
             image, text = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)[1:]
-        image_tau, text_tau = (threshold_of(part, self.args.threshold).threshold for part in (image, text))
+        image_tau, text_tau = (threshold_of(part).threshold for part in (image, text))
         metrics = {"image_threshold": image_tau, "text_threshold": text_tau} | self._check_scores(image, text)
         segments = None
         if self.args.segments:

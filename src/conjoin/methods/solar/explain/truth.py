@@ -35,7 +35,6 @@ def score_intersection(
     batch_size: int = 64,
     features: CachedFeatures | None = None,
     scores: Literal["global", "windows"] = "global",
-    threshold: float | None = None,
 ) -> dict[str, float]:
     """Score the local scores and masks of a joint encoder on scenes.
 
@@ -46,7 +45,6 @@ def score_intersection(
         batch_size: Rows per batch; thresholds are fitted to the scores of a batch, as in training.
         features: The tower features of the rows; None runs the towers, and then every row needs its `image`.
         scores: Those of global tokens or of windows, as in `SolarStage1Config`.
-        threshold: As in `SolarStage1Config`.
 
     Returns:
         `patch_auroc` and `token_auroc`: the chance that a token of a shared object scores above a token of a private
@@ -58,7 +56,7 @@ def score_intersection(
     """
     found: dict[str, list[tuple[float, float]]] = {"patch": [], "token": []}
     overlaps: dict[str, list[float]] = {"patch": [], "token": []}
-    for scene in score_scenes(model, processor, rows, batch_size, features, scores, threshold):
+    for scene in score_scenes(model, processor, rows, batch_size, features, scores):
         for kind, tokens in scene.items():
             found[kind].append(_wins(tokens.scores[tokens.truth == SHARED], tokens.scores[tokens.truth == PRIVATE]))
             overlaps[kind].append(_overlap(tokens.above, tokens.truth))
@@ -79,7 +77,6 @@ def score_scenes(
     batch_size: int = 64,
     features: CachedFeatures | None = None,
     scores: Literal["global", "windows"] = "global",
-    threshold: float | None = None,
 ) -> Iterator[dict[str, ScoredTokens]]:
     """Yield the scores of every scene: `patch` and `token`; the arguments are those of `score_intersection`."""
     model.eval()
@@ -95,7 +92,7 @@ def score_scenes(
         truths = _truths(processor, chosen, tokens.image_mask.shape[1], tokens.text_mask.shape[1])
         scored: list[list[ScoredTokens]] = []
         for local, truth in zip((image, text), truths, strict=True):
-            above = (local.scores > threshold_of(local, threshold).threshold).cpu()
+            above = (local.scores > threshold_of(local).threshold).cpu()
             width = truth.shape[1]  # the words of cached features may have more padding
             parts = zip(local.scores[:, :width].cpu(), above[:, :width], truth, strict=True)
             scored.append([ScoredTokens(*part) for part in parts])
