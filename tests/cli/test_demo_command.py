@@ -54,16 +54,21 @@ def test_solar(few, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})
     monkeypatch.setattr(solar_demo, "SCENES", {"objects": 8, "train": 20, "triplets": 6, "distractors": 4})
     out = tmp_path / "demo"
-    results, report = demo(few, out, "--recipe", "solar")
+    results, report = demo(few, out, "--recipe", "solar", "--training.per_device_train_batch_size", "6")
     runs = ["towers, score fusion"]
-    for run in ("SOLAR stage 1", "GCL's loss alone", "SOLAR stage 2"):
+    for run in ("SOLAR stage 1", "GCL", "SOLAR stage 2"):
         runs += [f"{run}, fused", f"{run}, score fusion"]
         assert results["config"][run]["steps"] == 2
-    known, unseen, masks = results["tables"]
+    known, unseen, differences, masks = results["tables"]
     for table in (known, unseen):
         assert [row[0] for row in table["rows"]] == runs
         assert "among 21 items" in table["note"]  # three of each triplet without the query, and the distractors
         assert [row[-1] is None for row in table["rows"]] == [True] + [False] * 6
+    pairs = [(row[0], row[1]) for row in differences["rows"]]
+    assert len(set(pairs)) == 6 and ("SOLAR stage 1, fused − GCL, fused", "known objects") in pairs
+    assert all(
+        re.fullmatch(r"[+-]\d+\.\d \[-?\d+\.\d, -?\d+\.\d\]", cell) for row in differences["rows"] for cell in row[2:]
+    )
     assert len(masks["rows"]) == 8 and len(results["headline"]) == 3
     assert len(results["figures"]) == 6 and report.count("<figure") > 6
     for example in results["examples"]:  # two runs search for each query that one finds and the other does not

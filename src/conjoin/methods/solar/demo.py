@@ -1,4 +1,4 @@
-"""`conjoin demo --recipe solar`: both stages of SOLAR on scenes, beside GCL's loss alone and the towers."""
+"""`conjoin demo --recipe solar`: both stages of SOLAR on scenes, beside GCL and the towers."""
 
 import json
 import shutil
@@ -20,12 +20,12 @@ from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, l
 from .demo_results import GCL, STAGE1, STAGE2, DemoRuns, demo_results
 from .scenes import FeatureEncoder, SceneTriplets, embed_features
 
-SCENES: dict[str, Any] = {"objects": 100, "train": 8000, "triplets": 200, "distractors": 2000}
+SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
 
 
 def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
-    """Make scenes, train both stages of SOLAR and GCL's loss alone on them, and compare all with the towers.
+    """Make scenes, train both stages of SOLAR and GCL on them, and compare all with the towers.
 
     Args:
         out: Folder of the demo.
