@@ -56,7 +56,7 @@ def test_solar(few, tmp_path, capsys, monkeypatch):
     out = tmp_path / "demo"
     results, report = demo(few, out, "--recipe", "solar", "--training.per_device_train_batch_size", "6")
     runs = ["towers, score fusion"]
-    for run in ("SOLAR stage 1", "GCL", "SOLAR stage 2"):
+    for run in ("GCL", "SOLAR stage 1", "SOLAR stage 2"):
         runs += [f"{run}, fused", f"{run}, score fusion"]
         assert results["config"][run]["steps"] == 2
     known, unseen, differences, masks = results["tables"]

@@ -36,10 +36,10 @@ def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")
     changes = {"data.source": source, "features.folder": str(out / "features"), **overrides}
-    say("2/5  Features and stage 1")
-    trainers = {STAGE1: _train("solar/sample_stage1.yaml", changes, out / "stage1")}
-    say(f"3/5  {GCL}")
-    trainers[GCL] = _train("solar/sample_stage1.yaml", changes | {"training.mask": "none"}, out / "gcl")
+    say(f"2/5  Features and {GCL}")
+    trainers = {GCL: _train("solar/sample_stage1.yaml", changes | {"training.mask": "none"}, out / "gcl")}
+    say(f"3/5  {STAGE1}")
+    trainers[STAGE1] = _train("solar/sample_stage1.yaml", changes, out / "stage1")
     say("4/5  Mining and stage 2")
     _mine(trainers[STAGE1], source, out / "mined")
     changes |= {"model.checkpoint": str(out / "stage1"), "data.mined": str(out / "mined")}

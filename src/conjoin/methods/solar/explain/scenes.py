@@ -6,7 +6,7 @@ from typing import Any
 from PIL import Image
 
 from conjoin.data.scenes.truth import SHARED
-from conjoin.methods.solar.explain.pictures import Word, boxed_picture, heat_map, relative, strip, warmth
+from conjoin.methods.solar.explain.pictures import Word, boxed_picture, heat_map, masked_picture, relative, strip, warmth
 from conjoin.methods.solar.explain.truth import ScoredTokens
 
 
@@ -16,7 +16,7 @@ def draw_scene_scores(
     scored: Mapping[str, ScoredTokens],
     tokenizer: Any,  # noqa: ANN401
 ) -> Image.Image:
-    """Draw the boxes of the truth, the scores of patches and words, and what is above the threshold.
+    """Draw the boxes of the truth, the scores of patches and words, and what the mask keeps.
 
     Args:
         picture: Of the scene.
@@ -29,17 +29,16 @@ def draw_scene_scores(
     grid = (side, side)
     named = {entry["object"] for entry in scene["text_objects"]}
     boxes = [(entry["box"], entry["object"] in named) for entry in scene["image_objects"]]
-    paler = patches.scores.where(patches.above, patches.scores.min())
     panels = [
         ("truth: red is shared", boxed_picture(picture, boxes)),
         ("patches like the text", heat_map(picture, patches.scores.numpy(), grid)),
-        ("above the threshold", heat_map(picture, paler.numpy(), grid, float(paler.min()))),
+        ("what the mask keeps", masked_picture(picture, patches.above.float().numpy(), grid)),
     ]
     return strip(panels, _lines(scene["text"], tokens, tokenizer))
 
 
 def _lines(text: str, tokens: ScoredTokens, tokenizer: Any) -> list[tuple[str, list[Word]]]:  # noqa: ANN401
-    """The tokens by their truth, by their scores, and those above the threshold; None for the others."""
+    """The tokens by their truth, by their scores, and those that the mask keeps; None for the others."""
     offsets = tokenizer(text, truncation=True, return_offsets_mapping=True)["offset_mapping"]
     places = [place for place, (start, end) in enumerate(offsets) if end > start]
     words = [text[slice(*offsets[place])] for place in places]
@@ -47,7 +46,7 @@ def _lines(text: str, tokens: ScoredTokens, tokenizer: Any) -> list[tuple[str, l
     kept = {
         "truth: what the picture shows": (tokens.truth[places] == SHARED).tolist(),
         "words like the picture": [True] * len(places),
-        "above the threshold": tokens.above[places].tolist(),
+        "what the mask keeps": tokens.above[places].tolist(),
     }
     return [
         (caption, [(word, colour if keep else None) for word, colour, keep in zip(words, colours, keeps, strict=True)])
