@@ -70,7 +70,7 @@ def test_solar(few, tmp_path, capsys, monkeypatch):
         re.fullmatch(r"[+-]\d+\.\d \[-?\d+\.\d, -?\d+\.\d\]", cell) for row in differences["rows"] for cell in row[2:]
     )
     assert len(masks["rows"]) == 8 and len(results["headline"]) == 3
-    assert len(results["figures"]) == 6 and report.count("<figure") > 6
+    assert 2 <= len(results["figures"]) <= 8 and report.count("<figure") >= len(results["figures"])
     for example in results["examples"]:  # two runs search for each query that one finds and the other does not
         assert (example["rank"] <= 5) == example["title"].endswith("SOLAR stage 1, score fusion")
     printed = capsys.readouterr().out

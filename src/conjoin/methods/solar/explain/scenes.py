@@ -6,7 +6,15 @@ from typing import Any
 from PIL import Image
 
 from conjoin.data.scenes.truth import SHARED
-from conjoin.methods.solar.explain.pictures import Word, boxed_picture, heat_map, masked_picture, relative, strip, warmth
+from conjoin.methods.solar.explain.pictures import (
+    Word,
+    boxed_picture,
+    heat_map,
+    masked_picture,
+    relative,
+    strip,
+    warmth,
+)
 from conjoin.methods.solar.explain.truth import ScoredTokens
 
 

@@ -1,5 +1,6 @@
 """How well the scores of a stage-1 model find what picture and text share, against the truth of scenes."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -49,24 +50,28 @@ def score_intersection(
     Returns:
         `patch_auroc` and `token_auroc`: the chance that a token of a shared object scores above a token of a private
         one of the same scene (App. H); 0.5 is chance. `patch_iou` and `token_iou`: intersection over union of the
-        tokens above the threshold with those of shared objects.
+        tokens above the threshold with those of shared objects. `patch_shared_kept`, `patch_private_kept` and so on:
+        how many of such tokens are above the threshold.
 
     Raises:
         ValueError: No scene has shared and private objects.
     """
     found: dict[str, list[tuple[float, float]]] = {"patch": [], "token": []}
     overlaps: dict[str, list[float]] = {"patch": [], "token": []}
+    kept: dict[str, list[bool]] = defaultdict(list)
     for scene in score_scenes(model, processor, rows, batch_size, features, scores):
         for kind, tokens in scene.items():
             found[kind].append(_wins(tokens.scores[tokens.truth == SHARED], tokens.scores[tokens.truth == PRIVATE]))
             overlaps[kind].append(_overlap(tokens.above, tokens.truth))
+            for part, truth in (("shared", SHARED), ("private", PRIVATE)):
+                kept[f"{kind}_{part}_kept"] += tokens.above[tokens.truth == truth].tolist()
     results: dict[str, float] = {}
     for kind, wins in found.items():
         won, compared = map(sum, zip(*wins, strict=True))
         if not compared:
             raise ValueError(f"no scene has a {kind} of a shared and one of a private object")
         results |= {f"{kind}_auroc": won / compared, f"{kind}_iou": float(np.mean(overlaps[kind]))}
-    return results
+    return results | {name: float(np.mean(values)) for name, values in kept.items()}
 
 
 @torch.inference_mode()
