@@ -69,6 +69,7 @@ def test_solar(few, tmp_path, capsys, monkeypatch):
     assert all(
         re.fullmatch(r"[+-]\d+\.\d \[-?\d+\.\d, -?\d+\.\d\]", cell) for row in differences["rows"] for cell in row[2:]
     )
+    assert all(re.fullmatch(r"\d+ / \d+", row[column]) for row in masks["rows"] for column in (3, 5))
     assert len(masks["rows"]) == 8 and len(results["headline"]) == 3
     assert 2 <= len(results["figures"]) <= 8 and report.count("<figure") >= len(results["figures"])
     for example in results["examples"]:  # two runs search for each query that one finds and the other does not

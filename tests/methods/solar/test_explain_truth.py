@@ -33,7 +33,7 @@ def test_scores_equal_a_naive_loop(tiny_checkpoints):
     objects = ROWS[0]["image_objects"], ROWS[0]["text_objects"]
     truths = {"patch": shared_patches(*objects, 2), "token": shared_tokens(*objects, offsets)}
     for kind, local in (("patch", scores.image), ("token", scores.text)):
-        truth, wins, overlaps = truths[kind].tolist(), [], []
+        truth, wins, overlaps, kept = truths[kind].tolist(), [], [], {1: [], 0: []}
         for row in local.scores.tolist():
             shared, private = ([s for s, t in zip(row, truth, strict=True) if t == kept] for kept in (1, 0))
             assert shared and private
@@ -41,8 +41,12 @@ def test_scores_equal_a_naive_loop(tiny_checkpoints):
             above = {place for place, score in enumerate(row) if score > threshold_of(local).threshold}
             own = {place for place, t in enumerate(truth) if t == 1}
             overlaps.append(len(above & own) / len(above | own))
+            for part, places in kept.items():
+                places += [place in above for place, t in enumerate(truth) if t == part]
         assert found[f"{kind}_auroc"] == pytest.approx(sum(wins) / len(wins))
         assert found[f"{kind}_iou"] == pytest.approx(sum(overlaps) / len(overlaps))
+        assert found[f"{kind}_shared_kept"] == pytest.approx(sum(kept[1]) / len(kept[1]))
+        assert found[f"{kind}_private_kept"] == pytest.approx(sum(kept[0]) / len(kept[0]))
 
 
 def test_cached_features_give_the_same_scores(tiny_checkpoints, tmp_path):

@@ -71,10 +71,9 @@ TABLE_NOTE = (
     "and named (picture), the text's (text), the same objects with another intersection (both). mR: mean of R@1, R@5 "
     "and R@10 among {pool} items. T→I: text → image R@10. Score fusion: the sum of the vectors of picture and text."
 )
-KEPT = {"auroc": "AUROC", "shared_kept": "shared", "private_kept": "private"}
 MASKS_NOTE = (
     "AUROC: whether tokens of shared objects score above tokens of private ones in the same scene (chance 50). "
-    "Shared, private: how many tokens of such objects the mask keeps. Background and other words have no truth."
+    "Kept: % of the tokens of shared / private objects that the mask keeps. Background and other words have no truth."
 )
 DIFFERENCES_NOTE = "In points, with 95 % bootstrap intervals over the triplets; one seed."
 FIGURES_NOTE = (
@@ -245,9 +244,12 @@ def _masks(runs: DemoRuns) -> Table:
                 found = score_intersection(
                     runs.models[run], runs.processor, triplets.scenes, features=triplets.features, scores=made_of
                 )
-                values = [Metric(found[f"{part}_{key}"]) for part in ("patch", "token") for key in KEPT]
-                rows.append([f"{run}, {label}", NAMES[name], *values])
-    columns = ["scores", "scenes", *(f"{part}: {each}" for part in ("patches", "words") for each in KEPT.values())]
+                row: TableRow = [f"{run}, {label}", NAMES[name]]
+                for part in ("patch", "token"):
+                    kept = [f"{100 * found[f'{part}_{which}_kept']:.0f}" for which in ("shared", "private")]
+                    row += [Metric(found[f"{part}_auroc"]), " / ".join(kept)]
+                rows.append(row)
+    columns = ["scores", "scenes", "patch AUROC", "patches kept", "word AUROC", "words kept"]
     return Table("What picture and text share", columns, rows, MASKS_NOTE)
 
 
