@@ -43,7 +43,7 @@ class TrueMasks(SolarStage1Objective):
     """Stage 1 with the true masks of scenes."""
 
     def masks(
-        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks' metrics, with masks that keep what is shared."""
         _, _, metrics = super().masks(alignment, tokens, taught, rows)
@@ -56,7 +56,7 @@ class ShuffledMasks(SolarStage1Objective):
     """Stage 1 with as many masked tokens in every row, at random places."""
 
     def masks(
-        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks, shuffled within each row."""
         image, text, metrics = super().masks(alignment, tokens, taught, rows)

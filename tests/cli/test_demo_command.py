@@ -76,7 +76,7 @@ def test_solar(few, tmp_path, capsys, monkeypatch):
         assert (example["rank"] <= 5) == example["title"].endswith("SOLAR stage 1, score fusion")
     printed = capsys.readouterr().out
     assert max(map(len, printed[printed.index("Symmetric") : printed.index("The model,")].splitlines())) <= 110
-    for folder in ("stage1", "gcl", "stage2"):
+    for folder in ("baseline", "stage1", "stage2"):
         assert (out / folder / "model.safetensors").is_file()
     assert (out / "mined" / "negatives.parquet").is_file()
     negatives, usage = json.loads((out / "stage2" / "recipe.json").read_text()), results["usage"]

@@ -23,6 +23,7 @@ def load_encoder(
     num_workers: int = 0,
     input_type: str | None = None,
     revision: str | None = None,
+    dims: int | None = None,
 ) -> ItemEncoder:
     """Load any model as an encoder.
 
@@ -39,6 +40,7 @@ def load_encoder(
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
+        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -49,6 +51,7 @@ def load_encoder(
     device = choose_device(device)
     model, processor = _load(path, trust_remote_code, revision)
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
+    options["dims"] = dims
     return ItemEncoder(model, processor, batch_size, device, dtype, **options)
 
 

@@ -1,4 +1,4 @@
-"""`conjoin demo --recipe solar`: both stages of SOLAR on scenes, beside GCL and the towers."""
+"""`conjoin demo --recipe solar`: both stages of SOLAR on scenes, beside the same loss without masks and the towers."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.storage import processor_digest, weights_digest
 from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
-from .demo_results import GCL, STAGE1, STAGE2, DemoRuns, demo_results
+from .demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 from .scenes import FeatureEncoder, SceneTriplets, embed_features
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
@@ -25,7 +25,7 @@ SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distra
 
 
 def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
-    """Make scenes, train both stages of SOLAR and GCL on them, and compare all with the towers.
+    """Make scenes, train both stages of SOLAR and the baseline on them, and compare all with the towers.
 
     Args:
         out: Folder of the demo.
@@ -36,8 +36,8 @@ def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")
     changes = {"data.source": source, "features.folder": str(out / "features"), **overrides}
-    say(f"2/5  Features and {GCL}")
-    trainers = {GCL: _train("solar/sample_stage1.yaml", changes | {"training.mask": "none"}, out / "gcl")}
+    say(f"2/5  Features and {BASELINE}")
+    trainers = {BASELINE: _train("solar/sample_stage1.yaml", changes | {"training.mask": "none"}, out / "baseline")}
     say(f"3/5  {STAGE1}")
     trainers[STAGE1] = _train("solar/sample_stage1.yaml", changes, out / "stage1")
     say("4/5  Mining and stage 2")

@@ -40,7 +40,7 @@ from .explain.truth import score_scenes
 from .scenes import SceneTriplets, Vectors, embed_features, tower_vectors
 from .stage1 import SolarStage1Config
 
-GCL, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
+BASELINE, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
 TOWERS = "towers, score fusion"
 READOUTS: dict[str, Callable[[Vectors], Tensor]] = {
     "fused": lambda views: views["fused"],
@@ -48,7 +48,7 @@ READOUTS: dict[str, Callable[[Vectors], Tensor]] = {
 }
 SHOWN = f"{STAGE1}, score fusion"
 """The run of the searches, fixed in advance."""
-COMPARED = [(SHOWN, TOWERS), *((f"{STAGE1}, {label}", f"{GCL}, {label}") for label in READOUTS)]
+COMPARED = [(SHOWN, TOWERS), *((f"{STAGE1}, {label}", f"{BASELINE}, {label}") for label in READOUTS)]
 """A run and what it is compared with, triplet by triplet."""
 FOUND = 5
 """A search finds the positive if it is among so many."""
@@ -171,7 +171,7 @@ def demo_results(runs: DemoRuns, sizes: Mapping[str, int], folder: Path) -> Resu
         config={run: _settings(trainer) for run, trainer in runs.trainers.items()},
         headline=[
             Headline(run, scores[run, "known"].metrics["average"], "symmetric Avg, known objects")
-            for run in (TOWERS, f"{GCL}, score fusion", SHOWN)
+            for run in (TOWERS, f"{BASELINE}, score fusion", SHOWN)
         ],
         tables=[*(_table(name, scores, recall) for name in runs.sets), _differences(outcomes, seed), _masks(runs)],
         curves=_curves(runs),
@@ -238,7 +238,7 @@ def _masks(runs: DemoRuns) -> Table:
     """The scores of both kinds against the truth."""
     rows: list[TableRow] = []
     kinds: dict[str, Literal["global", "windows"]] = {"global tokens": "global", "windows": "windows"}
-    for run in (GCL, STAGE1):
+    for run in (BASELINE, STAGE1):
         for name, triplets in runs.sets.items():
             for label, made_of in kinds.items():
                 found = score_intersection(

@@ -16,6 +16,8 @@ from conjoin.evaluation import best_ranks
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
 
+from .scores import IntersectionMasks, pair_tokens
+
 VIEWS = ("image", "text", "fused")
 ROLES = ("query", "positive", "negative")
 WORDS = ("text_features", "attention_mask", "special_tokens_mask")
@@ -85,20 +87,29 @@ def embed_features(
     dtype: torch.dtype,
     places: Sequence[int] | None = None,
     views: Sequence[str] = VIEWS,
+    masks: IntersectionMasks | None = None,
 ) -> dict[str, Tensor]:
-    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view."""
+    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of shared parts."""
     model.eval()
     device = model.device
-    parts: dict[str, list[Tensor]] = {view: [] for view in views}
+    parts: dict[str, list[Tensor]] = {}
     rows = range(len(features)) if places is None else places
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for start in range(0, len(rows), 128):
             pairs = collate_trimmed([features[row] for row in rows[start : start + 128]])["pairs"]
             pairs = {name: value.to(device) for name, value in pairs.items()}
-            embedded = model(**pairs, views=views).embeddings
-            for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
-                parts[view].append(vectors.float().cpu())
+            _keep(parts, views, model(**pairs, views=views).embeddings)
+            if masks is not None:
+                weights = masks(model, pair_tokens(model(**pairs, views=(), output_tokens=True)))
+                shared = model(**pairs, **weights, views=("image", "text")).embeddings
+                _keep(parts, ("shared image", "shared text"), shared)
     return {view: torch.cat(vectors) for view, vectors in parts.items()}
+
+
+def _keep(parts: dict[str, list[Tensor]], views: Sequence[str], embedded: Tensor) -> None:
+    """Add the vectors of a batch, view by view."""
+    for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
+        parts.setdefault(view, []).append(vectors.float().cpu())
 
 
 def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
@@ -130,7 +141,7 @@ class FeatureEncoder:
         vectors: Maps a view and places to vectors `(N, d)`.
     """
 
-    device, dtype, batch_size, processing, input_type = torch.device("cpu"), None, 128, None, "seq"
+    device, dtype, batch_size, processing, input_type, dims = torch.device("cpu"), None, 128, None, "seq", None
 
     def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
         self.name = self.fingerprint = name
