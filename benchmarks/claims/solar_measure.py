@@ -5,15 +5,15 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from solar_scenes import SETS, Scenes, Triplets, collate
-from solar_training import Trained, embed, tower_vectors
+from solar_scenes import SETS, Scenes
+from solar_training import Trained
 from torch import Tensor
 
-from conjoin.evaluation import best_ranks, symmetric_outcomes
+from conjoin.evaluation import symmetric_outcomes
 from conjoin.methods.solar.explain import score_intersection
+from conjoin.methods.solar.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
 from conjoin.methods.solar.scores import IntersectionMasks, pair_tokens
 
-Vectors = Mapping[str, Tensor]
 Readouts = Mapping[str, Callable[[Vectors], Tensor]]
 
 INTERSECTION_WEIGHT = 0.25
@@ -44,17 +44,17 @@ SHARES = (0.1, 0.01, 0.001)
 def measure_model(trained: Trained, scenes: Scenes, intersection: bool = False) -> dict[str, Any]:
     """Every set by every readout, text → image search with and without heads, and the masks against the truth."""
     masks = _fit(trained, scenes) if intersection else None
-    distractors = embed(trained.model, scenes.distractors, scenes.dtype, masks=masks)
+    distractors = embed_features(trained.model, scenes.distractors, scenes.dtype, masks=masks)
     found: dict[str, Any] = {}
     for name in SETS:
         triplets = scenes.sets[name]
-        views = embed(trained.model, triplets.features, scenes.dtype, masks=masks)
+        views = embed_features(trained.model, triplets.features, scenes.dtype, masks=masks)
         found[name] = _outcomes(triplets, views, distractors, WITH_INTERSECTION if intersection else READOUTS)
-        found[name]["text_to_image"] = _text_to_image(triplets, views, distractors)
+        found[name]["text_to_image"] = triplets.text_to_image_ranks(views, distractors).tolist()
         if trained.heads is not None:
             with torch.inference_mode():
                 projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
-            found[name]["text_to_image, heads"] = _text_to_image(triplets, projected, others)
+            found[name]["text_to_image, heads"] = triplets.text_to_image_ranks(projected, others).tolist()
         if intersection:
             continue  # the masks of the row it starts from
         for kind, made_of in MASKS.items():
@@ -67,7 +67,7 @@ def measure_model(trained: Trained, scenes: Scenes, intersection: bool = False) 
 @torch.inference_mode()
 def _fit(trained: Trained, scenes: Scenes) -> IntersectionMasks:
     """Masks of the intersection, calibrated on training scenes."""
-    batch = collate([scenes.train[row] for row in range(CALIBRATION)])
+    batch = collate_trimmed([scenes.train[row] for row in range(CALIBRATION)])
     with torch.autocast("cpu", scenes.dtype, enabled=scenes.dtype != torch.float32):
         tokens = trained.model.eval()(**batch["pairs"], views=(), output_tokens=True)
         return IntersectionMasks.fit(trained.model, pair_tokens(tokens))
@@ -106,7 +106,7 @@ def _whitener(fit: Vectors, share: float) -> Callable[[Vectors], Vectors]:
     return whiten
 
 
-def _outcomes(triplets: Triplets, views: Vectors, distractors: Vectors, readouts: Readouts) -> dict[str, Any]:
+def _outcomes(triplets: SceneTriplets, views: Vectors, distractors: Vectors, readouts: Readouts) -> dict[str, Any]:
     """Per triplet: the kind of the negative, and by readout whether Precision counts it, and the positive's rank."""
     found = {}
     for name, readout in readouts.items():
@@ -114,12 +114,3 @@ def _outcomes(triplets: Triplets, views: Vectors, distractors: Vectors, readouts
         outcome = symmetric_outcomes(*roles, distractors=[F.normalize(readout(distractors), dim=1)])
         found[name] = {"wins": outcome.wins.int().tolist(), "ranks": outcome.ranks.tolist()}
     return {"kinds": triplets.kinds, "pool": outcome.pool, "readouts": found}
-
-
-def _text_to_image(triplets: Triplets, views: Vectors, distractors: Vectors) -> list[int]:
-    """The rank of the query's picture, searched among all queries' and distractors' by the positive's text."""
-    count = len(triplets.kinds)
-    texts, pictures = views["text"][count : 2 * count], views["image"][:count]
-    labels = torch.cat([torch.arange(count), torch.full((len(distractors["image"]),), -1)])
-    gallery = torch.cat([pictures, distractors["image"]])
-    return best_ranks(texts, gallery, labels[:count], labels).tolist()

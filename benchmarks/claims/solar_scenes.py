@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,42 +14,16 @@ from filelock import FileLock
 from torch import Tensor
 from transformers.utils import logging
 
-from conjoin.data import EpochRows, ImageAugmentation, load_pairs, load_triplets
+from conjoin.data import EpochRows, ImageAugmentation, load_pairs
 from conjoin.data.scenes.make import MARKER, make_scenes
 from conjoin.data.scenes.truth import NEITHER, SHARED, shared_patches, shared_tokens
+from conjoin.methods.solar.scenes import SceneTriplets
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.storage import processor_digest, weights_digest
-from conjoin.training import CachedFeatures, build_model, cache_features, collate_features, load_recipe
+from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe
 
-ROLES = ("query", "positive", "negative")
 SETS = ("validation_known", "validation_unseen", "test_known", "test_unseen")
-WORDS = ("text_features", "attention_mask", "special_tokens_mask")
-
-
-@dataclass
-class Triplets:
-    """One set of triplets.
-
-    Attributes:
-        features: Of all queries, then all positives, all negatives, and the variants that exist.
-        kinds: The kind of each negative.
-        varied: `(N,)` bool, which queries have a variant.
-        scenes: Text and truth of the queries, for `score_intersection`.
-    """
-
-    features: CachedFeatures
-    kinds: list[str]
-    varied: Tensor
-    scenes: list[dict[str, Any]]
-
-    def roles(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Split vectors of all rows into queries, positives, negatives and variants, `(N, D)` each."""
-        count = len(self.kinds)
-        query, positive, negative = vectors[: 3 * count].split(count)
-        variant = query.clone()
-        variant[self.varied] = vectors[3 * count :]
-        return query, positive, negative, variant
 
 
 class Scenes:
@@ -135,23 +108,8 @@ class Scenes:
         model.vision_model, model.text_model = self.encoder.vision_model, self.encoder.text_model
         return model
 
-    def _triplets(self, name: str) -> Triplets:
-        path = self.scenes / f"{name}.jsonl"
-        found = load_triplets(path).to_list()
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        varied = [row["variant_text"] is not None for row in found]
-        items = [(role, row) for role in ROLES for row in found]
-        items += [("variant", row) for row, has in zip(found, varied, strict=True) if has]
-        rows = [
-            {"id": f"{row['id']} {role}", "image": row[f"{role}_image"], "text": row[f"{role}_text"]}
-            for role, row in items
-        ]
-        scenes = [
-            {"text": line["query_text"]} | {name: line[f"query_{name}"] for name in ("image_objects", "text_objects")}
-            for line in lines
-        ]
-        features = CachedFeatures(self._cache(name, rows), first_only=True)
-        return Triplets(features, [row["kind"] for row in found], torch.tensor(varied), scenes)
+    def _triplets(self, name: str) -> SceneTriplets:
+        return SceneTriplets.read(self.scenes / f"{name}.jsonl", self._cache)
 
     def _cache(self, name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
         return cache_features(
@@ -253,13 +211,3 @@ class Grouped(EpochRows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.rows[self.order[index]]
-
-
-def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    """Collate cached features without the padding that no text of the batch needs."""
-    batch = collate_features(rows)
-    pairs = batch["pairs"]
-    width = int(pairs["attention_mask"].any(0).nonzero().max()) + 1
-    for name in WORDS:
-        pairs[name] = pairs[name][:, : width + (name == "text_features")]
-    return batch

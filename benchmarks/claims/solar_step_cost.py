@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from solar import parse
 from solar_rows import ROWS
-from solar_scenes import Scenes, collate
+from solar_scenes import Scenes
 
+from conjoin.methods.solar.scenes import collate_trimmed
 from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.training import METHODS
 from conjoin.training.objective import total_loss
@@ -35,7 +36,7 @@ def main() -> None:
             temperature=args.temperature, learn_temperature=False, **row.changes,
         )  # fmt: skip
         model = scenes.new_model(0)
-        trainer = METHODS[row.method].trainer(model, config, train_dataset=scenes.train, data_collator=collate)
+        trainer = METHODS[row.method].trainer(model, config, train_dataset=scenes.train, data_collator=collate_trimmed)
         objectives[name] = trainer.objective.train()
     for name, progress in (("without masks", 0.0), ("with masks", 1.0)):
         objective = objectives[name]
@@ -45,7 +46,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in objectives}
     for number in range(ROUNDS + 2):
         start = number * args.batch_size
-        batch = collate([scenes.train[row] for row in range(start, start + args.batch_size)])
+        batch = collate_trimmed([scenes.train[row] for row in range(start, start + args.batch_size)])
         for name, objective in objectives.items():
             begin = time.process_time()
             with torch.autocast("cpu", scenes.dtype, enabled=args.bf16):

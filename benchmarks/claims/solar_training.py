@@ -4,20 +4,18 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import torch
-import torch.nn.functional as F
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from solar_rows import MINERS, ROWS, Row, rate_of, samples_per_step, uses_mined
-from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions, collate
+from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions
 from torch import Tensor
 from transformers import PrinterCallback
 
@@ -26,7 +24,8 @@ from conjoin.data.scenes.truth import NEITHER, SHARED
 from conjoin.losses import AlignmentTerms
 from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.masking import construct_samples
-from conjoin.methods.solar.scores import IntersectionMasks, PairTokens, pair_tokens
+from conjoin.methods.solar.scenes import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
+from conjoin.methods.solar.scores import PairTokens
 from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.methods.solar.targets import TowerTeacher
@@ -34,11 +33,10 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, load_mined, mine_hard_negatives
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
 from conjoin.storage import atomic_path, write_text
-from conjoin.training import METHODS, CachedFeatures, LoraArguments, RetrievalTrainer, add_lora, merge_lora
+from conjoin.training import METHODS, LoraArguments, RetrievalTrainer, add_lora, merge_lora
 
 WEIGHTS = "model.safetensors"
 MINING = ("mining_seconds", "mining_cpu_seconds")
-VIEWS = ("image", "text", "fused")
 
 
 class TrueMasks(SolarStage1Objective):
@@ -85,64 +83,6 @@ class TrueSamples(SolarStage2Objective):
         ]
         samples = construct_samples(*parts, taught["segments"])
         return samples, {"positive_rate": samples.valid[0].float().mean()}
-
-
-@torch.inference_mode()
-def embed(
-    model: JointEncoderModel,
-    features: CachedFeatures,
-    dtype: torch.dtype,
-    places: Sequence[int] | None = None,
-    views: Sequence[str] = VIEWS,
-    masks: IntersectionMasks | None = None,
-) -> dict[str, Tensor]:
-    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of shared parts."""
-    model.eval()
-    parts: dict[str, list[Tensor]] = {}
-    rows = range(len(features)) if places is None else places
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        for start in range(0, len(rows), 128):
-            pairs = collate([features[row] for row in rows[start : start + 128]])["pairs"]
-            _keep(parts, views, model(**pairs, views=views).embeddings)
-            if masks is not None:
-                weights = masks(model, pair_tokens(model(**pairs, views=(), output_tokens=True)))
-                shared = model(**pairs, **weights, views=("image", "text")).embeddings
-                _keep(parts, ("shared image", "shared text"), shared)
-    return {view: torch.cat(vectors) for view, vectors in parts.items()}
-
-
-def _keep(parts: dict[str, list[Tensor]], views: Sequence[str], embedded: Tensor) -> None:
-    """Add the vectors of a batch, view by view."""
-    for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
-        parts.setdefault(view, []).append(vectors.float())
-
-
-def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
-    """Unit vectors `(N, h)` of the towers alone: the picture's global token or mean patch, the mean of the words."""
-    tensors = features.tensors
-    image = tensors["image_features"][0]
-    words, exists = tensors["text_features"][:, 1:].float(), tensors["attention_mask"][..., None]
-    text = (words * exists).sum(1) / exists.sum(1)
-    found = {"global": image[:, 0].float(), "patches": image[:, 1:].float().mean(1),
-             "words": text[features.texts]}  # fmt: skip
-    return {name: F.normalize(vectors, dim=1) for name, vectors in found.items()}
-
-
-class FeatureEncoder:
-    """The encoder that mining takes, on cached features: items are found by their ids."""
-
-    device, dtype, batch_size, processing, input_type = torch.device("cpu"), None, 128, None, "seq"
-
-    def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
-        self.name = self.fingerprint = name
-        self.places, self.vectors = places, vectors
-
-    def encode(self, items: Sequence[Any], ids: Sequence[str], on_batch: Callable[[int], object], **_: Any) -> Any:  # noqa: ANN401
-        """Encode the view that the items have."""
-        view = "fused" if len(items[0]) == 2 else next(iter(items[0]))
-        found = self.vectors(view, [self.places[name] for name in ids])
-        on_batch(len(items))
-        return np.ascontiguousarray(found.numpy())
 
 
 @dataclass
@@ -261,7 +201,7 @@ class Laboratory:
         """The rows to train on and their collator."""
         ids: list[str] = self.scenes.pairs["id"][:]
         rows: Any = self.scenes.train
-        collator: Any = collate
+        collator: Any = collate_trimmed
         if row.live:
             rows, collator = (
                 self.scenes.pairs.select_columns(["id", "image", "text"]),
@@ -309,7 +249,7 @@ class Laboratory:
 
         def encoder(name: str) -> Any:  # noqa: ANN401 - what mining takes for an encoder
             def own(view: str, places: list[int]) -> Tensor:
-                return embed(model, self.scenes.train, dtype, places, (view,))[view]
+                return embed_features(model, self.scenes.train, dtype, places, (view,))[view]
 
             def towers(view: str, places: list[int]) -> Tensor:
                 return self._towers[view][places]

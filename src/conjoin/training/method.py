@@ -37,17 +37,16 @@ class Method:
 
 @dataclass(frozen=True)
 class Demo:
-    """A variant of `conjoin demo` for a method with its own training steps.
+    """A variant of `conjoin demo` for a method, with its own data and results.
 
     Args:
         name: Value of `conjoin demo --recipe`.
-        train: Called as `train(out, overrides, say)` with the demo folder, the overrides of every recipe, and a
-            function that announces a step. Saves the model to `out / "model"` and returns the last trainer and a
-            function that adds the method's parts to the `Results`.
+        run: Called as `run(out, overrides, say)` with the demo folder, the overrides of every recipe, and a function
+            that announces a step. Trains, saves its models below `out`, and returns the `Results`.
     """
 
     name: str
-    train: Callable[[Path, Mapping[str, str], Callable[[str], None]], tuple[RetrievalTrainer, Callable[[Any], None]]]
+    run: Callable[[Path, Mapping[str, str], Callable[[str], None]], Any]
 
 
 METHODS: Registry[Method] = Registry("method", "conjoin.methods", "conjoin.methods")

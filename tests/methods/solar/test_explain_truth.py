@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -5,6 +6,9 @@ from tiny_solar import frozen_encoder
 
 from conjoin.data.scenes.truth import shared_patches, shared_tokens
 from conjoin.methods.solar.explain import score_intersection
+from conjoin.methods.solar.explain.pictures import boxed_picture
+from conjoin.methods.solar.explain.scenes import draw_scene_scores
+from conjoin.methods.solar.explain.truth import score_scenes
 from conjoin.methods.solar.scores import align, pair_tokens, threshold_of
 from conjoin.training import CachedFeatures, cache_features
 
@@ -29,7 +33,7 @@ def test_scores_equal_a_naive_loop(tiny_checkpoints):
     objects = ROWS[0]["image_objects"], ROWS[0]["text_objects"]
     truths = {"patch": shared_patches(*objects, 2), "token": shared_tokens(*objects, offsets)}
     for kind, local in (("patch", scores.image), ("token", scores.text)):
-        truth, wins, overlaps = truths[kind].tolist(), [], []
+        truth, wins, overlaps, kept = truths[kind].tolist(), [], [], {1: [], 0: []}
         for row in local.scores.tolist():
             shared, private = ([s for s, t in zip(row, truth, strict=True) if t == kept] for kept in (1, 0))
             assert shared and private
@@ -37,8 +41,12 @@ def test_scores_equal_a_naive_loop(tiny_checkpoints):
             above = {place for place, score in enumerate(row) if score > threshold_of(local).threshold}
             own = {place for place, t in enumerate(truth) if t == 1}
             overlaps.append(len(above & own) / len(above | own))
+            for part, places in kept.items():
+                places += [place in above for place, t in enumerate(truth) if t == part]
         assert found[f"{kind}_auroc"] == pytest.approx(sum(wins) / len(wins))
         assert found[f"{kind}_iou"] == pytest.approx(sum(overlaps) / len(overlaps))
+        assert found[f"{kind}_shared_kept"] == pytest.approx(sum(kept[1]) / len(kept[1]))
+        assert found[f"{kind}_private_kept"] == pytest.approx(sum(kept[0]) / len(kept[0]))
 
 
 def test_cached_features_give_the_same_scores(tiny_checkpoints, tmp_path):
@@ -57,3 +65,24 @@ def test_scenes_that_share_everything_cannot_be_scored(tiny_checkpoints):
     rows = [row | {"image_objects": row["image_objects"][1:]} for row in ROWS]
     with pytest.raises(ValueError, match="no scene has a patch of a shared and one of a private object"):
         score_intersection(model, processor, rows)
+
+
+def test_boxes_of_shared_objects_are_red():
+    black = Image.new("RGB", (280, 280))
+    pixels = np.asarray(boxed_picture(black, [((0, 0, 0.4, 1), True), ((0.5, 0, 1, 0.5), False)]), dtype=int)
+    red, blue = pixels[..., 0] > pixels[..., 2], pixels[..., 2] > pixels[..., 0]
+    assert red[:, :4].all() and not red[:, 140:].any()
+    assert blue[:4, 150:270].all() and not blue[150:].any()
+
+
+def test_a_drawing_greys_the_patches_that_the_mask_leaves_out(tiny_checkpoints):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    (scored, *_) = score_scenes(model, processor, ROWS)
+    above = torch.tensor([True, False, True, True])
+    assert scored["patch"].above.shape == above.shape
+    scored["patch"] = scored["patch"]._replace(above=above)
+    white = Image.new("RGB", (280, 280), "white")
+    drawn = np.asarray(draw_scene_scores(white, ROWS[0], scored, processor.tokenizer), dtype=int)
+    side, row = (drawn.shape[1] - 10) // 3, drawn[100]  # three panels with margins of 10
+    left, right = row[2 * side + 10 + 70], row[2 * side + 10 + 210]
+    assert left.tolist() == [255, 255, 255] and right.max() < 200

@@ -2,7 +2,7 @@
 
 from conjoin.training import DEMOS, METHODS, Demo, Method
 
-from .demo import train_both_stages
+from .demo import run_demo
 from .explain.charts import distribution_curves as distribution_curves, score_histogram as score_histogram
 from .explain.pair import (
     explain_pair as explain_pair,
@@ -35,4 +35,4 @@ METHODS.register(
 METHODS.register(
     Method("solar_stage2", SolarStage2Config, SolarStage2Trainer, {"data": MinedPairArguments}, prepare_stage2)
 )
-DEMOS.register(Demo("solar", train_both_stages))
+DEMOS.register(Demo("solar", run_demo))

@@ -1,96 +1,92 @@
-"""`conjoin demo --recipe solar`: stage 1, mining and stage 2 on the embedded sample."""
+"""`conjoin demo --recipe solar`: both stages of SOLAR on scenes, beside the same loss without masks and the towers."""
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from conjoin.data import load_emoji, load_training_pairs
-from conjoin.evaluation import Figure, Results, picture
-from conjoin.evaluation.benchmarks.emoji import evaluate_emoji_triplets
-from conjoin.hub import load_model
-from conjoin.retrieval import ItemEncoder, Miner, mine_hard_negatives
-from conjoin.training import RetrievalTrainer, load_recipe, recipe_folder, train
+from conjoin.data import load_pairs, load_training_pairs, make_scenes
+from conjoin.data.scenes.make import MARKER, TEST_SETS
+from conjoin.evaluation import Results
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.retrieval import Miner, mine_hard_negatives
+from conjoin.storage import processor_digest, weights_digest
+from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
-from .explain.charts import MODALITIES, last_thresholds, threshold_course
-from .explain.constructed import construct_masked
-from .explain.pair import draw_explanation, explain_pair
+from .demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
+from .scenes import FeatureEncoder, SceneTriplets, embed_features
 
-TITLE = "SOLAR on pictures and words"
-SUMMARY = (
-    "A small joint image-text encoder on two frozen towers, trained without labels in SOLAR's two stages on pictures "
-    "of emoji by two artists and their names. Stage 1 separates what image and text share from what they do not. "
-    "Stage 2 embeds both together, with samples constructed from the shared part and mined hard negatives. Measured "
-    "on {test} concepts that are in no training split."
-)
-FIGURES_NOTE = (
-    "Test pairs, drawn at random, as the model of stage 1 sees them: patches that are like the text, segments, and "
-    "the samples that stage 2 constructs."
-)
-MINED_VIEWS = (("both", "fused"), ("pictures", "image"), ("names", "text"))
-"""Each miner's name, and the view of the stage-1 model that it compares."""
+SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
+"""The header of the sample recipes has the command that makes the same."""
 
 
-def train_both_stages(
-    out: Path, overrides: Mapping[str, str], say: Callable[[str], None]
-) -> tuple[RetrievalTrainer, Callable[[Results], None]]:
-    """Train stage 1, mine hard negatives, train stage 2, and save the model to `out / "model"`.
+def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
+    """Make scenes, train both stages of SOLAR and the baseline on them, and compare all with the towers.
 
     Args:
         out: Folder of the demo.
         overrides: Overrides of both recipes.
         say: Announces a step.
-
-    Returns:
-        The trainer of stage 2, and a function that adds the results, thresholds and pictures of stage 1 to the demo.
     """
-    recipes, stage1, mined = recipe_folder(), out / "stage1", out / "mined"
-    first_changes = {**overrides, "training.output_dir": str(stage1)}
-    first = train(load_recipe(recipes / "solar/sample_stage1.yaml", first_changes), overwrite=True)
-    say("     Mining hard negatives")
-    shutil.rmtree(mined, ignore_errors=True)  # may be from another model
-    mine_hard_negatives(
-        load_training_pairs("emoji"),
-        [Miner(name, str(stage1), view, view) for name, view in MINED_VIEWS],
-        mined,
-        show_progress=True,
-    )
-    say("     Stage 2")
-    changes = {"model.checkpoint": str(stage1), "data.mined": str(mined), "training.mined_per_anchor": "2"}
-    second = train(load_recipe(recipes / "solar/sample_stage2.yaml", changes | dict(overrides)), overwrite=True)
-
-    def add(results: Results) -> None:
-        _add_stage1(results, stage1, first.state.log_history, second.args.seed)
-
-    return second, add
+    say("1/5  Scenes")
+    scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
+    source = str(scenes / "train.parquet")
+    changes = {"data.source": source, "features.folder": str(out / "features"), **overrides}
+    say(f"2/5  Features and {BASELINE}")
+    trainers = {BASELINE: _train("solar/sample_stage1.yaml", changes | {"training.mask": "none"}, out / "baseline")}
+    say(f"3/5  {STAGE1}")
+    trainers[STAGE1] = _train("solar/sample_stage1.yaml", changes, out / "stage1")
+    say("4/5  Mining and stage 2")
+    _mine(trainers[STAGE1], source, out / "mined")
+    changes |= {"model.checkpoint": str(out / "stage1"), "data.mined": str(out / "mined")}
+    trainers[STAGE2] = _train("solar/sample_stage2.yaml", changes | {"training.mined_per_anchor": "2"}, out / "stage2")
+    say("5/5  Results")
+    runs = _read(trainers, scenes, Path(changes["features.folder"]))
+    return demo_results(runs, SCENES, out / "stage1")
 
 
-def _add_stage1(results: Results, stage1: Path, log: list[dict[str, Any]], seed: int) -> None:
-    results.title, results.summary = TITLE, SUMMARY.format(test=results.dataset["test concepts"])
-    encoder = ItemEncoder.from_pretrained(str(stage1), batch_size=64)
-    before = evaluate_emoji_triplets(encoder, seed=seed, name="after stage 1")
-    results.symmetric = [before, *(replace(found, name="after stage 2") for found in results.symmetric)]
-    results.curves += [threshold_course(log, modality) for modality in MODALITIES]
-    results.figures, results.figures_note = _pictures(stage1, last_thresholds(log), seed), FIGURES_NOTE
+def _train(recipe: str, changes: Mapping[str, str], folder: Path) -> RetrievalTrainer:
+    changes = {**changes, "training.output_dir": str(folder)}
+    return train(load_recipe(recipe_folder() / recipe, changes), overwrite=True)
 
 
-def _pictures(stage1: Path, thresholds: Mapping[str, float], seed: int, count: int = 4) -> list[Figure]:
-    model, processor = load_model(stage1)
-    rows = load_emoji("test")
-    figures = []
-    for place in np.random.default_rng(seed).choice(len(rows), size=count, replace=False).tolist():
-        row = rows[place]
-        explanation = explain_pair(model, processor, row["image"], row["text"])
-        segments, samples = construct_masked(explanation, thresholds, seed)
-        drawn = draw_explanation(
-            explanation,
-            image_threshold=thresholds["image"],
-            text_threshold=thresholds["text"],
-            segments=segments,
-            samples=samples,
-        )
-        figures.append(Figure(row["text"], picture(drawn, max(drawn.size))))
-    return figures
+def _mine(trainer: RetrievalTrainer, source: str, folder: Path) -> None:
+    """Mine the nearest scenes by the fused embedding of stage 1, from the cached features."""
+    rows, features = load_training_pairs(source), cast(CachedFeatures, trainer.train_dataset)
+    model, dtype = cast(JointEncoderModel, trainer.encoder), _dtype(trainer)
+
+    def vectors(view: str, places: list[int]) -> Tensor:
+        return embed_features(model, features, dtype, places, (view,))[view]
+
+    shutil.rmtree(folder, ignore_errors=True)  # may be from another model
+    encoder: Any = FeatureEncoder(STAGE1, {name: place for place, name in enumerate(rows["id"])}, vectors)
+    mine_hard_negatives(rows, [Miner("fused", STAGE1, "fused", "fused")], folder, load_encoder=lambda name: encoder)
+
+
+def _read(trainers: dict[str, RetrievalTrainer], scenes: Path, folder: Path) -> DemoRuns:
+    """Compute the features of the test triplets and of the distractors, once for all models."""
+    trainer = trainers[STAGE1]
+    model, processor = cast(JointEncoderModel, trainer.encoder), cast(Any, trainer.processing_class)
+    key = {
+        "towers": weights_digest(model, ("vision_model.", "text_model.")),
+        "processor": processor_digest(processor),
+        "scenes": json.loads((scenes / MARKER).read_text(encoding="utf-8")),
+        "dtype": str(_dtype(trainer)),
+    }
+
+    def cache(name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
+        return cache_features(model, processor, rows, folder / name, dtype=_dtype(trainer), key=key | {"part": name})
+
+    distractors = load_pairs(scenes / "distractors.parquet")
+    features = CachedFeatures(cache("distractors", distractors), first_only=True)
+    sets = {name: SceneTriplets.read(scenes / f"test_{name}.jsonl", cache) for name in TEST_SETS}
+    models = {run: cast(JointEncoderModel, each.encoder) for run, each in trainers.items()}
+    return DemoRuns(trainers, models, processor, _dtype(trainer), sets, features, distractors)
+
+
+def _dtype(trainer: RetrievalTrainer) -> torch.dtype:
+    return torch.bfloat16 if trainer.args.bf16 else torch.float32

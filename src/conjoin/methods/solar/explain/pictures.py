@@ -52,6 +52,16 @@ def masked_picture(picture: Image.Image, weights: ArrayLike, grid: tuple[int, in
     return _blend(picture, np.broadcast_to(_MASKED, (*grid, 3)), 1 - _on_grid(weights, grid))
 
 
+def boxed_picture(picture: Image.Image, boxes: Sequence[tuple[Sequence[float], bool]]) -> Image.Image:
+    """Draw boxes, `[left, top, right, bottom]` as fractions: of what is shared in warm, of the rest in cold."""
+    shown = _enlarged(picture)
+    draw = ImageDraw.Draw(shown)
+    for (left, top, right, bottom), is_shared in boxes:
+        corners = (left * shown.width, top * shown.height, right * shown.width, bottom * shown.height)
+        draw.rectangle(corners, outline=_WARM if is_shared else _COLD, width=4)
+    return shown
+
+
 def relative(scores: ArrayLike) -> NDArray[np.float64]:
     """Scale scores linearly to 0 (lowest) to 1 (highest); 0.5 if all are equal."""
     values = np.asarray(scores, dtype=float)
@@ -126,10 +136,14 @@ def _on_grid(values: ArrayLike, grid: tuple[int, int]) -> NDArray[np.float64]:
 
 def _blend(picture: Image.Image, colours: NDArray, alphas: NDArray) -> Image.Image:
     """Blend `colours` `(rows, columns, 3)` over the patches of the enlarged picture, with opacity `alphas`."""
-    scale = max(1, -(-SHORTEST_SIDE // min(picture.size)))
-    base = picture.convert("RGB").resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    base = _enlarged(picture)
     over, opacity = (
         Image.fromarray(array.astype(np.uint8)).resize(base.size, Image.Resampling.NEAREST)
         for array in (colours, np.round(255 * alphas))
     )
     return Image.composite(over, base, opacity)
+
+
+def _enlarged(picture: Image.Image) -> Image.Image:
+    scale = max(1, -(-SHORTEST_SIDE // min(picture.size)))
+    return picture.convert("RGB").resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)

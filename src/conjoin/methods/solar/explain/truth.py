@@ -1,7 +1,8 @@
 """How well the scores of a stage-1 model find what picture and text share, against the truth of scenes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,20 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
 
 
-@torch.inference_mode()
+class ScoredTokens(NamedTuple):
+    """The patches or the text tokens of one scene.
+
+    Args:
+        scores: `(T,)` local scores.
+        above: `(T,)` bool, above the threshold.
+        truth: `(T,)` of `SHARED`, `PRIVATE` and `NEITHER`.
+    """
+
+    scores: Tensor
+    above: Tensor
+    truth: Tensor
+
+
 def score_intersection(
     model: JointEncoderModel,
     processor: ProcessorMixin,
@@ -36,14 +50,41 @@ def score_intersection(
     Returns:
         `patch_auroc` and `token_auroc`: the chance that a token of a shared object scores above a token of a private
         one of the same scene (App. H); 0.5 is chance. `patch_iou` and `token_iou`: intersection over union of the
-        tokens above the threshold with those of shared objects.
+        tokens above the threshold with those of shared objects. `patch_shared_kept`, `patch_private_kept` and so on:
+        how many of such tokens are above the threshold.
 
     Raises:
         ValueError: No scene has shared and private objects.
     """
-    model.eval()
     found: dict[str, list[tuple[float, float]]] = {"patch": [], "token": []}
     overlaps: dict[str, list[float]] = {"patch": [], "token": []}
+    kept: dict[str, list[bool]] = defaultdict(list)
+    for scene in score_scenes(model, processor, rows, batch_size, features, scores):
+        for kind, tokens in scene.items():
+            found[kind].append(_wins(tokens.scores[tokens.truth == SHARED], tokens.scores[tokens.truth == PRIVATE]))
+            overlaps[kind].append(_overlap(tokens.above, tokens.truth))
+            for part, truth in (("shared", SHARED), ("private", PRIVATE)):
+                kept[f"{kind}_{part}_kept"] += tokens.above[tokens.truth == truth].tolist()
+    results: dict[str, float] = {}
+    for kind, wins in found.items():
+        won, compared = map(sum, zip(*wins, strict=True))
+        if not compared:
+            raise ValueError(f"no scene has a {kind} of a shared and one of a private object")
+        results |= {f"{kind}_auroc": won / compared, f"{kind}_iou": float(np.mean(overlaps[kind]))}
+    return results | {name: float(np.mean(values)) for name, values in kept.items()}
+
+
+@torch.inference_mode()
+def score_scenes(
+    model: JointEncoderModel,
+    processor: ProcessorMixin,
+    rows: Sequence[Mapping[str, Any]],
+    batch_size: int = 64,
+    features: CachedFeatures | None = None,
+    scores: Literal["global", "windows"] = "global",
+) -> Iterator[dict[str, ScoredTokens]]:
+    """Yield the scores of every scene: `patch` and `token`; the arguments are those of `score_intersection`."""
+    model.eval()
     for start in range(0, len(rows), batch_size):
         chosen = rows[start : start + batch_size]
         if features is None:
@@ -54,21 +95,14 @@ def score_intersection(
         tokens = pair_tokens(model(**inputs, views=(), output_tokens=True))
         image, text = score_windows(model, tokens) if scores == "windows" else align(tokens)[1:]
         truths = _truths(processor, chosen, tokens.image_mask.shape[1], tokens.text_mask.shape[1])
-        for kind, local, truth in zip(found, (image, text), truths, strict=True):
+        scored: list[list[ScoredTokens]] = []
+        for local, truth in zip((image, text), truths, strict=True):
             above = (local.scores > threshold_of(local).threshold).cpu()
             width = truth.shape[1]  # the words of cached features may have more padding
-            for row_scores, row_above, row_truth in zip(
-                local.scores[:, :width].cpu(), above[:, :width], truth, strict=True
-            ):
-                found[kind].append(_wins(row_scores[row_truth == SHARED], row_scores[row_truth == PRIVATE]))
-                overlaps[kind].append(_overlap(row_above, row_truth))
-    results: dict[str, float] = {}
-    for kind, wins in found.items():
-        won, compared = map(sum, zip(*wins, strict=True))
-        if not compared:
-            raise ValueError(f"no scene has a {kind} of a shared and one of a private object")
-        results |= {f"{kind}_auroc": won / compared, f"{kind}_iou": float(np.mean(overlaps[kind]))}
-    return results
+            parts = zip(local.scores[:, :width].cpu(), above[:, :width], truth, strict=True)
+            scored.append([ScoredTokens(*part) for part in parts])
+        for patches, words in zip(*scored, strict=True):
+            yield {"patch": patches, "token": words}
 
 
 def _truths(

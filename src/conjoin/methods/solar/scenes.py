@@ -1,0 +1,155 @@
+"""Cached features of scenes, and the vectors that a model or its towers alone make of them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conjoin.data import load_triplets
+from conjoin.evaluation import best_ranks
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.training import CachedFeatures, collate_features
+
+from .scores import IntersectionMasks, pair_tokens
+
+VIEWS = ("image", "text", "fused")
+ROLES = ("query", "positive", "negative")
+WORDS = ("text_features", "attention_mask", "special_tokens_mask")
+
+Vectors = Mapping[str, Tensor]
+"""Unit vectors `(N, d)` by view."""
+
+
+@dataclass
+class SceneTriplets:
+    """One set of triplets of `make_scenes`.
+
+    Attributes:
+        features: Of all queries, then all positives, all negatives, and the variants that exist.
+        kinds: The kind of each negative.
+        varied: `(N,)` bool, which queries have a variant.
+        scenes: Text and truth of the queries, for `score_intersection`.
+        items: Picture and text of all queries, positives and negatives.
+    """
+
+    features: CachedFeatures
+    kinds: list[str]
+    varied: Tensor
+    scenes: list[dict[str, Any]]
+    items: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path, cache: Callable[[str, list[dict[str, Any]]], Path]) -> "SceneTriplets":
+        """Read a file of triplets, with the features that `cache` stores under a name for pairs."""
+        found = load_triplets(path).to_list()
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        varied = [row["variant_text"] is not None for row in found]
+        items = [(role, row) for role in ROLES for row in found]
+        items += [("variant", row) for row, has in zip(found, varied, strict=True) if has]
+        rows = [
+            {"id": f"{row['id']} {role}", "image": row[f"{role}_image"], "text": row[f"{role}_text"]}
+            for role, row in items
+        ]
+        scenes = [
+            {"text": line["query_text"]} | {name: line[f"query_{name}"] for name in ("image_objects", "text_objects")}
+            for line in lines
+        ]
+        features = CachedFeatures(cache(path.stem, rows), first_only=True)
+        kinds = [row["kind"] for row in found]
+        return cls(features, kinds, torch.tensor(varied), scenes, rows[: len(ROLES) * len(found)])
+
+    def roles(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Split vectors of all rows into queries, positives, negatives and variants, `(N, D)` each."""
+        count = len(self.kinds)
+        query, positive, negative = vectors[: 3 * count].split(count)
+        variant = query.clone()
+        variant[self.varied] = vectors[3 * count :]
+        return query, positive, negative, variant
+
+    def text_to_image_ranks(self, views: Vectors, distractors: Vectors) -> Tensor:
+        """The rank of the query's picture, searched among all queries' and distractors' by the positive's text."""
+        count = len(self.kinds)
+        texts, pictures = views["text"][count : 2 * count], views["image"][:count]
+        labels = torch.cat([torch.arange(count), torch.full((len(distractors["image"]),), -1)])
+        return best_ranks(texts, torch.cat([pictures, distractors["image"]]), labels[:count], labels)
+
+
+@torch.inference_mode()
+def embed_features(
+    model: JointEncoderModel,
+    features: CachedFeatures,
+    dtype: torch.dtype,
+    places: Sequence[int] | None = None,
+    views: Sequence[str] = VIEWS,
+    masks: IntersectionMasks | None = None,
+) -> dict[str, Tensor]:
+    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of shared parts."""
+    model.eval()
+    device = model.device
+    parts: dict[str, list[Tensor]] = {}
+    rows = range(len(features)) if places is None else places
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        for start in range(0, len(rows), 128):
+            pairs = collate_trimmed([features[row] for row in rows[start : start + 128]])["pairs"]
+            pairs = {name: value.to(device) for name, value in pairs.items()}
+            _keep(parts, views, model(**pairs, views=views).embeddings)
+            if masks is not None:
+                weights = masks(model, pair_tokens(model(**pairs, views=(), output_tokens=True)))
+                shared = model(**pairs, **weights, views=("image", "text")).embeddings
+                _keep(parts, ("shared image", "shared text"), shared)
+    return {view: torch.cat(vectors) for view, vectors in parts.items()}
+
+
+def _keep(parts: dict[str, list[Tensor]], views: Sequence[str], embedded: Tensor) -> None:
+    """Add the vectors of a batch, view by view."""
+    for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
+        parts.setdefault(view, []).append(vectors.float().cpu())
+
+
+def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
+    """Unit vectors `(N, h)` of the towers alone: the picture's global token or mean patch, the mean of the words."""
+    tensors = features.tensors
+    image = tensors["image_features"][0]
+    words, exists = tensors["text_features"][:, 1:].float(), tensors["attention_mask"][..., None]
+    text = (words * exists).sum(1) / exists.sum(1)
+    found = {"global": image[:, 0].float(), "patches": image[:, 1:].float().mean(1), "words": text[features.texts]}
+    return {name: F.normalize(vectors, dim=1) for name, vectors in found.items()}
+
+
+def collate_trimmed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Collate cached features without the padding that no text of the batch needs."""
+    batch = collate_features(rows)
+    pairs = batch["pairs"]
+    width = int(pairs["attention_mask"].any(0).nonzero().max()) + 1
+    for name in WORDS:
+        pairs[name] = pairs[name][:, : width + (name == "text_features")]
+    return batch
+
+
+class FeatureEncoder:
+    """The encoder that mining takes, on cached features: items are found by their ids.
+
+    Args:
+        name: The name of the model.
+        places: The row of each id.
+        vectors: Maps a view and places to vectors `(N, d)`.
+    """
+
+    device, dtype, batch_size, processing, input_type, dims = torch.device("cpu"), None, 128, None, "seq", None
+
+    def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
+        self.name = self.fingerprint = name
+        self.places, self.vectors = places, vectors
+
+    def encode(self, items: Sequence[Any], ids: Sequence[str], on_batch: Callable[[int], object], **_: Any) -> Any:  # noqa: ANN401
+        """Encode the view that the items have."""
+        view = "fused" if len(items[0]) == 2 else next(iter(items[0]))
+        found = self.vectors(view, [self.places[name] for name in ids])
+        on_batch(len(items))
+        return np.ascontiguousarray(found.numpy())
