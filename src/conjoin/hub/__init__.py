@@ -10,4 +10,5 @@ from conjoin.hub.load import (
     loading as loading,
     model_type as model_type,
 )
+from conjoin.hub.onnx_export import export_onnx as export_onnx
 from conjoin.hub.stock import export_stock as export_stock
