@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.hub.find import check_model
+from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -45,8 +46,10 @@ def load_model(
 
     Raises:
         FileNotFoundError: There is no such model.
-        ValueError: A file is damaged, or the model is not one of this package.
+        ValueError: A file is damaged, the model is not one of this package, or it is an ONNX export.
     """
+    if (Path(path) / ONNX_SETTINGS).is_file():
+        raise ValueError(f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed")
     if verify:
         check_checksums(Path(path), _REMEDY)
     kind = model_type(path)

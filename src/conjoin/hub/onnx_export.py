@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ def export_onnx(
             f"{type(processor).__name__}; an MLLM retriever is exported as a stock checkpoint"
         )
     _check_installed(precision)
-    wrapped = _Embeddings(copy.deepcopy(model).cpu().float().eval())
+    wrapped = _Embeddings(copy.deepcopy(model).cpu().float()).eval()
     with staged(folder) as staging, tempfile.TemporaryDirectory() as scratch:
         with (staging / WEIGHTS).open("wb") as data:
             pool = _Pool(data)
@@ -207,7 +208,9 @@ def _without_notes() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
