@@ -36,6 +36,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from loopback_hub import serve
 from tiny_mllms import save_mllm
 
 torch.set_num_threads(
@@ -197,3 +198,10 @@ def launch():
         return result.stdout
 
     return run
+
+
+@pytest.fixture
+def hub():
+    """A hub on this machine, see `loopback_hub`."""
+    with serve() as running:
+        yield running

@@ -1,9 +1,13 @@
 """The benchmark scripts that need no data."""
 
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 
@@ -29,3 +33,88 @@ def test_composition_is_timed(tmp_path):
     content = json.loads(found.read_text())
     assert content["queries"] == {"train": 20, "test": 2}
     assert content["compose_seconds"] > 0
+
+
+CLAIM = [
+    *("--objects", 12, "--train", 40, "--distractors", 10, "--triplets", 12, "--image-size", 28, "--width", 64),
+    *("--stage1-steps", 2, "--stage2-steps", 1, "--batch-size", 8, "--stage2-batch-size", 4, "--mined-per-miner", 2),
+    *("--threads", 1, "--no-bf16", "--seeds", 0, "--time-of", "Mixed, own miner only"),
+]
+STARTS = {"stage 1", "GCL, short"}
+ROWS = [
+    "towers",
+    "GCL",
+    "GCL, equal time",
+    "Mixed, own miner only",
+    "GCL + stage 2, true masks",
+    "GCL + stage 2, grouped",
+]
+
+
+@pytest.fixture
+def claims(monkeypatch):
+    """The module, to be called in this process."""
+    monkeypatch.syspath_prepend(SCRIPTS / "claims")
+    return importlib.import_module("solar")
+
+
+def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, claims, monkeypatch, capsys):
+    run("claims/solar.py", *CLAIM, "--out", tmp_path, "--rows", *ROWS)
+    content = json.loads((tmp_path / "results.json").read_text())
+    found = {row["row"]: row for row in content["rows"]}
+    assert set(found) == {*ROWS} | STARTS
+    assert not content["missing"]
+    cost = {name: row["cost"] for name, row in found.items()}
+    mixed, plain = cost["Mixed, own miner only"], cost["GCL"]
+    assert (cost["stage 1"]["samples"], mixed["samples"], plain["samples"]) == (16, 12, 32)
+    assert plain["samples"] >= mixed["total_samples"] == 28  # baselines have whole steps
+    step, seconds = plain["cpu_seconds"] / plain["steps"], mixed["total_cpu_seconds"] + mixed["mining_cpu_seconds"]
+    assert cost["GCL, equal time"]["steps"] * step == pytest.approx(seconds, abs=step)
+    assert mixed["mining_seconds"] > 0 == plain["mining_seconds"]
+    for name, row in found.items():
+        for part in ("known", "unseen"):
+            average = (row[part]["precision"]["value"] + row[part]["mean_recall"]["value"]) / 2
+            assert row[part]["average"]["value"] == pytest.approx(average)
+            assert average == pytest.approx(row[part]["readouts"][row["readout"]]["average"])
+            assert ("masks" in row[part]) == ("text_to_image" in row[part]) == (name != "towers")
+
+    records = {path: path.stat().st_mtime_ns for path in tmp_path.glob("rows/*/0.json")}
+
+    def call(*arguments):
+        command = ["solar.py", *CLAIM, "--out", tmp_path, *arguments]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in command])
+        claims.main()
+        return capsys.readouterr().out
+
+    shown = call("--rows", "GCL", "--seeds", 0, 1, "--compare", "GCL", "Mixed, own miner only")
+    assert "; seeds 0\n" in shown
+    difference = (
+        found["GCL"]["known"]["average"]["value"] - found["Mixed, own miner only"]["known"]["average"]["value"]
+    )
+    assert f"| {100 * difference:.1f} [" in shown
+    assert "Missing" not in call("--rows", *ROWS)
+    assert records == {path: path.stat().st_mtime_ns for path in tmp_path.glob("rows/*/0.json")}  # not run again
+
+
+def test_what_is_missing_or_other_of_the_solar_claims_is_said(tmp_path, claims):
+    args = claims.parse([str(word) for word in [*CLAIM, "--out", tmp_path, "--rows", "CL, equal time"]])
+    claims.check_settings(args)
+    with pytest.raises(claims.WaitingError, match="CL, equal time, seed 0: needs 'Mixed, own miner only' first"):
+        claims.run(claims.ROWS["CL, equal time"], 0, None, args)
+    assert "* CL, equal time: seeds 0 are missing" in claims.report(args)
+    with pytest.raises(ValueError, match=r"have the settings {'objects.: 12}; choose another --out"):
+        claims.check_settings(claims.parse(["--objects", "11", "--out", str(tmp_path), *map(str, CLAIM[2:])]))
+    with pytest.raises(ValueError, match="no row or group 'GCI'"):
+        claims.chosen(["GCI"])
+    with pytest.raises(ValueError, match="none in common"):
+        claims.compare("GCL", "CL", tmp_path, [0])
+
+
+def test_the_life_of_a_store_is_timed(tmp_path):
+    spec = importlib.util.spec_from_file_location("store_lifecycle", SCRIPTS / "store_lifecycle.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = [step() for name, step in script.steps(300, tmp_path).items() if name != "imports"]
+    assert len(found[0]) == 300 and len(script.load_index(tmp_path / "index").ids) == 300
+    assert (found[3].added, found[3].replaced, found[3].removed) == (3, 3, 3)
+    assert found[5].tolist() == [5]  # item 7; item 1 is gone and item 2 has changed, so it is last

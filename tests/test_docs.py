@@ -8,7 +8,6 @@ import importlib.util
 import io
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,17 +115,6 @@ def test_commands_parse(page, monkeypatch):
             if not torch.cuda.is_available():
                 overrides.pop("training.bf16", None)  # refused without a GPU, before its key is looked at
             load_recipe(parsed.recipe, overrides)
-
-
-def test_push_commands_parse(monkeypatch):
-    spec = importlib.util.spec_from_file_location("push", ROOT / "hub_upload" / "push.py")
-    push = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "push", push)
-    spec.loader.exec_module(push)
-    calls = [call for page in PAGES for call in commands(page, "hub_upload/push.py")]
-    assert calls
-    for arguments in calls:
-        assert push.make_parser().parse_args(arguments).repo_id
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

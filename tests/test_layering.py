@@ -14,6 +14,7 @@ LAYERS = (
     "ops",
     "storage",
     "losses",
+    "st",
     "data",
     "hub",
     "retrieval",

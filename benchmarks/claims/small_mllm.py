@@ -8,7 +8,8 @@ of its name.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,20 @@ class PictureFeatures:
             self.known |= dict(zip(new, self._compute(list(new.values())), strict=True))
         return BatchFeature({"pixel_values": torch.stack([self.known[name] for name in names])})
 
+    def to_dict(self) -> dict[str, Any]:
+        """The settings, for the fingerprint of an encoder."""
+        return {"side": SIZE, "picture_tokens": PICTURE_TOKENS}
+
     def prepare(self, folder: Path) -> None:
         """Compute and save the features of new pictures in a folder."""
-        paths = sorted(folder.rglob("*.png"))
+        self.prepare_images(Image.open(path).convert("RGB") for path in sorted(folder.rglob("*.png")))
+
+    def prepare_images(self, images: Iterable[Image.Image]) -> None:
+        """Compute and save the features of new RGB pictures."""
         known = len(self.known)
-        for start in range(0, len(paths), 64):
-            self([Image.open(path).convert("RGB") for path in paths[start : start + 64]])
+        images = iter(images)
+        while some := list(islice(images, 64)):
+            self(some)
         if len(self.known) > known:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(self.known, self.path)

@@ -50,7 +50,7 @@ def test_demo(few, tmp_path, capsys):
 
 def test_solar(few, tmp_path, capsys, monkeypatch):
     # two steps of stage 1 leave the scores at chance, where stage 2 stops
-    monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, scores: {})
+    monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})
     results, report = demo(few, tmp_path / "demo", "--recipe", "solar")
     assert [found["name"] for found in results["symmetric"]] == ["after stage 1", "after stage 2"]
     assert len(results["figures"]) == 4 and report.count("<figure") > 4

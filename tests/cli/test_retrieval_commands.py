@@ -119,8 +119,51 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
     assert header.split() == ["rank", "score", "id", "price", "text", "image"]
     assert first.split()[:4] == ["1", "1.0000", "blue", "2"]
     assert first.endswith(f"a blue square a b…  {data / 'blue.png'}") and first.index("a blue") == header.index("text")
-    with pytest.raises(ValueError, match=r"was made with source \{.*'keep': \['price', 'text'\]\}, not"):
-        conjoin(*command, *streaming, "--only", "image")
+    conjoin(*command, *streaming, "--only", "image", "--keep", "price")
+    assert "0 rows added, 7 replaced, 0 removed, 0 unchanged; 0 encoded" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"was made with source \{'only': 'image'\}, not \{'only': 'text'\}"):
+        conjoin(*command, *streaming, "--only", "text")
+    with pytest.raises(ValueError, match="has --dtype float32, not float16"):
+        conjoin(*command, *streaming, "--only", "image", "--dtype", "float16")
+
+
+def test_a_living_collection(data, model, tmp_path, capsys):
+    lines = [
+        {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour} square", "price": price}
+        for price, colour in enumerate(COLOURS)
+    ]
+
+    def encode_and_index(*options):
+        (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "store", "--only", "image"]
+        conjoin(*command, "--keep", "price", "--quiet", "--shard-size", 3, *options)
+        conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--update")
+        return capsys.readouterr().out
+
+    def search(*options):
+        conjoin("search", tmp_path / "index", "--image", data / "blue.png", "-k", 9, *options, "--json")
+        return json.loads(capsys.readouterr().out)
+
+    assert "exact index of 7 vectors" in encode_and_index("--sync")
+    lines[3]["price"] = 50
+    gone, new = lines.pop(2), lines[0] | {"id": "crimson", "price": 99}
+    out = encode_and_index()
+    assert "0 rows added, 1 replaced, 0 removed, 5 unchanged; 0 encoded" in out and "0 vectors added, 0 rep" in out
+    lines.append(new)
+    assert "1 rows added, 0 replaced, 1 removed, 6 unchanged; 1 encoded" in encode_and_index("--sync")
+    with pytest.raises(ValueError, match="is of kind 'exact', not 'flat': leave out --update"):
+        conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--update", "--kind", "flat")
+    assert gone["id"] not in [hit["id"] for hit in search()["results"]]
+    found = search("--where", "price > 40 and id != 'red'", "--html", tmp_path / "pages" / "page.html")
+    assert {(hit["id"], hit["row"]["price"]) for hit in found["results"]} == {("crimson", 99), (lines[2]["id"], 50)}
+    assert found["where"] == "price > 40 and id != 'red'"
+    page = (tmp_path / "pages" / "page.html").read_text()
+    assert page.count("data:image/") == 3 and "crimson" in page and "price &gt; 40" in page
+    assert search("--where", "price > 1000")["results"] == []
+    conjoin("search", tmp_path / "index", "--image", data / "blue.png", "--where", "price > 1000")
+    assert capsys.readouterr().out.split() == ["rank", "score", "id"]
+    with pytest.raises(ValueError, match="the unknown column 'colour'; there are"):
+        search("--where", "colour = 1", "--model", "nowhere")
 
 
 def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):

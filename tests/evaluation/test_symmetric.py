@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.evaluation import evaluate_symmetric, triplet_precision
+from conjoin.evaluation import evaluate_symmetric, symmetric_outcomes, triplet_precision
 
 
 def triplets(rows=30, seed=0):
@@ -50,6 +50,16 @@ def test_the_variant_serves_the_precision_only():
     other = evaluate_symmetric(anchor, positive, negative, variant, resamples=50)
     assert other.metrics["precision"].value > plain.metrics["precision"].value
     assert other.metrics["recall@1"] == plain.metrics["recall@1"]
+
+
+def test_outcomes_are_what_is_averaged():
+    *rows, distractors = triplets()
+    result = evaluate_symmetric(*rows, distractors=[distractors], resamples=10)
+    found = symmetric_outcomes(*rows, distractors=[distractors])
+    assert found.pool == result.pool
+    assert found.wins.double().mean().item() == pytest.approx(result.metrics["precision"].value)
+    for k in (1, 5, 10):
+        assert (found.ranks <= k).double().mean().item() == pytest.approx(result.metrics[f"recall@{k}"].value)
 
 
 def test_the_query_is_not_in_its_own_pool_but_ties_fail():

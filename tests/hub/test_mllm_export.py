@@ -1,17 +1,15 @@
 """A saved MLLM retriever works without the package and without the model it was cut from, on every road."""
 
 import argparse
-import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from conjoin.cli import encode, index, search
-from conjoin.hub import export
+from conjoin.hub import export, model_upload
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 
@@ -108,13 +106,9 @@ def test_encode_index_and_search(exported, pictures, tmp_path, capsys):
 
 
 def test_the_card_says_what_it_is(exported):
-    spec = importlib.util.spec_from_file_location("push", Path(__file__).parents[2] / "hub_upload/push.py")
-    push = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(push)
     for folder, kinds in zip(
         exported, (("qwen2_vl_vision", "qwen2_vl_text"), ("clip_vision_model", "llama")), strict=True
     ):
-        push.check_folder(folder)
-        card = push.render_card(folder, "me/puma")
+        card = model_upload(folder, "me/puma").card
         assert "vectors of 32 dimensions" in card and "MLLM retriever" in card
         assert all(f"`{kind}`" in card for kind in kinds), card

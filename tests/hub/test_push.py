@@ -1,27 +1,30 @@
-import base64
-import hashlib
+"""`conjoin push` and `conjoin.hub.push` against a hub on this machine."""
+
 import json
-import os
+import runpy
 import shutil
-import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
+from huggingface_hub import HfApi, constants
 
-from conjoin.hub import export
+from conjoin.cli.main import main
+from conjoin.hub import export, export_stock, load_model, model_upload, push
+from conjoin.hub.errors import PushError
+from conjoin.hub.local_paths import without_paths
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
     "method": "gcl",
     "model": {"vision": "openai/clip-vit-base-patch32", "text": "/home/someone/bert"},
-    "data": {"source": "emoji", "mined": "/home/someone/mined"},
+    "data": {"source": ["emoji", "someone/captions"], "mined": "/home/someone/My mined/rows"},
     "training": {
         "output_dir": "/home/someone/out",
         "max_steps": 300,
@@ -29,14 +32,20 @@ RECIPE = {
         "learning_rate": 2e-3,
         "seed": 0,
     },
+    "log": [{"command": "conjoin train x.yaml --data.source=/home/someone/p.csv --out ~/o C:\\Users\\someone\\x"}],
 }
 RESULTS = {
-    "headline": [{"label": "text → image, R@10", "metric": {"value": 0.451, "low": 0.4, "high": 0.5, "chance": 0.027}}]
+    "title": "Emoji",
+    "dataset": {"split": "test"},
+    "headline": [
+        {"label": "text → image, R@10", "metric": {"value": 0.451, "low": 0.4, "high": 0.5, "chance": 0.027}}
+    ],
 }
 STRANGERS = (
     *("credentials.json", "optimizer.pt", "training_args.bin", "notes.py", "README.md", ".env", "extra.safetensors"),
     *("checkpoint-2/optimizer.pt", "checkpoint-2/config.json"),
 )
+LEFT_OUT = {"results.json", "link.json", "checkpoint-2/"} | {name for name in STRANGERS if "/" not in name}
 BUILD = {
     "joint_encoder": lambda clip, bert: JointEncoderModel.from_backbones(
         clip, bert, hidden_size=24, num_attention_heads=2
@@ -46,72 +55,24 @@ BUILD = {
 }
 
 
-class FakeHub(BaseHTTPRequestHandler):
-    """The endpoints that a push of a new model calls; `server.log` holds the calls, `server.files` what arrived."""
-
-    def do_POST(self):
-        raw = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        self.server.log.append(self.path)
-        if self.server.status != 200:
-            return self._answer({"error": "no"}, self.server.status)
-        if self.path.endswith("/repos/create"):
-            self.server.created = json.loads(raw)
-            return self._answer({"url": f"{self.server.url}/me/model", "name": "me/model"})
-        if "/preupload/" in self.path:
-            files = [file["path"] for file in json.loads(raw)["files"]]
-            modes = {True: "lfs", False: "regular"}
-            found = [
-                {"path": f, "uploadMode": modes[f.endswith(".safetensors")], "shouldIgnore": False} for f in files
-            ]
-            return self._answer({"files": found})
-        if self.path.endswith("/objects/batch"):
-            upload = {"upload": {"href": f"{self.server.url}/store", "header": {}}}
-            objects = [o | {"authenticated": True, "actions": upload} for o in json.loads(raw)["objects"]]
-            return self._answer({"transfer": "basic", "objects": objects})
-        if "/commit/" in self.path:
-            for entry in map(json.loads, raw.splitlines()):
-                if entry["key"] != "header":
-                    self.server.files[entry["value"]["path"]] = entry["value"]
-            return self._answer({"commitUrl": f"{self.server.url}/me/model/commit/1", "commitOid": "1" * 40})
-        return self._answer({"warnings": [], "errors": []})
-
-    def do_PUT(self):
-        stored = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.stored.add(hashlib.sha256(stored).hexdigest())
-        self._answer({})
-
-    def do_GET(self):
-        self._answer({"id": "me/model", "sha": "0" * 40, "siblings": []})
-
-    def _answer(self, content, status=200):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    server.log, server.files, server.stored, server.status = [], {}, set(), 200
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.fixture(scope="module", params=sorted(BUILD))
 def folder(request, tiny_checkpoints, tmp_path_factory):
+    return save(request.param, tiny_checkpoints, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoints, tmp_path_factory):
+    return save("score_fusion", tiny_checkpoints, tmp_path_factory)
+
+
+def save(kind, tiny_checkpoints, tmp_path_factory):
     clip, bert = tiny_checkpoints["clip"], tiny_checkpoints["bert"]
-    text = clip if request.param == "score_fusion" else bert
-    saved = tmp_path_factory.mktemp(request.param)
-    export(BUILD[request.param](clip, bert), ImageTextProcessor.from_backbones(clip, text), saved)
+    saved = tmp_path_factory.mktemp(kind)
+    export(
+        BUILD[kind](clip, bert),
+        ImageTextProcessor.from_backbones(clip, clip if kind == "score_fusion" else bert),
+        saved,
+    )
     (saved / "recipe.json").write_text(json.dumps(RECIPE))
     (saved / "results.json").write_text(json.dumps(RESULTS))
     (saved / "checkpoint-2").mkdir()
@@ -121,42 +82,71 @@ def folder(request, tiny_checkpoints, tmp_path_factory):
     return saved
 
 
-def push(tmp_path, *arguments, endpoint="http://127.0.0.1:9"):
-    environment = {
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_TOKEN": "hf_fake",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=60)
+@pytest.fixture
+def api(hub, monkeypatch):
+    """A client of the hub here that does not wait before it tries again."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    return HfApi(endpoint=hub.url, token="hf_fake")
 
 
-def test_pushes_the_folder_and_the_card_in_one_commit(hub, folder, tmp_path):
+def metadata(card):
+    return yaml.safe_load(card.split("---")[1])
+
+
+def test_one_commit_holds_the_model_and_its_card(hub, api, folder):
     before = sorted(path.name for path in folder.iterdir())
-    left_out = {"results.json", "link.json", "checkpoint-2"} | {name for name in STRANGERS if "/" not in name}
-    result = push(tmp_path, folder, "me/model", "--private", "--revision", "trial", endpoint=hub.url)
-    assert result.returncode == 0, result.stderr
-    assert f"{hub.url}/me/model/commit/1" in result.stdout
-    assert hub.created.get("private") is True or hub.created.get("visibility") == "private"
-    assert set(hub.files) == (set(before) - left_out) | {"README.md"}
-    assert {"item_inputs.py", "modules.json", "tokenizer.json"} <= set(hub.files)
-    told = result.stderr.partition("left out: ")[2].splitlines()[0].split(", ")
-    assert set(told) == (left_out - {"checkpoint-2"}) | {"checkpoint-2/"}
-    recipe = json.loads(base64.b64decode(hub.files["recipe.json"]["content"]))
-    assert recipe["model"] == {"vision": "openai/clip-vit-base-patch32", "text": "bert"}
-    assert (recipe["data"]["mined"], recipe["training"]["output_dir"]) == ("mined", "out")
-    assert hub.files["model.safetensors"]["oid"] in hub.stored
-    assert any(path.endswith("/commit/trial") for path in hub.log)
+    upload = model_upload(folder, "me/model")
+    url = push(upload, revision="trial", api=api)
+    repository = hub.repositories["model", "me/model"]
+    assert url == f"{hub.url}/me/model/commit/{repository.branches['trial']}" and repository.private
+    assert repository.count == 2 and len(hub.files()) == 1  # the first commit of a repository, and this one
+    pushed = {name: raw for name, raw in hub.files(revision="trial").items() if name != ".gitattributes"}
+    assert set(pushed) == {name for name in before if name not in LEFT_OUT and name != "checkpoint-2"} | {"README.md"}
+    assert {"item_inputs.py", "modules.json", "tokenizer.json"} <= set(pushed)
+    assert set(upload.left_out) == LEFT_OUT
+    assert pushed["model.safetensors"] == (folder / "model.safetensors").read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_card_says_what_the_folder_says(folder, tmp_path):
-    result = push(tmp_path, folder, "me/model", "--dry-run", "--license", "mit", "--results", folder / "results.json")
-    assert result.returncode == 0, result.stderr
-    card = result.stdout
-    assert "license: mit" in card and "- openai/clip-vit-base-patch32" in card
+def test_no_path_of_this_machine_is_pushed(tmp_path, model):
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy, symlinks=True)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"_name_or_path": "/home/someone/clip"}))
+    sums = (copy / "SHA256SUMS").read_text()
+    upload = model_upload(copy, "me/model")
+    written = tmp_path / "pushed"
+    for name, file in upload.files.items():
+        raw = file if isinstance(file, bytes) else file.read_bytes()
+        (written / name).parent.mkdir(parents=True, exist_ok=True)
+        (written / name).write_bytes(raw)
+        assert b"someone/" not in raw.replace(b"someone/captions", b"") and b"someone\\" not in raw, name
+    recipe = json.loads((written / "recipe.json").read_text())
+    assert recipe["model"] == {"vision": "openai/clip-vit-base-patch32", "text": "bert"}
+    assert (recipe["data"]["mined"], recipe["training"]["output_dir"]) == ("rows", "out")
+    assert recipe["log"] == [{"command": "conjoin train x.yaml --data.source=p.csv --out o x"}]
+    assert (written / "SHA256SUMS").read_text() != sums
+    load_model(written)  # compares the checksums
+
+
+def test_words_that_look_like_paths_stay():
+    for text in ("and/or", "https://example.org/a/b", "</s>", "a / b", "owner/name", "1/2", "{% if a %}/x", "3 // 4"):
+        assert without_paths(text) == text
+
+
+def test_card_says_what_the_folder_says(folder):
+    results = [folder / "results.json"]
+    card = model_upload(folder, "me/model", license="mit", results=results, languages=["en", "de"]).card
+    told = metadata(card)
+    assert (told["license"], told["language"], told["datasets"]) == ("mit", ["en", "de"], ["someone/captions"])
+    assert (told["base_model"], told["base_model_relation"]) == (["openai/clip-vit-base-patch32"], "finetune")
+    (entry,) = told["model-index"]
+    (result,) = entry["results"]
+    assert entry["name"] == "model"
+    assert result["dataset"] == {"name": "Emoji", "type": "emoji", "split": "test"}
+    metric = {"type": "text_to_image_r@10", "value": 45.1, "name": "text → image, R@10"}
+    assert result["metrics"] == [metric]
     assert "/home/someone" not in card and "`bert`" in card
     assert "| steps | 300 |" in card and "epochs" not in card
     assert "| text → image, R@10 | 45.1 % | 40.0 to 50.0 | 2.7 % |" in card
@@ -164,29 +154,150 @@ def test_card_says_what_the_folder_says(folder, tmp_path):
     assert "{{" not in card and "{%" not in card
 
 
-def test_a_link_among_the_files_of_the_model_is_refused(folder, tmp_path):
+def test_a_stock_export_is_pushed_with_its_modules(mllm_checkpoints, tmp_path):
+    checkpoint = mllm_checkpoints("qwen2_vl")[0]
+    retriever = MllmRetrieverModel.from_mllm(checkpoint, keep_layers=2, embedding_dim=16)
+    processor = MllmRetrieverProcessor.from_mllm(checkpoint)
+    export_stock(retriever, processor, tmp_path / "stock")
+    upload = model_upload(tmp_path / "stock", "me/stock", base_models=["Qwen/Qwen2-VL-2B-Instruct"])
+    modules = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "3_Normalize/config.json"}
+    assert modules | {"chat_template.jinja", "model.safetensors"} <= set(upload.files)
+    assert not [name for name in upload.files if name.endswith(".py")] and not upload.left_out
+    assert "vectors of 16 dimensions" in upload.card and "trust_remote_code" not in upload.card
+    assert metadata(upload.card)["base_model"] == ["Qwen/Qwen2-VL-2B-Instruct"]
+
+
+def test_another_model_is_not_replaced_unless_told(hub, api, model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(model, other, symlinks=True)
+    push(model_upload(model, "me/model"), api=api)
+    push(model_upload(model, "me/model", license="mit"), api=api)  # the same weights, another card
+    assert b"license: mit" in hub.files()["README.md"]
+    weights = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").unlink()
+    (other / "SHA256SUMS").unlink()
+    (other / "model-00001-of-00001.safetensors").write_bytes(weights[:-4] + b"\1\2\3\4")
+    hub.files()["picture.txt"] = b"somebody's own"
+    before = dict(hub.files())
+    with pytest.raises(ValueError, match=r"'me/model' holds another model \(model.safetensors differs\).*--replace"):
+        push(model_upload(other, "me/model"), api=api)
+    assert hub.files() == before
+    push(model_upload(other, "me/model"), replace=True, api=api)
+    assert "model.safetensors" not in hub.files() and "model-00001-of-00001.safetensors" in hub.files()
+    assert "SHA256SUMS" not in hub.files() and hub.files()["picture.txt"] == b"somebody's own"
+
+
+def test_a_public_repository_must_be_meant(hub, api, model):
+    upload = model_upload(model, "me/model")
+    push(upload, public=True, api=api)
+    assert not hub.repositories["model", "me/model"].private
+    with pytest.raises(ValueError, match=r"'me/model' is public; .*--public"):
+        push(upload, api=api)
+
+
+@pytest.mark.parametrize("place", ["POST .*/create", "POST .*/preupload/", "PUT /store", "POST .*/commit/"])
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (401, r"refused \(401\); it does not know you: run `hf auth login`, or set HF_TOKEN"),
+        (403, r"refused \(403\); your token may not write there"),
+        (404, r"refused \(404\); there is no such repository or branch"),
+        (409, r"refused \(409\); something else was committed meanwhile"),
+        (413, r"refused \(413\); a file or the commit is larger"),
+        (500, r"the Hub failed \(500\); run the command again later"),
+        ("break", "no connection to the Hub, or it broke off"),
+    ],
+)
+def test_a_failure_is_told_and_commits_nothing(hub, api, model, place, trouble, words):
+    hub.troubles[place] = trouble
+    with pytest.raises(PushError, match=words) as caught:
+        push(model_upload(model, "me/model"), api=api)
+    assert str(caught.value).startswith("nothing was committed to 'me/model': ")
+    found = hub.repositories.get(("model", "me/model"))
+    assert found is None or found.count == 1
+    hub.troubles.clear()
+    push(model_upload(model, "me/model"), api=api)  # the same call works once the trouble is over
+    assert hub.repositories["model", "me/model"].count == 2
+
+
+def test_a_hub_that_does_not_answer_is_given_up(hub, api, model, monkeypatch):
+    monkeypatch.setattr("conjoin.hub.commit.PATIENCE", 0.4)
+    hub.troubles["POST .*/commit/"] = "hang"
+    with pytest.raises(PushError, match=r"nothing was committed to .*did not answer in time"):
+        push(model_upload(model, "me/model"), api=api)
+    hub.troubles.clear()
+    hub.troubles["GET /api/models"] = "hang"
+    with pytest.raises(PushError, match="did not answer in time"):
+        push(model_upload(model, "me/model"), api=api)
+
+
+def test_a_commit_whose_answer_is_lost_is_looked_up(hub, api, model):
+    hub.troubles["POST .*/commit/"] = "lost answer"
+    with pytest.raises(PushError, match="look at the newest commit before you push again to 'me/model'"):
+        push(model_upload(model, "me/model"), api=api)
+    assert hub.repositories["model", "me/model"].count == 2
+
+
+def test_a_commit_of_somebody_else_in_between_is_not_overwritten(hub, api, model, monkeypatch):
+    upload_files = api.preupload_lfs_files
+
+    def meanwhile(*args, **options):
+        hub.repositories["model", "me/model"].commit("main", {"model.safetensors": b"theirs"})
+        monkeypatch.setattr(api, "preupload_lfs_files", upload_files)
+        upload_files(*args, **options)
+
+    monkeypatch.setattr(api, "preupload_lfs_files", meanwhile)
+    with pytest.raises(PushError, match=r"\(412\); something else was committed meanwhile"):
+        push(model_upload(model, "me/model"), api=api)
+    assert hub.files() == {"model.safetensors": b"theirs"}
+
+
+def test_dry_run_lists_files_and_sizes_and_prints_the_card(model, capsys):
+    assert main(["push", str(model), "me/model", "--dry-run", "--results", str(model / "results.json")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("---\n") and "model-index" in printed.out
+    size = f"{(model / 'model.safetensors').stat().st_size:,}"
+    assert f"{size}  model.safetensors\n" in printed.err and "README.md" in printed.err
+    told = printed.err.partition("left out: ")[2].strip().split(", ")
+    assert set(told) == LEFT_OUT
+
+
+def test_the_command_prints_the_commit(hub, api, model, capsys, monkeypatch):
+    monkeypatch.setattr("conjoin.hub.commit.HfApi", lambda: api)
+    assert main(["push", str(model), "me/model", "--revision", "trial", "--message", "First"]) == 0
+    assert f"pushed to {hub.url}/me/model/commit/" in capsys.readouterr().out
+    hub.troubles["GET /api/models"] = 403
+    assert main(["push", str(model), "me/model"]) == 2
+    assert "your token may not write there" in capsys.readouterr().err
+
+
+def test_a_link_among_the_files_of_the_model_is_refused(model, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy, symlinks=True)
+    shutil.copytree(model, copy, symlinks=True)
     (copy / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     (copy / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
-    result = push(tmp_path, copy, "me/model", "--dry-run")
-    assert result.returncode == 2 and "tokenizer.json' is a symbolic link" in result.stderr
+    with pytest.raises(ValueError, match=r"tokenizer\.json' is a symbolic link"):
+        model_upload(copy, "me/model")
 
 
-@pytest.mark.parametrize(("status", "message"), [(401, "hf auth login"), (403, "a token that may write")])
-def test_refusal_says_what_to_do(hub, folder, tmp_path, status, message):
-    hub.status = status
-    result = push(tmp_path, folder, "me/model", endpoint=hub.url)
-    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
-
-
-def test_mistakes_are_one_line(folder, tmp_path):
+def test_mistakes_are_one_line(model, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "strange").mkdir()
+    for name in ("config.json", "modules.json", "processor_config.json", "model.safetensors"):
+        (tmp_path / "strange" / name).write_text('{"model_type": "bert"}')
     for arguments, message in (
         ((tmp_path / "absent", "me/model"), "no folder"),
         ((tmp_path / "empty", "me/model"), "lacks config.json, modules.json, processor_config.json, *.safetensors"),
-        ((folder, "me/too/deep"), "me/too/deep"),
-        ((folder, "me/model"), "cannot reach the Hub"),
+        ((tmp_path / "strange", "me/model"), "a model of type 'bert'; there are cards for ['joint_encoder'"),
+        ((model, "me/too/deep"), "me/too/deep"),
+        (("mrr_at_k", "me/mrr_at_k", "--type", "metric", "--results", "x"), "are for a model, not for a metric"),
     ):
-        result = push(tmp_path, *arguments)
-        assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+        assert main(["push", *map(str, arguments)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_script_of_the_clone_is_the_command(model, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(model), "me/model", "--dry-run"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stopped.value.code == 0 and "base_model:\n- openai" in capsys.readouterr().out

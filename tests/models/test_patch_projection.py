@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel, modeling_mllm_retriever
-from conjoin.models.mllm_retriever.modeling_mllm_retriever import _images_at_once
+from conjoin.models.mllm_retriever import MllmRetrieverModel, image_grids
+from conjoin.models.mllm_retriever.image_grids import images_at_once
 from conjoin.models.mllm_retriever.patch_projection import project_by_product
 from conjoin.processing import MllmRetrieverProcessor
 
@@ -45,7 +45,7 @@ def test_other_convolutions_stay(options):
 @pytest.mark.parametrize("name", QWENS)
 @pytest.mark.parametrize("limit", [1, 2048])
 def test_few_images_at_once_are_all_at_once(name, limit, mllm_checkpoints, messages, monkeypatch):
-    monkeypatch.setattr(modeling_mllm_retriever, "PATCHES_AT_ONCE", limit)
+    monkeypatch.setattr(image_grids, "PATCHES_AT_ONCE", limit)
     folder, _ = mllm_checkpoints(name)
     model = MllmRetrieverModel.from_mllm(folder, 2)
     batch = MllmRetrieverProcessor.from_mllm(folder)(messages)
@@ -65,4 +65,4 @@ def test_few_images_at_once_are_all_at_once(name, limit, mllm_checkpoints, messa
 
 
 def test_groups_of_images():
-    assert _images_at_once([100, 1948, 1, 3000, 1, 2047, 2]) == [2, 1, 1, 2, 1]
+    assert images_at_once([100, 1948, 1, 3000, 1, 2047, 2]) == [2, 1, 1, 2, 1]

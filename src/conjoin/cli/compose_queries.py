@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import COLUMN_OPTIONS, add_data_options, add_url_options
+from conjoin.cli.options import COLUMN_OPTIONS, add_compute_options, add_data_options, add_url_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store", metavar="STORE", help="vectors of the catalogue by any model, which `conjoin encode` wrote"
     )
-    group.add_argument("--quiet", action="store_true", help="no progress bars")
+    add_compute_options(parser, ("--device", "--quiet"))
 
 
 def _add_filtering(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +105,6 @@ def _add_filtering(parser: argparse.ArgumentParser) -> None:
         help="attributes that a picture shows: non_omission and vision_centric are then judged by the titles",
     )
     group.add_argument("--vlm", metavar="MODEL", help="vision-language model that judges, and for cold_start")
-    group.add_argument("--device", help="of the model: cpu, cuda, cuda:1, ...")
 
 
 def run(args: argparse.Namespace) -> None:

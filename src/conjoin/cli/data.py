@@ -69,6 +69,23 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     scenes.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
     scenes.set_defaults(func=write_scenes)
     compose_queries.add_parser(kinds)
+    unpack = kinds.add_parser(
+        "unpack-mbeir",
+        help="the files of M-BEIR's layout from a dataset that `conjoin push` wrote",
+        description="Write the files of M-BEIR's layout to OUT, from the Parquet files of a dataset that "
+        "`conjoin push --type dataset` wrote and `hf download` fetched.",
+        epilog="example: conjoin data unpack-mbeir data/downloaded data/mbeir",
+    )
+    unpack.add_argument("folder", metavar="FOLDER", help="the downloaded dataset")
+    unpack.add_argument("out", metavar="OUT", help="folder to make")
+    unpack.set_defaults(func=unpack_mbeir)
+
+
+def unpack_mbeir(args: argparse.Namespace) -> None:
+    """Run `conjoin data unpack-mbeir`."""
+    from conjoin.hub.mbeir_parquet import unpack_mbeir
+
+    print(f"M-BEIR in {unpack_mbeir(args.folder, args.out)}")
 
 
 def write_scenes(args: argparse.Namespace) -> None:

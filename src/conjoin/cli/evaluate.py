@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import MODEL_HELP, add_compute_options, add_url_options, check_out, make_encoder
+from .options import (
+    MODEL_HELP,
+    add_compute_options,
+    add_rerank_options,
+    add_url_options,
+    check_out,
+    make_encoder,
+    make_reranker,
+)
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Benchmark
@@ -38,11 +46,13 @@ def run(args: argparse.Namespace) -> None:
 
     from conjoin.evaluation import format_results, render_report
 
-    encoder = make_encoder(args, args.model)
+    encoder, args.reranker = make_encoder(args, args.model), make_reranker(args)
     out.mkdir(parents=True, exist_ok=True)
     results = benchmark.run(encoder, args, out)
     results.model |= {"name": encoder.name, "fingerprint": encoder.fingerprint}
     results.config |= {"batch size": args.batch_size, "bf16": args.bf16, "input": encoder.input_type}
+    if args.reranker is not None:
+        results.config |= {"reranker": args.reranker.name, "reranked candidates": args.rerank_top}
     results.created = results.created or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     results.save(out / "results.json")
     page = render_report(results, out / "report.html")
@@ -79,6 +89,9 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
         raise ValueError(f"unknown argument {rest[0]!r} of --benchmark {name}; {hint}")
     if args.data is None and benchmark.reads_data in ("required", "source"):
         raise ValueError(f"--benchmark {name} needs --data")
+    if args.rerank is not None and not benchmark.reranks:
+        able = ", ".join(each.name for each in BENCHMARKS.values() if each.reranks)
+        raise ValueError(f"--benchmark {name} takes no --rerank; these do: {able}")
     if args.data is not None and benchmark.reads_data == "none":
         raise ValueError(f"--benchmark {name} reads no --data; leave it out")
     return args, benchmark
@@ -98,6 +111,7 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")
     add_url_options(parser)
+    add_rerank_options(parser)
     computing = add_compute_options(parser)
     computing.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
     return parser

@@ -1,6 +1,7 @@
 """`conjoin export`: a saved model in a form that other programs load."""
 
 import argparse
+import shutil
 from typing import Any
 
 from conjoin.cli.train import usage
@@ -57,10 +58,13 @@ def run(args: argparse.Namespace) -> None:
         processor.set_prompts((processor.prompts or {}) | prompts)
     if args.format == "onnx":
         export_onnx(model, processor, args.out, "int8" if args.int8 else "float32")
-        print(f'Saved to {args.out}. Load it with onnxruntime:\n\n{_ONNX_USAGE.format(args.out)}')
+        print(f"Saved to {args.out}. Load it with onnxruntime:\n\n{_ONNX_USAGE.format(args.out)}")
         return
     if args.format == "stock":
         export_stock(model, processor, args.out)
     else:
         export(model, processor, args.out)
+    recipe = Path(args.model) / "recipe.json"
+    if recipe.is_file():
+        shutil.copy(recipe, args.out)  # for the card of `conjoin push`
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out, code=args.format == 'code')}")

@@ -21,6 +21,23 @@ if TYPE_CHECKING:
     from conjoin.retrieval import Miner
 
 
+_LIMITS: dict[str, dict[str, Any]] = {
+    "--absolute-margin": {
+        "type": float,
+        "metavar": "M",
+        "help": "a negative scores at least M less than the positive (as sentence-transformers' mine_hard_negatives, "
+        "like the next three; for the miners given by --miner)",
+    },
+    "--relative-margin": {"type": float, "metavar": "M", "help": "likewise, M times the positive's score"},
+    "--max-score": {"type": float, "metavar": "S", "help": "a negative scores at most S"},
+    "--range-min": {"type": int, "default": 0, "metavar": "N", "help": "skip the first N candidates that are left"},
+    "--reranker": {
+        "metavar": "MODEL",
+        "help": "a CrossEncoder of sentence-transformers that scores the first candidates and the positives again",
+    },
+}
+
+
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
@@ -48,7 +65,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="a miner; may be given several times",
     )
     parser.add_argument(
-        "--miners", metavar="YAML", help="a file with miners: {name: {model, query, candidate, duplicate_above}}"
+        "--miners",
+        metavar="YAML",
+        help="a file with miners: {name: {model, query, candidate, duplicate_above, relative_margin ...}}",
     )
     parser.add_argument("-k", type=int, default=10, help="negatives per miner (default: %(default)s)")
     parser.add_argument(
@@ -59,6 +78,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="candidates this similar by any miner are duplicates, not negatives; for the miners given by --miner "
         "(default: %(default)s)",
     )
+    for option, settings in _LIMITS.items():
+        parser.add_argument(option, **settings)
     for old, new in (("--metric", "--miner"), ("--metrics", "--miners")):
         parser.add_argument(old, action=RenamedOption, new=new)
     reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
@@ -79,12 +100,17 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     check_out(args.out)
     from conjoin.ops import choose_device
-    from conjoin.retrieval import mine_hard_negatives, plan_mining
+    from conjoin.retrieval import load_reranker, mine_hard_negatives, plan_mining
     from conjoin.retrieval.mining.miners import check_miners, needed_parts
 
     miners, device = _miners(args), choose_device(args.device)
     check_miners(miners, args.k)
     parts = needed_parts(miners, args.anchors is not None)
+
+    def reranker(model: str) -> Any:  # noqa: ANN401 - a reranker
+        options = {"trust_remote_code": args.trust_remote_code, "batch_size": args.batch_size, "device": device}
+        return load_reranker(model, **options)
+
     corpus: Any = load_rows(args, args.data, only=parts["corpus"])
     settings: dict[str, Any] = {
         "anchors": None if args.anchors is None else load_rows(args, args.anchors, only=parts["anchors"]),
@@ -94,7 +120,13 @@ def run(args: argparse.Namespace) -> None:
     if args.estimate:
         print(plan_mining(corpus, miners, args.out, **settings))
         return
-    settings |= {"k": args.k, "index_kind": args.index, "shard_size": args.shard_size, "dtype": args.dtype}
+    settings |= {
+        "load_reranker": reranker,
+        "k": args.k,
+        "index_kind": args.index,
+        "shard_size": args.shard_size,
+        "dtype": args.dtype,
+    }
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 
@@ -106,8 +138,9 @@ def _miners(args: argparse.Namespace) -> "list[Miner]":
     if args.miners is None and not args.miner:
         raise ValueError("nothing to mine by: pass --miner, --miners or both")
     miners = [] if args.miners is None else parse_miners(_read_file(args.miners))
+    limits = {name: vars(args)[name] for name in (option.strip("-").replace("-", "_") for option in _LIMITS)}
     for name, model, query, candidate in args.miner:
-        miners.append(Miner(name, model, query, candidate, args.duplicate_above))
+        miners.append(Miner(name, model, query, candidate, args.duplicate_above, **limits))
     return miners
 
 

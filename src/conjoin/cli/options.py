@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from conjoin.data.pair_sources import AnyDataset
-    from conjoin.retrieval import ItemEncoder
+    from conjoin.retrieval import ItemEncoder, Reranker
 
 _DATA: dict[str, dict[str, Any]] = {
     "--image-column": {"metavar": "NAME", "help": "column of the images, when it cannot be guessed"},
@@ -201,6 +201,28 @@ def encoder_loader(
 def make_encoder(args: argparse.Namespace, model: str) -> "ItemEncoder":
     """Load the encoder of a model by the compute options that the command has."""
     return encoder_loader(args)(model)
+
+
+def add_rerank_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `make_reranker`."""
+    group = parser.add_argument_group("how to rerank")
+    group.add_argument(
+        "--rerank", metavar="MODEL", help="a CrossEncoder of sentence-transformers that sorts the first results again"
+    )
+    group.add_argument(
+        "--rerank-top", type=int, default=100, metavar="N", help="results that it sorts (default: %(default)s)"
+    )
+
+
+def make_reranker(args: argparse.Namespace) -> "Reranker | None":
+    """Load the reranker that the command names, if any."""
+    from conjoin.retrieval import load_reranker
+
+    check_counts(args, rerank_top=1)
+    if args.rerank is None:
+        return None
+    given = {name: vars(args)[name] for name in ("device", "batch_size") if name in vars(args)}
+    return load_reranker(args.rerank, trust_remote_code=args.trust_remote_code, **given)
 
 
 def check_counts(args: argparse.Namespace, **least: int) -> None:

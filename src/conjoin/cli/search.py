@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, add_url_options, make_encoder
+from conjoin.cli.options import add_compute_options, add_rerank_options, add_url_options, make_encoder, make_reranker
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
@@ -36,9 +36,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="folder or Hub name of the model that made the index (default: the folder that the index records, if it "
         "holds a model of this package)",
     )
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help="search only the rows that this holds for, by the kept columns: \"category = 'shoes' and price < 50\"",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
+    parser.add_argument("--html", metavar="FILE", help="also write a page of the results, with their pictures")
     add_url_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
+    add_rerank_options(parser)
     parser.set_defaults(func=run, quiet=True)
 
 
@@ -50,22 +57,34 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("nothing to search for: pass --text, --image or both")
 
     from conjoin.data.interleaved import PLACEHOLDER, interleave
-    from conjoin.retrieval import load_index, rows_of, search_items
+    from conjoin.retrieval import load_index, rows_of, search_items, select_rows
+    from conjoin.retrieval.reranker import first_results, rerank_rows
 
-    index = load_index(args.index)
+    index, reranker = load_index(args.index), make_reranker(args)
     args.input_type = args.input_type or (None if index.model is None else index.model.input_type)
     is_interleaved = args.text is not None and PLACEHOLDER in args.text
     item = interleave(args.text, args.image, "the query") if is_interleaved else query
-    found = search_items(index, make_encoder(args, args.model or _recorded_model(index)), [item], args.k)
+    if args.where is not None:
+        select_rows(index, args.where)  # a mistake in it shows before the model is loaded
+    encoder = make_encoder(args, args.model or _recorded_model(index))
+    depth = args.k if reranker is None else max(args.k, args.rerank_top)
+    found = search_items(index, encoder, [item], depth, where=args.where)
+    if reranker is not None:
+        found = first_results(rerank_rows(index, found, [item], reranker, args.rerank_top), args.k)
     rows = rows_of(index, found.ids[0])
     hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer
     results = [
         {"rank": rank, "score": score, "id": id_, "row": row} for rank, (id_, score, row) in enumerate(hits, start=1)
     ]
+    if args.html:
+        from conjoin.evaluation.report.search_page import write_search_page
+
+        write_search_page(item, results, args.html, args.where)
     if args.json:
         import json
 
-        print(json.dumps({"query": query, "results": results}, ensure_ascii=False, indent=2, default=str))
+        given = {"where": args.where} if args.where is not None else {}
+        print(json.dumps({"query": query, **given, "results": results}, ensure_ascii=False, indent=2, default=str))
         return
     for line in _table(results):
         print(line)

@@ -84,5 +84,5 @@ def usage(folder: str, code: bool = True) -> str:
     return (
         "from sentence_transformers import SentenceTransformer\n"
         f'model = SentenceTransformer("{folder}"{trust})\n'
-        'vectors = model.encode(["a red apple", "photo.jpg", {"image": "photo.jpg", "text": "but green"}])\n'
+        'vectors = model.encode(["a red apple", "photo.jpg", {"image": "photo.jpg", "text": "a red apple"}])\n'
     )

@@ -83,6 +83,8 @@ from conjoin.data.pairs import (
     load_pairs as load_pairs,
     load_training_pairs as load_training_pairs,
 )
+from conjoin.data.queries.columns import QUERY_COLUMNS as QUERY_COLUMNS
+from conjoin.data.queries.table import QueryMix as QueryMix, QueryTable as QueryTable
 from conjoin.data.retrieval_collator import MODALITY_IDS as MODALITY_IDS, RetrievalCollator as RetrievalCollator
 from conjoin.data.scenes.make import make_scenes as make_scenes
 from conjoin.data.taught_rows import TaughtRows as TaughtRows

@@ -21,6 +21,8 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         sources: The dataset of each row: each step then has rows of one dataset only. None mixes datasets.
         processes: Number of processes that share a step.
         seed: Seed of the order; seed and epoch determine it completely.
+        repeats: How many times each row is used in an epoch: 2 for twice, 0.5 for a random half of the rows with this
+            number. None uses every row once.
 
     Raises:
         ValueError: A size is not positive, lengths differ, or the rows do not fill one step.
@@ -35,16 +37,20 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         sources: Sequence[Hashable] | None = None,
         processes: int = 1,
         seed: int = 0,
+        repeats: Sequence[float] | None = None,
     ) -> None:
         if batch_size < 1 or processes < 1:
             raise ValueError(f"batch_size={batch_size} and processes={processes} must be at least 1")
         if sources is not None and len(sources) != len(positives):
             raise ValueError(f"{len(sources)} sources but {len(positives)} rows")
+        if repeats is not None and len(repeats) != len(positives):
+            raise ValueError(f"{len(repeats)} repeats but {len(positives)} rows")
         self.positives = positives
         self.batch_size = batch_size
         self.sources = sources
         self.processes = processes
         self.seed = seed
+        self.repeats = repeats
         self.epoch = 0
         self._made: tuple[int, list[list[int]]] | None = None
         if not len(self):
@@ -76,12 +82,25 @@ class RetrievalBatchSampler(Sampler[list[int]]):
     def _make(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
         by_source: dict[Hashable, list[int]] = {}
-        for row in torch.randperm(len(self.positives), generator=generator).tolist():
+        for row in self._order(generator):
             by_source.setdefault(None if self.sources is None else self.sources[row], []).append(row)
         steps = [step for rows in by_source.values() for step in self._steps(rows)]
         order = torch.randperm(len(steps), generator=generator).tolist()
         size = self.batch_size
         return [steps[place][start : start + size] for place in order for start in range(0, len(steps[place]), size)]
+
+    def _order(self, generator: torch.Generator) -> list[int]:
+        """Return the rows of an epoch in random order, each as often as `repeats` says."""
+        if self.repeats is None:
+            return torch.randperm(len(self.positives), generator=generator).tolist()
+        repeats = torch.tensor(self.repeats, dtype=torch.float64)
+        copies = []
+        for number in sorted(set(self.repeats)):
+            rows = (repeats == number).nonzero().flatten()
+            rows = rows[torch.randperm(len(rows), generator=generator)]
+            copies += [rows] * int(number) + [rows[: round(number % 1 * len(rows))]]
+        joined = torch.cat(copies)
+        return joined[torch.randperm(len(joined), generator=generator)].tolist()
 
     def _steps(self, rows: list[int]) -> list[list[int]]:
         """Return full steps of `rows`, in order: each row goes into the first step without its positives."""

@@ -21,6 +21,13 @@ class KnownPositives(Protocol):
     sources: Sequence[Hashable]
 
 
+@runtime_checkable
+class RepeatedRows(Protocol):
+    """Rows that say how many times each of them is used in an epoch."""
+
+    repeats: Sequence[float]
+
+
 class QueryRows(EpochRows):
     """Rows of queries and candidates whose random choices (prompt, positive, negatives) are seeded.
 
@@ -80,6 +87,12 @@ def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with
     if found is None:
         raise ValueError("one_dataset_per_batch needs rows with a 'dataset' column")
     return found
+
+
+def repeats_of(rows: Any) -> Sequence[float] | None:  # noqa: ANN401 - any rows with a length
+    """Return how many times each row is used in an epoch; None for once each."""
+    rows = _innermost(rows)
+    return rows.repeats if isinstance(rows, RepeatedRows) else None
 
 
 def draw_ids(options: Sequence[str], count: int) -> list[str]:

@@ -30,7 +30,7 @@ _OPTIONAL = ("id", "variant_image", "variant_text", "kind")
 
 
 def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
-    """Load triplets from a JSON-lines file (or a CSV), columns `TRIPLET_FEATURES`.
+    """Load triplets from a JSON-lines file (or a CSV, or Parquet that holds the images), columns `TRIPLET_FEATURES`.
 
     Each line is an object with `query_image`, `query_text`, `positive_image`, `positive_text`, `negative_image` and
     `negative_text`; optionally `id` (the row number otherwise), `variant_image`, `variant_text` and `kind`: the kind
@@ -69,8 +69,12 @@ def _triplet(row_id: str, row: Mapping[str, Any], folder: Path, name: str) -> di
         image, text = row.get(image_field), row.get(text_field)
         if image is None and text is None and role != "variant":
             raise ValueError(f"{name}: both {image_field} and {text_field} are null")
-        if not isinstance(image, str | None):
+        if isinstance(image, dict) and image.get("bytes") is not None:  # of Parquet
+            triplet[image_field] = image
+        elif not isinstance(image, str | None):
             raise ValueError(f"{name}, {image_field}: expected a path or a URL, got {image!r:.80}")
-        triplet[image_field] = None if image is None else resolve_image_path(image, folder, f"{name}, {image_field}")
+        else:
+            file = f"{name}, {image_field}"
+            triplet[image_field] = None if image is None else resolve_image_path(image, folder, file)
         triplet[text_field] = None if text is None else check_text(text, f"{name}, {text_field}")
     return triplet

@@ -46,4 +46,8 @@ from conjoin.evaluation.run_file import (
     write_qrels as write_qrels,
     write_run as write_run,
 )
-from conjoin.evaluation.symmetric import evaluate_symmetric as evaluate_symmetric
+from conjoin.evaluation.symmetric import (
+    SymmetricOutcomes as SymmetricOutcomes,
+    evaluate_symmetric as evaluate_symmetric,
+    symmetric_outcomes as symmetric_outcomes,
+)

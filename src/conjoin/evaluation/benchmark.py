@@ -23,6 +23,8 @@ class Benchmark:
             the benchmark's own options and the shared ones: `data`, `seed`, `quiet` and so on.
         reads_data: Whether `--data` must, can or cannot be given. It is a path, or with `"source"`, any source of
             `conjoin.data.load_pairs`, and must be given.
+        reranks: Whether it uses `args.reranker`, a `conjoin.retrieval.Reranker` or None, on the first
+            `args.rerank_top` candidates of each query.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Benchmark:
     add_arguments: Callable[[ArgumentParser], None]
     run: Callable[[ItemEncoder, Namespace, Path], Results]
     reads_data: Literal["required", "optional", "none", "source"] = "required"
+    reranks: bool = False
 
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.benchmarks", "conjoin.benchmarks")

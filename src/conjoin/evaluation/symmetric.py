@@ -4,6 +4,7 @@ In each triplet (X, X⁺, X⁻), X⁺ has the meaning of X, and X⁻ looks simil
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,33 @@ from torch import Tensor
 from conjoin.evaluation.metrics import triplet_wins
 from conjoin.evaluation.ranking import Array, best_ranks, count_at_least, integer_labels, unit_rows
 from conjoin.evaluation.results import Metric, Symmetric
+
+
+class SymmetricOutcomes(NamedTuple):
+    """What the protocol found for each triplet.
+
+    Args:
+        wins: `(N,)` bool, cos(f, f⁺) > cos(f, f⁻).
+        ranks: `(N,)` the rank of X⁺, from 1.
+        pool: Candidates of each query.
+    """
+
+    wins: Tensor
+    ranks: Tensor
+    pool: int
+
+
+def symmetric_outcomes(
+    anchor: Array,
+    positive: Array,
+    negative: Array,
+    variant: Array | None = None,
+    distractors: Iterable[Array] = (),
+    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None = None,
+) -> SymmetricOutcomes:
+    """Return what `evaluate_symmetric` averages, for comparisons triplet by triplet; the same arguments and errors."""
+    wins = triplet_wins(anchor, positive, negative, variant).cpu()
+    return SymmetricOutcomes(wins, *_ranks(anchor, positive, negative, distractors, ids))
 
 
 def evaluate_symmetric(
@@ -48,8 +76,8 @@ def evaluate_symmetric(
     Raises:
         ValueError: Shapes differ, embeddings are not finite, or two items of one triplet share an id.
     """
-    wins = triplet_wins(anchor, positive, negative, variant).double().cpu()
-    ranks, pool = _ranks(anchor, positive, negative, distractors, ids)
+    found, ranks, pool = symmetric_outcomes(anchor, positive, negative, variant, distractors, ids)
+    wins = found.double()
     hits = torch.stack([(ranks <= k).double() for k in ks])
     mean_recall = hits.mean(dim=0)
     recall_chance = [min(k / pool, 1.0) for k in ks]

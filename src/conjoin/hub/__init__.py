@@ -1,5 +1,6 @@
 """Saving models so that others can load them, and loading what was saved."""
 
+from conjoin.hub.commit import Upload as Upload, push as push
 from conjoin.hub.export import export as export
 from conjoin.hub.find import check_model as check_model
 from conjoin.hub.load import (
@@ -10,5 +11,6 @@ from conjoin.hub.load import (
     loading as loading,
     model_type as model_type,
 )
+from conjoin.hub.model_upload import model_upload as model_upload
 from conjoin.hub.onnx_export import export_onnx as export_onnx
 from conjoin.hub.stock import export_stock as export_stock

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 CONFIGS = ("config.json", "modules.json")
@@ -12,17 +12,21 @@ TIMEOUT = 5.0
 """Seconds that the one request to the hub may take."""
 
 
-def check_model(name: str | Path) -> None:
+def check_model(name: str | Path, revision: str | None = None) -> None:
     """Refuse the name of a model that cannot be loaded; a folder and a model in the cache need no request.
 
     Args:
         name: A local folder or the name of a repository on the hub.
+        revision: Branch, tag or commit of the repository.
 
     Raises:
+        ValueError: A local folder has no revisions.
         FileNotFoundError: The folder holds no model; or there is no such folder, and no such repository, or the hub
             cannot be reached.
     """
     path, name = Path(name), str(name)
+    if revision is not None and path.exists():
+        raise ValueError(f"revision={revision!r}: {name!r} is on this machine; only a model on the hub has revisions")
     if any((path / config).is_file() for config in CONFIGS):
         return
     problem = f"cannot load the model {name!r}: "
@@ -32,13 +36,19 @@ def check_model(name: str | Path) -> None:
         raise FileNotFoundError(f"{problem}it is a file; expected a folder or the name of a model on the hub")
     if not _may_be_repository(name):
         raise FileNotFoundError(f"{problem}there is no such folder, and models on the hub are named OWNER/NAME")
-    if any(_is_cached(name, config) for config in CONFIGS):
+    if any(_is_cached(name, config, revision) for config in CONFIGS):
         return
+    _ask_hub(name, revision, problem)
+
+
+def _ask_hub(name: str, revision: str | None, problem: str) -> None:
     try:
-        HfApi().model_info(name, timeout=TIMEOUT)
+        HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
     except RepositoryNotFoundError as error:
         found = f"there is no such folder, and on the hub no such model that you may read ({constants.ENDPOINT})"
         raise FileNotFoundError(f"{problem}{found}") from error
+    except RevisionNotFoundError as error:
+        raise FileNotFoundError(f"{problem}it has no branch, tag or commit {revision!r}") from error
     except HfHubHTTPError:
         return  # the hub answers; loading will say more
     except (HTTPError, OSError) as error:
@@ -48,8 +58,8 @@ def check_model(name: str | Path) -> None:
         ) from error
 
 
-def _is_cached(name: str, file: str) -> bool:
-    return isinstance(try_to_load_from_cache(name, file), str)
+def _is_cached(name: str, file: str, revision: str | None) -> bool:
+    return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
 
 
 def _may_be_repository(name: str) -> bool:

@@ -30,7 +30,7 @@ _REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yo
 
 
 def load_model(
-    path: str | Path, trust_remote_code: bool = False, verify: bool = True
+    path: str | Path, trust_remote_code: bool = False, verify: bool = True, revision: str | None = None
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a saved model and its processor.
 
@@ -40,6 +40,7 @@ def load_model(
         path: A local folder or the name of a repository on the Hub.
         trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
         verify: Whether to compare the files of a local folder with its `SHA256SUMS`, if it has one.
+        revision: Branch, tag or commit of the repository; a commit never changes.
 
     Returns:
         The model, in evaluation mode, and its processor.
@@ -49,18 +50,21 @@ def load_model(
         ValueError: A file is damaged, the model is not one of this package, or it is an ONNX export.
     """
     if (Path(path) / ONNX_SETTINGS).is_file():
-        raise ValueError(f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed")
+        raise ValueError(
+            f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed"
+        )
     if verify:
         check_checksums(Path(path), _REMEDY)
-    kind = model_type(path)
+    kind = model_type(path, revision)
+    pinned: dict[str, Any] = {"revision": revision or "main"}
     if kind not in MODELS and trust_remote_code:
-        with loading(path):
-            model = AutoModel.from_pretrained(path, trust_remote_code=True)
-            return model, AutoProcessor.from_pretrained(path, trust_remote_code=True)
+        with loading(path, revision):
+            model = AutoModel.from_pretrained(path, trust_remote_code=True, **pinned)
+            return model, AutoProcessor.from_pretrained(path, trust_remote_code=True, **pinned)
     model_class, _ = _classes(path, kind)
-    with loading(path):
-        model = model_class.from_pretrained(path)
-    return model, load_processor(path)
+    with loading(path, revision):
+        model = model_class.from_pretrained(path, **pinned)
+    return model, load_processor(path, revision)
 
 
 def load_config(path: str | Path) -> PreTrainedConfig:
@@ -70,45 +74,46 @@ def load_config(path: str | Path) -> PreTrainedConfig:
         return config_class.from_pretrained(path)
 
 
-def load_processor(path: str | Path) -> ProcessorMixin:
+def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:
     """Load the processor of a saved model of this package; raises as `load_model`."""
-    _, processor_class = _classes(path, model_type(path))
-    with loading(path):
-        return processor_class.from_pretrained(path, trust_remote_code=False)
+    _, processor_class = _classes(path, model_type(path, revision))
+    with loading(path, revision):
+        return processor_class.from_pretrained(path, trust_remote_code=False, revision=revision or "main")
 
 
-def is_own_model(path: str | Path) -> bool:
+def is_own_model(path: str | Path, revision: str | None = None) -> bool:
     """Whether the configuration at `path` is that of a model of this package.
 
     Raises:
         FileNotFoundError: There is no configuration.
     """
-    return model_type(path) in MODELS
+    return model_type(path, revision) in MODELS
 
 
-def model_type(path: str | Path) -> str:
+def model_type(path: str | Path, revision: str | None = None) -> str:
     """The `model_type` of a saved model's configuration, empty when it names none.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
+        revision: Branch, tag or commit of the repository.
 
     Raises:
         FileNotFoundError: There is no configuration.
     """
-    with loading(path):
-        config, _ = PreTrainedConfig.get_config_dict(path)
+    with loading(path, revision):
+        config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
     return str(config.get("model_type", ""))
 
 
 @contextmanager
-def loading(path: str | Path) -> Iterator[None]:
+def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
     """Name the model in whatever goes wrong while it is loaded.
 
     Raises:
         FileNotFoundError: There is no such model, or a part of it is missing.
         ValueError: Its weights are damaged, it is of another kind than expected, or it needs code of its own.
     """
-    check_model(path)
+    check_model(path, revision)
     try:
         yield
     except OSError as error:

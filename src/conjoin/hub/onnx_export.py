@@ -145,7 +145,9 @@ def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision
         if precision == "int8":
             from onnxruntime.quantization import quantize_dynamic
 
-            quantize_dynamic(file, small, _QUANTIZED, per_channel=True, reduce_range=True, use_external_data_format=True)
+            quantize_dynamic(
+                file, small, _QUANTIZED, per_channel=True, reduce_range=True, use_external_data_format=True
+            )
             file = small
     return onnx.load(file)
 

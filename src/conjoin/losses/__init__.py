@@ -16,5 +16,12 @@ from .info_nce_loss import (
 )
 from .mac_loss import mac as mac, mac_hard_temperature as mac_hard_temperature
 from .multi_positive_loss import multi_positive as multi_positive
+from .reconstruction import (
+    LOGIT_BYTES as LOGIT_BYTES,
+    embedding_reconstruction as embedding_reconstruction,
+    mean_over_devices as mean_over_devices,
+    mean_over_rows as mean_over_rows,
+    token_reconstruction as token_reconstruction,
+)
 from .state_distillation import DISTILLATION_KINDS as DISTILLATION_KINDS, self_distillation as self_distillation
 from .temperature import Temperature as Temperature

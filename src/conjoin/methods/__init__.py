@@ -1,3 +1,3 @@
 """The training methods, one folder each; importing a folder registers its methods."""
 
-from . import contrastive as contrastive, gcl as gcl, puma as puma, solar as solar
+from . import contrastive as contrastive, coral as coral, gcl as gcl, puma as puma, solar as solar

@@ -12,9 +12,11 @@ from conjoin.retrieval.index.build import (
     rows_of as rows_of,
     search_items as search_items,
     search_store as search_store,
+    select_rows as select_rows,
 )
 from conjoin.retrieval.index.exact import ExactIndex as ExactIndex
 from conjoin.retrieval.index.faiss import FaissIndex as FaissIndex
+from conjoin.retrieval.index.update import update_index as update_index
 from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.mining.mine import mine_hard_negatives as mine_hard_negatives
 from conjoin.retrieval.mining.miners import Miner as Miner, parse_miners as parse_miners
@@ -24,4 +26,10 @@ from conjoin.retrieval.mining.negatives import (
     load_mined as load_mined,
 )
 from conjoin.retrieval.mining.plan import plan_mining as plan_mining
+from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.store import EmbeddingStore as EmbeddingStore
+from conjoin.retrieval.store_update import (
+    StoreChanges as StoreChanges,
+    remove_rows as remove_rows,
+    update_store as update_store,
+)

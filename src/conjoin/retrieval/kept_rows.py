@@ -21,27 +21,58 @@ class KeptRows:
 
     Args:
         sizes: How many rows each table has.
-        read: Returns the table of a number.
+        read: Returns the table of a number, or only some of its columns.
+        places: Which of the rows there are, in this order; all when None.
     """
 
-    def __init__(self, sizes: Sequence[int], read: Callable[[int], pa.Table]) -> None:
-        self._starts = np.cumsum([0, *sizes])
+    def __init__(
+        self, sizes: Sequence[int], read: Callable[[int, list[str] | None], pa.Table], places: np.ndarray | None = None
+    ) -> None:
+        self._sizes, self._starts = list(sizes), np.cumsum([0, *sizes])
         self._read = read
+        self._places = places
+
+    def __len__(self) -> int:
+        return int(self._starts[-1]) if self._places is None else len(self._places)
 
     def __iter__(self) -> Iterator[pa.Table]:
-        return map(self._read, range(len(self._starts) - 1))
+        return self.tables()
+
+    def tables(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """All rows in order, in tables; of the columns, those named that a table has."""
+        if self._places is None:
+            yield from (self._read(number, columns) for number in range(len(self._sizes)))
+            return
+        for start in range(0, len(self._places), _ROWS_PER_GROUP):
+            split = list(self._split(self._places[start : start + _ROWS_PER_GROUP]))
+            found = [self._read(number, columns).take(pa.array(inside)) for number, inside, _ in split]
+            order = np.argsort(np.concatenate([where for _, _, where in split]))
+            yield concat(found).take(pa.array(order))
+
+    def choose(self, positions: np.ndarray) -> "KeptRows":
+        """The rows at some positions, in that order; none beyond the last row."""
+        wanted = np.asarray(positions, dtype=np.int64)
+        wanted = wanted[wanted < len(self)]
+        return KeptRows(self._sizes, self._read, wanted if self._places is None else self._places[wanted])
 
     def take(self, positions: Sequence[int]) -> list[dict[str, Any]]:
         """The values of the rows at some positions, those that they have; none beyond the last row."""
         rows: list[dict[str, Any]] = [{} for _ in positions]
         wanted = np.asarray(positions, dtype=np.int64)
-        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        for number in np.unique(numbers[wanted < self._starts[-1]]).tolist():
-            places = np.flatnonzero(numbers == number)
-            found = self._read(number).take(pa.array(wanted[places] - self._starts[number])).to_pylist()
-            for place, row in zip(places.tolist(), found, strict=True):
+        known = np.flatnonzero(wanted < len(self))
+        places = wanted[known] if self._places is None else self._places[wanted[known]]
+        for number, inside, where in self._split(places):
+            found = self._read(number, None).take(pa.array(inside)).to_pylist()
+            for place, row in zip(known[where].tolist(), found, strict=True):
                 rows[place] = {name: value for name, value in row.items() if name != "id" and value is not None}
         return rows
+
+    def _split(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """The numbers of the tables of some rows, with where the rows stand in the table and in `places`."""
+        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            where = np.flatnonzero(numbers == number)
+            yield number, places[where] - self._starts[number], where
 
     def write(self, path: Path) -> None:
         """Write all tables into one Parquet file.
@@ -63,7 +94,30 @@ class KeptRows:
         """Open what `write` wrote."""
         file = pq.ParquetFile(path, memory_map=True)
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        return cls(sizes, file.read_row_group)
+
+        def read(number: int, columns: list[str] | None) -> pa.Table:
+            return read_columns(file, columns, number)
+
+        return cls(sizes, read)
+
+
+def concat(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables one after the other; columns of integers and fractions become fractions.
+
+    Raises:
+        ValueError: A column holds numbers in one table and texts in another.
+    """
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(f"the kept columns are of different types in different shards: {error}") from error
+
+
+def read_columns(file: pq.ParquetFile, columns: list[str] | None, group: int | None = None) -> pa.Table:
+    """Read a Parquet file or one group of its rows: all columns, or `id` and the named ones that it has."""
+    if columns is not None:
+        columns = ["id", *(name for name in columns if name in file.schema_arrow.names and name != "id")]
+    return file.read(columns) if group is None else file.read_row_group(group, columns)
 
 
 def kept_values(row: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -24,12 +24,14 @@ def load_encoder(
     dtype: torch.dtype | None = None,
     num_workers: int = 0,
     input_type: str | None = None,
+    revision: str | None = None,
 ) -> ItemEncoder:
     """Load any model as an encoder.
 
     The folder decides how it is read. A `config.json` with a `model_type` of this package: with the installed classes,
-    never with code from the folder; an ONNX export with onnxruntime, on the CPU. Else a `modules.json`: with sentence-transformers. Else as a stock transformers
-    checkpoint: a text encoder, a vision transformer, or one with a tower for each.
+    never with code from the folder; an ONNX export of such a model with onnxruntime, on the CPU. Else a
+    `modules.json`: with sentence-transformers. Else as a stock transformers checkpoint: a text encoder, a vision
+    transformer, or one with a tower for each.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
@@ -39,6 +41,7 @@ def load_encoder(
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
+        revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -47,16 +50,17 @@ def load_encoder(
             such `device` or `input_type`; or an ONNX export is to run elsewhere than on the CPU in its own precision.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
-    if _is_onnx(path):
+    if _is_onnx(path, revision):
         _check_onnx(path, device, dtype)
-        return OnnxEncoder(*load_onnx_model(path), batch_size, "cpu", **options)
+        return OnnxEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **options)
     device = choose_device(device)
-    model, processor = _load(path, trust_remote_code)
+    model, processor = _load(path, trust_remote_code, revision)
     return ItemEncoder(model, processor, batch_size, device, dtype, **options)
 
 
-def _is_onnx(path: str | Path) -> bool:
-    return _has_file(path, "config.json") and is_own_model(path) and _has_file(path, ONNX_SETTINGS)
+def _is_onnx(path: str | Path, revision: str | None) -> bool:
+    has_config = _has_file(path, "config.json", revision)
+    return has_config and is_own_model(path, revision) and _has_file(path, ONNX_SETTINGS, revision)
 
 
 def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
@@ -66,21 +70,21 @@ def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torc
         raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
 
 
-def _load(path: str | Path, trust_remote_code: bool) -> tuple[Any, Any]:
-    has_config = _has_file(path, "config.json")
-    if has_config and is_own_model(path):
-        return load_model(path)
-    if _has_file(path, "modules.json"):
-        return load_sentence_transformer(path, trust_remote_code)
+def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:
+    has_config = _has_file(path, "config.json", revision)
+    if has_config and is_own_model(path, revision):
+        return load_model(path, revision=revision)
+    if _has_file(path, "modules.json", revision):
+        return load_sentence_transformer(path, trust_remote_code, revision)
     if Path(path).is_dir() and not has_config:
         raise FileNotFoundError(
             f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
         )
-    return load_stock_model(path, trust_remote_code)
+    return load_stock_model(path, trust_remote_code, revision)
 
 
-def _has_file(path: str | Path, name: str) -> bool:
+def _has_file(path: str | Path, name: str, revision: str | None) -> bool:
     if Path(path).is_dir():
         return (Path(path) / name).is_file()
-    with loading(path):
-        return cached_file(path, name, _raise_exceptions_for_missing_entries=False) is not None
+    with loading(path, revision):
+        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None

@@ -85,11 +85,12 @@ class OnnxEncoder(ItemEncoder):
         return model.fingerprint
 
 
-def load_onnx_model(path: str | Path) -> tuple[OnnxModel, ProcessorMixin]:
+def load_onnx_model(path: str | Path, revision: str | None = None) -> tuple[OnnxModel, ProcessorMixin]:
     """Load an ONNX export and its processor.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
+        revision: Branch, tag or commit of the repository.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -97,9 +98,10 @@ def load_onnx_model(path: str | Path) -> tuple[OnnxModel, ProcessorMixin]:
         ValueError: A file is damaged.
     """
     check_checksums(Path(path), "export the model again")
-    with loading(path):
-        found = [Path(str(cached_file(path, name))) for name in (SETTINGS, WEIGHTS, *GRAPHS.values())]
-    return OnnxModel(found[0].parent), load_processor(path)
+    names = ("config.json", SETTINGS, WEIGHTS, *GRAPHS.values())
+    with loading(path, revision):
+        found = [Path(str(cached_file(path, name, revision=revision))) for name in names]
+    return OnnxModel(found[0].parent), load_processor(path, revision)
 
 
 def _rows(values: Tensor | None, mask: Tensor | None, count: int) -> np.ndarray:

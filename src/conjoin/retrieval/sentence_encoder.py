@@ -23,7 +23,7 @@ _MODALITY_NAMES: dict[str, Any] = {"text": "text", "image": "image", "image,text
 
 
 def load_sentence_transformer(
-    path: str | Path, trust_remote_code: bool = False
+    path: str | Path, trust_remote_code: bool = False, revision: str | None = None
 ) -> tuple["SentenceTransformerModel", "SentenceTransformerProcessor"]:
     """Load a model of sentence-transformers and what turns items into its inputs, as `ItemEncoder` takes them.
 
@@ -33,6 +33,7 @@ def load_sentence_transformer(
     Args:
         path: A local folder or the name of a repository on the Hub, with a `modules.json`.
         trust_remote_code: Run the Python code that it brings.
+        revision: Branch, tag or commit of the repository.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -45,8 +46,8 @@ def load_sentence_transformer(
         raise ImportError(
             f'{str(path)!r} is a model of sentence-transformers, which is not installed: pip install "conjoin[st]"'
         ) from error
-    with loading(path):
-        model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code)
+    with loading(path, revision):
+        model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code, revision=revision)
     return SentenceTransformerModel(model), SentenceTransformerProcessor(model)
 
 

@@ -24,7 +24,9 @@ from conjoin.storage import part_digest, text_digest
 _LONGEST = 512
 
 
-def load_stock_model(path: str | Path, trust_remote_code: bool = False) -> tuple["StockModel", "StockProcessor"]:
+def load_stock_model(
+    path: str | Path, trust_remote_code: bool = False, revision: str | None = None
+) -> tuple["StockModel", "StockProcessor"]:
     """Load a stock checkpoint and what turns items into its inputs, as `ItemEncoder` takes them.
 
     A text encoder and a vision transformer are read at CLS; two towers (CLIP, SigLIP) at their projections, image and
@@ -33,16 +35,18 @@ def load_stock_model(path: str | Path, trust_remote_code: bool = False) -> tuple
     Args:
         path: A local folder or the name of a repository on the Hub.
         trust_remote_code: Run the Python code that it brings.
+        revision: Branch, tag or commit of the repository.
 
     Raises:
         FileNotFoundError: There is no such model.
         ValueError: The weights are damaged, the model is no encoder, or it needs code that is not trusted.
     """
-    with loading(path):
-        model = StockModel(AutoModel.from_pretrained(path, trust_remote_code=trust_remote_code))
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
+    with loading(path, revision):
+        model = StockModel(AutoModel.from_pretrained(path, **options))
         processor = StockProcessor(
-            AutoImageProcessor.from_pretrained(path, trust_remote_code=trust_remote_code) if model.sees else None,
-            AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code) if model.reads else None,
+            AutoImageProcessor.from_pretrained(path, **options) if model.sees else None,
+            AutoTokenizer.from_pretrained(path, **options) if model.reads else None,
             "max_length" if model.config.model_type.startswith("siglip") else "longest",
         )
     return model, processor

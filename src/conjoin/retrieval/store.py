@@ -13,13 +13,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from conjoin.retrieval.encoder import ModelIdentity
-from conjoin.retrieval.kept_rows import KeptRows, to_parquet
+from conjoin.retrieval.kept_rows import KeptRows, read_columns, to_parquet
 from conjoin.storage import (
     DamagedError,
     FolderKind,
     FolderWriter,
+    Manifest,
+    StoredFile,
     StoredFolder,
     check_checksum,
+    check_file,
+    read_manifest,
     text_digest,
     write_with_checksum,
 )
@@ -29,7 +33,12 @@ STORE = FolderKind("embedding store", 2, "run `conjoin encode`")
 SEVERAL_IMAGES = "several_images"
 """The detail of a store that says that some items have several images."""
 
-_KEPT = "kept"
+UPDATES = "updates"
+"""The detail of a store that counts its updates."""
+REMOVED = "removed"
+"""The detail of a store that names the file with the places of the rows that were removed, by shard."""
+
+KEPT, _ITEMS = "kept", "items"
 
 
 class LeftOut(NamedTuple):
@@ -55,8 +64,19 @@ class EmbeddingStore(StoredFolder):
     """
 
     def __init__(self, directory: str | Path, verify: bool = True) -> None:
-        super().__init__(directory, STORE, verify)
-        self.directory = self.folder
+        self.directory = Path(directory)
+        before: Manifest | None = None
+        while True:
+            try:
+                super().__init__(directory, STORE, verify)
+                self._removed = read_removed(self.folder, self.manifest)
+            except DamagedError:
+                now = read_manifest(self.directory, STORE)
+                if now == before:
+                    raise
+                before = now  # another process may have updated the store meanwhile
+            else:
+                return
 
     @classmethod
     def open(cls, directory: str | Path, verify: bool = True) -> "EmbeddingStore":
@@ -88,7 +108,8 @@ class EmbeddingStore(StoredFolder):
     @property
     def checksum(self) -> str:
         """A fingerprint of all ids and vectors."""
-        return text_digest("".join(file.sha256 for file in self.manifest.files))
+        removed = self.manifest.details.get(REMOVED, {}).get("sha256", "")
+        return text_digest("".join(file.sha256 for file in self.manifest.files) + removed)
 
     @cached_property
     def ids(self) -> list[str]:
@@ -98,13 +119,29 @@ class EmbeddingStore(StoredFolder):
     @property
     def kept(self) -> KeptRows | None:
         """The text, the image's path and the kept columns of each row; None if an earlier version wrote the store."""
-        if _KEPT not in self.manifest.details:
+        if KEPT not in self.manifest.details:
             return None
         return KeptRows([file.rows for file in self.manifest.files], self._read_kept)
 
-    def _read_kept(self, number: int) -> pa.Table:
-        content: torch.Tensor = self.shard(number).get_tensor(_KEPT)
-        return pq.read_table(pa.BufferReader(content.numpy()))
+    def _read_kept(self, number: int, columns: list[str] | None = None) -> pa.Table:
+        file, live = self.shard(number), self.live(number)
+        if KEPT not in file.keys():  # of an earlier version
+            return pa.table({"id": pa.array(self.read(number)[0], pa.string())})
+        content: torch.Tensor = file.get_tensor(KEPT)
+        table = read_columns(pq.ParquetFile(pa.BufferReader(content.numpy())), columns)
+        return table if live is None else table.take(pa.array(live))
+
+    def live(self, number: int) -> np.ndarray | None:
+        """The places in a shard whose rows were not removed, ascending; None if they all are there."""
+        file = self.manifest.files[number]
+        removed = self._removed.get(file.file)
+        return None if removed is None else np.setdiff1d(np.arange(file.rows + len(removed)), removed)
+
+    def digests(self, number: int) -> np.ndarray:
+        """Digests `(rows,)` int64 of what the vectors of a shard were made from: equal digests, equal vectors."""
+        digests = _item_digests(self.shard(number))
+        live = self.live(number)
+        return digests if live is None else digests[live]
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -142,7 +179,21 @@ class EmbeddingStore(StoredFolder):
             raise DamagedError(
                 f"{self.path(number)} does not hold embeddings ({error}); {STORE.remedy} again"
             ) from error
-        return ids, embeddings.numpy()
+        live = self.live(number)
+        if live is None:
+            return ids, embeddings.numpy()
+        return [ids[place] for place in live], embeddings[torch.from_numpy(live)].numpy()
+
+    def take(self, positions: Sequence[int]) -> np.ndarray:
+        """The embeddings `(P, D)` at some positions, float32; each shard that holds some is read once."""
+        starts = np.cumsum([0, *(file.rows for file in self.manifest.files)])
+        wanted = np.asarray(positions, dtype=np.int64)
+        numbers = np.searchsorted(starts, wanted, side="right") - 1
+        found = np.empty((len(wanted), self.dimension), dtype=np.float32)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            found[places] = self.read(number)[1][wanted[places] - starts[number]]
+        return found
 
     def load(self) -> tuple[list[str], np.ndarray]:
         """All ids and embeddings `(N, D)`, float32, in memory."""
@@ -162,6 +213,7 @@ def write_embeddings(
     contents: Sequence[int],
     left_out: Sequence[LeftOut] = (),
     kept: Sequence[Mapping[str, Any]] | None = None,
+    items: Sequence[int] | None = None,
 ) -> None:
     """Write a shard of a store.
 
@@ -170,22 +222,17 @@ def write_embeddings(
         number: Of the shard.
         ids: N ids.
         embeddings: `(N, D)`, in the type to store.
-        contents: The `row_digest` of each row of the data, which a resumed run compares.
+        contents: The `row_content` of each row of the data, which a resumed run compares.
         left_out: The rows among them that could not be encoded, counted from the first row of the shard.
         kept: The `kept_values` of each of the N rows.
+        items: The `item_digest` of each of the N rows.
 
     Raises:
         ValueError: A kept column holds values of different types.
     """
-    tensors = {
-        "embeddings": torch.from_numpy(np.ascontiguousarray(embeddings)),
-        "ids": _json_tensor(list(ids)),
-        "contents": torch.tensor(contents, dtype=torch.int64),
-    }
+    tensors, columns = shard_tensors(ids, embeddings, contents, kept, items)
     if kept is not None:
-        columns, content = to_parquet(ids, kept)
-        tensors[_KEPT] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        writer.details[_KEPT] = sorted({*writer.details.get(_KEPT, ()), *columns})
+        writer.details[KEPT] = sorted({*writer.details.get(KEPT, ()), *columns})
     counts: dict[str, int] = writer.details.pop("left_out", {}) | {str(number): len(left_out)}
     if left_out:
         tensors["left_out"] = _json_tensor(left_out)
@@ -193,6 +240,41 @@ def write_embeddings(
         writer.details["left_out"] = {shard: count for shard, count in counts.items() if count}
     writer.details["dimension"] = embeddings.shape[1]
     writer.write(number, tensors, len(ids))
+
+
+def shard_tensors(
+    ids: Sequence[str],
+    embeddings: np.ndarray,
+    contents: Sequence[int],
+    kept: Sequence[Mapping[str, Any]] | None,
+    items: Sequence[int] | None,
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The tensors of a shard, arguments as for `write_embeddings`, and the names of its kept columns."""
+    tensors = {
+        "embeddings": torch.from_numpy(np.ascontiguousarray(embeddings)),
+        "ids": _json_tensor(list(ids)),
+        "contents": torch.tensor(contents, dtype=torch.int64),
+    }
+    columns: list[str] = []
+    if kept is not None:
+        columns, content = to_parquet(ids, kept)
+        tensors[KEPT] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    if items is not None:
+        tensors[_ITEMS] = torch.tensor(items, dtype=torch.int64)
+    return tensors, columns
+
+
+def read_removed(folder: Path, manifest: Manifest) -> dict[str, np.ndarray]:
+    """The places of the removed rows, ascending, by the name of their shard.
+
+    Raises:
+        DamagedError: The file that has them is damaged.
+    """
+    if REMOVED not in manifest.details:
+        return {}
+    path = check_file(folder, StoredFile(**manifest.details[REMOVED]), STORE)
+    with safe_open(path, "np") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def read_contents(path: Path) -> tuple[list[str], list[int], list[LeftOut]]:
@@ -203,6 +285,30 @@ def read_contents(path: Path) -> tuple[list[str], list[int], list[LeftOut]]:
         for row in left_out:
             ids.insert(row.row, row.id)
         return ids, file.get_tensor("contents").tolist(), left_out
+
+
+def read_row_digests(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The ids, the `row_content` and the `item_digest` of the rows in an intact shard, removed ones too.
+
+    A shard of an earlier version has no `item_digest`: 0.
+    """
+    with safe_open(path, "pt") as file:
+        ids, contents = _read_json(file, "ids"), _used_contents(file)
+        items = file.get_tensor(_ITEMS).numpy() if _ITEMS in file.keys() else np.zeros(len(ids), dtype=np.int64)
+        return ids, contents, items
+
+
+def _item_digests(file: Any) -> np.ndarray:  # noqa: ANN401 - safetensors has no types
+    """The `item_digest` of each row; of a shard of an earlier version, its `row_content`."""
+    digests: np.ndarray = file.get_tensor(_ITEMS).numpy() if _ITEMS in file.keys() else _used_contents(file)
+    return digests
+
+
+def _used_contents(file: Any) -> np.ndarray:  # noqa: ANN401
+    """The `row_content` of the rows that are not left out."""
+    contents: np.ndarray = file.get_tensor("contents").numpy()
+    left_out = [row[0] for row in _read_json(file, "left_out")] if "left_out" in file.keys() else []
+    return np.delete(contents, left_out)
 
 
 def write_left_out(folder: Path, rows: Sequence[LeftOut]) -> None:

@@ -10,6 +10,7 @@ from .checksum_file import (
 )
 from .fingerprints import (
     content_digest as content_digest,
+    item_digest as item_digest,
     model_fingerprint as model_fingerprint,
     name_ids as name_ids,
     part_digest as part_digest,
@@ -35,8 +36,12 @@ from .manifest import (
     DamagedError as DamagedError,
     FolderKind as FolderKind,
     Manifest as Manifest,
+    StoredFile as StoredFile,
+    check_file as check_file,
+    check_key as check_key,
     differences as differences,
     read_manifest as read_manifest,
     recorded_rows as recorded_rows,
 )
 from .row_shards import NAMES as NAMES, RowShards as RowShards
+from .update import FolderUpdate as FolderUpdate

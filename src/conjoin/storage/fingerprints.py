@@ -132,6 +132,26 @@ def row_bytes(row: Mapping[str, Any]) -> bytes:
     return repr((words, name, state)).encode("utf-8", "surrogatepass") + data
 
 
+def item_digest(item: Mapping[str, Any]) -> int:
+    """A 63-bit fingerprint, never 0, of what an item holds: of an image file, the bytes in it.
+
+    A file that was moved or touched has the same one, and a picture that was changed another one. An image that is no
+    file here, such as a URL, counts as its name.
+    """
+    image = item.get("image")
+    images = image if isinstance(image, list) else [image]
+    words = sorted((name, value) for name, value in item.items() if name != "image")
+    digest = hashlib.sha256(repr(words).encode("utf-8", "surrogatepass"))
+    for one in images:
+        path = one.get("path") if isinstance(one, Mapping) and not one.get("bytes") else one
+        if isinstance(path, str | os.PathLike) and os.path.isfile(path):
+            with open(path, "rb") as file:
+                digest.update(b"\0" + hashlib.file_digest(file, "sha256").digest())
+        elif one is not None:
+            digest.update(b"\1" + row_bytes({"image": one}))
+    return max(1, int.from_bytes(digest.digest()[:8], "big") >> 1)
+
+
 def content_digest(image: Image.Image) -> str:
     """A fingerprint of a decoded image."""
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()

@@ -1,8 +1,8 @@
 """Folders of files under a manifest: resumed after an interruption, verified on reading, replaced in one step.
 
-A folder is written in one of two ways. `FolderWriter` adds numbered shards, one after the other, and resumes.
-`replace_folder` writes all files at once beside the old ones. Both end by replacing the manifest, so a reader finds
-the old state or the new one.
+A folder is written in one of three ways. `FolderWriter` adds numbered shards, one after the other, and resumes.
+`FolderUpdate` (`update.py`) adds shards to a folder that is read meanwhile. `replace_folder` writes all files at once
+beside the old ones. All end by replacing the manifest, so a reader finds the old state or the new one.
 """
 
 import json
@@ -30,6 +30,8 @@ from .manifest import (
     check_file,
     check_key,
     file_digest,
+    file_record,
+    manifest_journal,
     read_manifest,
 )
 
@@ -118,7 +120,7 @@ def is_current(folder: Path, kind: FolderKind, key: Mapping[str, Any]) -> bool:
         return False
     try:
         manifest = read_manifest(folder, kind)
-        if not manifest.complete or manifest.key != _plain(key):
+        if not manifest.complete or manifest.key != plain(key):
             return False
         for file in manifest.files:
             check_file(folder, file, kind)
@@ -147,13 +149,15 @@ class FolderWriter:
     """
 
     def __init__(self, folder: str | Path, kind: FolderKind, key: Mapping[str, Any]) -> None:
-        self.folder, self.kind, self._key = Path(folder), kind, _plain(key)
+        self.folder, self.kind, self._key = Path(folder), kind, plain(key)
         self._lock: BaseFileLock | None = None
         self.manifest = Manifest(kind.name, kind.version, False, self._key, {})
         self.details: dict[str, Any] = {}
+        self._is_begun = False  # whether an unfinished manifest is on the disk, to which a journal adds
+        self._journal = manifest_journal(self.folder)
 
     def __enter__(self) -> Self:
-        check_place(self.folder, self.kind, rf"{re.escape(self.kind.prefix)}-\d{{5}}\.safetensors")
+        check_place(self.folder, self.kind, rf"{re.escape(self.kind.prefix)}-\d{{5,}}\.safetensors")
         self.folder.mkdir(parents=True, exist_ok=True)
         if not _is_complete(self.folder, self.kind):
             self._acquire()
@@ -190,9 +194,13 @@ class FolderWriter:
         path = self.folder / self.kind.file(number)
         content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         try:
-            stored = _write_file(path, rows, lambda temporary: temporary.write_bytes(content), named_by_content=False)
-            manifest = replace(self.manifest.with_file(number, stored), details=_plain(self.details))
-            manifest.save(self.folder)
+            stored = write_file(path, rows, lambda temporary: temporary.write_bytes(content), named_by_content=False)
+            details = plain(self.details)
+            manifest = replace(self.manifest.with_file(number, stored), details=details)
+            if self._is_begun:
+                self._journal.append(file_record(number, stored, self.manifest.details, details))
+            else:
+                manifest.save(self.folder)
         except OSError as error:
             done = f"{self.manifest.rows} rows in {len(self.manifest.files)} shards are safe"
             raise OSError(
@@ -201,12 +209,14 @@ class FolderWriter:
                 "make room and run the same again, it resumes after them",
             ) from error
         self.manifest = manifest
+        self._is_begun = not manifest.complete
 
     def finish(self) -> None:
         """Mark the folder as complete."""
         if not self.manifest.complete:
-            self.manifest = replace(self.manifest, complete=True, details=_plain(self.details))
+            self.manifest = replace(self.manifest, complete=True, details=plain(self.details))
             self.manifest.save(self.folder)
+            self._is_begun = False
 
     def _read(self) -> None:
         if not (self.folder / MANIFEST).exists():
@@ -220,6 +230,7 @@ class FolderWriter:
             return
         check_key(found.key, self._key, self.folder, self.kind)
         self.manifest, self.details = found, dict(found.details)
+        self._is_begun = not found.complete
 
     def _acquire(self) -> None:
         if self._lock is None:
@@ -265,8 +276,8 @@ def replace_folder(
             except DamagedError as error:
                 logger.warning("%s; replacing it", error)
         remove_temporary(folder)
-        stored = tuple(_write_file(folder / name, 0, write, named_by_content=True) for name, write in files.items())
-        Manifest(kind.name, kind.version, True, _plain(key), _plain(details or {}), stored).save(folder)
+        stored = tuple(write_file(folder / name, 0, write, named_by_content=True) for name, write in files.items())
+        Manifest(kind.name, kind.version, True, plain(key), plain(details or {}), stored).save(folder)
         _remove_replaced(folder, list(files), before, {file.file for file in stored})
     finally:
         lock.release()
@@ -323,7 +334,7 @@ def _is_complete(folder: Path, kind: FolderKind) -> bool:
         return False
 
 
-def _write_file(path: Path, rows: int, write: Callable[[Path], object], named_by_content: bool) -> StoredFile:
+def write_file(path: Path, rows: int, write: Callable[[Path], object], named_by_content: bool) -> StoredFile:
     """Write a file atomically; `named_by_content` adds a digest to its name."""
     with temporary_path(path) as temporary:
         write(temporary)
@@ -352,6 +363,6 @@ def _versions(names: list[str]) -> str:
     return rf"({stems})-[0-9a-f]{{16}}\.\w+"
 
 
-def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
+def plain(key: Mapping[str, Any]) -> dict[str, Any]:
     """A key as it is read back from JSON."""
     return dict(json.loads(json.dumps(key)))

@@ -12,8 +12,10 @@ from typing import Any
 from conjoin.structure import build
 
 from .atomic import write_json
+from .journal import Journal
 
 MANIFEST = "manifest.json"
+_JOURNAL = "manifest.jsonl"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _CLOCK_TICK = 10**9  # a file that changes twice within it may keep its time
 _verified: set[tuple[str, int, int, int, str]] = set()
@@ -87,8 +89,28 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write the manifest atomically."""
-        content = asdict(self)
+        content, journal = asdict(self), manifest_journal(folder)
+        if not self.complete:
+            journal.remove()  # of files that an earlier manifest did not name yet
         write_json(folder / MANIFEST, content | {"checksum": _content_digest(content)})
+        journal.remove()  # a complete manifest names all files
+
+    def replay(self, record: Mapping[str, Any]) -> "Manifest":
+        """This manifest with what a `file_record` says."""
+        changed = self.details | record["details"]
+        details = {name: value for name, value in changed.items() if value is not None}
+        return replace(self.with_file(record["number"], StoredFile(**record["file"])), details=details)
+
+
+def file_record(number: int, file: StoredFile, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What a journal says of file `number`, and of the details that changed with it; a dropped one is None."""
+    changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
+    return {"number": number, "file": asdict(file), "details": changed | dict.fromkeys(before.keys() - after.keys())}
+
+
+def manifest_journal(folder: Path) -> Journal:
+    """The files that were finished since the manifest of an unfinished folder was written."""
+    return Journal(folder / _JOURNAL)
 
 
 def read_manifest(folder: Path, kind: FolderKind) -> Manifest:
@@ -118,6 +140,8 @@ def read_manifest(folder: Path, kind: FolderKind) -> Manifest:
         if content.pop("checksum", None) != _content_digest(content):
             raise ValueError("its content differs from its checksum")
         manifest: Manifest = build(Manifest, content, "manifest")
+        for record in [] if manifest.complete else manifest_journal(folder).read():
+            manifest = manifest.replay(record)
         for file in manifest.files:
             if not _FILE_NAME.fullmatch(file.file):
                 raise ValueError(f"{file.file!r} is not a bare file name")

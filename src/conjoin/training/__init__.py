@@ -18,6 +18,7 @@ from .query_candidates import (
     QueryCandidateObjective as QueryCandidateObjective,
     QueryCandidateTrainer as QueryCandidateTrainer,
 )
+from .query_data import QueryArguments as QueryArguments, SourceArguments as SourceArguments
 from .recipe import (
     FeatureArguments as FeatureArguments,
     ModelArguments as ModelArguments,

@@ -35,6 +35,11 @@ class PairArguments:
     streaming: bool = False
 
     @property
+    def has_queries(self) -> bool:
+        """Whether the rows are queries with candidates, not pairs."""
+        return False
+
+    @property
     def evaluates(self) -> bool:
         """Whether the recipe names evaluation rows."""
         return self.eval_source is not None or self.eval_split is not None

@@ -22,6 +22,7 @@ class Method:
         sections: Dataclasses of further recipe sections by name; a key `data` replaces `PairArguments`.
         prepare: Called as `prepare(run)` with a `conjoin.training.Run` before the trainer is created; returns further
             trainer arguments, which may replace `train_dataset` or `data_collator`.
+        query_trainer: Trainer for rows of queries with candidates, for a method that takes pairs or queries.
         former_names: Earlier names; a recipe that uses one gets an error with the new name.
     """
 
@@ -30,6 +31,7 @@ class Method:
     trainer: type[RetrievalTrainer]
     sections: Mapping[str, type[Any]] = field(default_factory=dict)
     prepare: Callable[[Any], dict[str, Any]] | None = None
+    query_trainer: type[RetrievalTrainer] | None = None
     former_names: tuple[str, ...] = ()
 
 

@@ -47,6 +47,8 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     elif arguments.freeze_towers:
         for name in ("vision_model", "text_model"):
             model.get_submodule(name).requires_grad_(False)
+    if arguments.freeze_vision:
+        model.get_submodule("vision_model").requires_grad_(False)
     if arguments.lora is not None:
         add_lora(model, arguments.lora)
     return model, processor

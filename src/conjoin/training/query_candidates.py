@@ -1,7 +1,7 @@
 """Shared code of methods on queries and candidates: one forward over both, negatives from all devices."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.query_rows import NamedCandidates, QueryRows, has_order, positives_of, sources_of
+from conjoin.data.query_rows import NamedCandidates, QueryRows, has_order, positives_of, repeats_of, sources_of
 from conjoin.evaluation import best_ranks
 from conjoin.ops import gather_with_gradient, is_distributed
 from conjoin.training.config import RetrievalConfig
@@ -98,6 +98,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
         kwargs: As for `RetrievalTrainer`.
     """
 
+    rows_class: ClassVar[type[QueryRows]] = QueryRows
     args: QueryCandidateConfig
 
     def __init__(
@@ -111,7 +112,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
     ) -> None:
         if data_collator is None and processing_class is not None:
             data_collator = RetrievalCollator(processing_class)
-        rows = QueryRows(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
+        rows = self.rows_class(train_dataset, args.seed) if has_order(train_dataset) else train_dataset
         super().__init__(
             objective,
             args,
@@ -132,6 +133,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
             sources_of(rows) if self.args.one_dataset_per_batch else None,
             processes=self.args.world_size,
             seed=self.args.seed,
+            repeats=repeats_of(rows),
         )
         loader = DataLoader(
             rows,

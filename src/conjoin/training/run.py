@@ -55,6 +55,10 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     _check_batch(rows, training)
     collator = None
     if recipe.features is not None:
+        if recipe.data.has_queries:
+            raise ValueError(
+                "features: only those of pairs can be cached, not of queries; remove the section features"
+            )
         run.train_dataset, run.eval_dataset = cache_run_features(
             recipe.features, model, processor, rows, evaluation, training
         )
@@ -67,7 +71,8 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     }
     if method.prepare is not None:
         arguments |= method.prepare(run)
-    make_trainer: Callable[..., RetrievalTrainer] = method.trainer
+    chosen = method.query_trainer if recipe.data.has_queries else None
+    make_trainer: Callable[..., RetrievalTrainer] = chosen or method.trainer
     return make_trainer(model, training, **arguments)
 
 

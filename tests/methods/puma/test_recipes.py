@@ -184,7 +184,7 @@ def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch
         ({"data.format": "mbeir"}, "evaluated after training, by `conjoin evaluate --benchmark mbeir`"),
         (
             {"data.format": "mbeir", "data.source": "MINI", "data.eval_split": "null", "teacher.cache": "x"},
-            "each row of M-BEIR and MERIT resamples its prompt or positive",
+            "only the rows of format nli are the same in every epoch",
         ),
         ({"teacher.mllm": "absent/folder/x"}, "absent"),
     ],

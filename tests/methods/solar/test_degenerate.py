@@ -56,7 +56,7 @@ def test_stage_1_with_a_threshold_beyond_all_scores(tiny_checkpoints, case, thre
     """A row without a shared token keeps its best one, so rows that differ keep different embeddings."""
     objective, batch = stage1_objective(tiny_checkpoints, degenerate(case), mask="hard")
     found = Threshold(torch.tensor(threshold), torch.tensor(False))
-    monkeypatch.setattr("conjoin.methods.solar.stage1.qda_threshold", lambda *_: found)
+    monkeypatch.setattr("conjoin.methods.solar.scores.qda_threshold", lambda *_: found)
     terms, moves = check(objective, batch)
     assert moves
     if threshold == NEVER:
@@ -91,7 +91,7 @@ def test_stage_2(tiny_checkpoints, tmp_path, case, arguments):
 def test_stage_2_with_a_threshold_beyond_all_scores(tiny_checkpoints, tmp_path, threshold, level, monkeypatch):
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, mask_level=level)
     found = Threshold(torch.tensor(threshold), torch.tensor(False))
-    monkeypatch.setattr("conjoin.methods.solar.stage1.qda_threshold", lambda *_: found)
+    monkeypatch.setattr("conjoin.methods.solar.scores.qda_threshold", lambda *_: found)
     terms, moves = check(objective, batch)
     assert terms["positive_rate"] == float(threshold == ALWAYS)
     assert moves == (threshold == ALWAYS)

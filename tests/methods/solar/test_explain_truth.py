@@ -5,7 +5,8 @@ from tiny_solar import frozen_encoder
 
 from conjoin.data.scenes.truth import shared_patches, shared_tokens
 from conjoin.methods.solar.explain import score_intersection
-from conjoin.methods.solar.stage1 import align, pair_tokens, threshold_of
+from conjoin.methods.solar.scores import align, pair_tokens, threshold_of
+from conjoin.training import CachedFeatures, cache_features
 
 ROWS = [
     {
@@ -38,6 +39,17 @@ def test_scores_equal_a_naive_loop(tiny_checkpoints):
             overlaps.append(len(above & own) / len(above | own))
         assert found[f"{kind}_auroc"] == pytest.approx(sum(wins) / len(wins))
         assert found[f"{kind}_iou"] == pytest.approx(sum(overlaps) / len(overlaps))
+
+
+def test_cached_features_give_the_same_scores(tiny_checkpoints, tmp_path):
+    model, processor = frozen_encoder(tiny_checkpoints)
+    longer = {"id": "longer", "image": ROWS[0]["image"], "text": ROWS[0]["text"] + " in a big tree"}  # more padding
+    rows = [row | {"id": str(place)} for place, row in enumerate(ROWS)]
+    folder = cache_features(model, processor, [*rows, longer], tmp_path / "features")
+    cached = CachedFeatures(folder, first_only=True)
+    without = [{name: row[name] for name in ("text", "image_objects", "text_objects")} for row in ROWS]
+    found = score_intersection(model, processor, without, 2, cached)
+    assert found == pytest.approx(score_intersection(model, processor, ROWS, 2))
 
 
 def test_scenes_that_share_everything_cannot_be_scored(tiny_checkpoints):

@@ -1,5 +1,7 @@
 """SOLAR's trainers: the terms of both stages, what a mask hides, and that chunks and resumed runs change nothing."""
 
+from functools import partial
+
 import pytest
 import torch
 from PIL import ImageOps
@@ -10,6 +12,7 @@ from transformers import AutoModel
 from conjoin.data import PairCollator, load_pairs
 from conjoin.losses import (
     LocalScores,
+    gcl,
     global_distillation,
     global_to_local_alignment,
     local_distillation,
@@ -26,7 +29,8 @@ from conjoin.methods.solar import (
 )
 from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
 from conjoin.methods.solar.prepare import prepare_stage2
-from conjoin.methods.solar.stage1 import SolarStage1Objective, align, separation
+from conjoin.methods.solar.scores import align, pair_tokens, score_windows, separation, threshold_of
+from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mining.negatives import write_mined
@@ -91,6 +95,7 @@ def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_c
         ({"ld_weight": 0}, {"itc_loss", "gla_loss", "gd_loss"}),
         ({"mask": "hard"}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
         ({"projection_heads": False}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
+        ({"three_view_weight": 1.0, "itc_weight": 0, "gd_weight": 0}, {"gcl_loss", "gla_loss", "ld_loss"}),
     ],
 )
 def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, arguments, losses):
@@ -104,7 +109,7 @@ def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, 
     assert any(name.startswith("encoder.vision_adapter") for name in moved)
     heads = arguments.get("projection_heads", True) and "itc_loss" in losses
     assert any(name.startswith("heads.") for name in moved) == heads
-    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss"})
+    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss", "gcl_loss"})
 
 
 def test_stage_1_saves_an_encoder_without_heads_and_the_heads_beside_it(tiny_checkpoints, tmp_path):
@@ -213,6 +218,7 @@ def test_stage_2_contrasts_what_it_constructed_and_what_was_mined(tiny_checkpoin
         {"mask_level": "input"},
         {"mask_source": "online"},
         {"itc_weight": 1.0, "trainable_vl_layers": 2},
+        {"three_view_weight": 1.0},
     ],
 )
 def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
@@ -224,7 +230,9 @@ def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
     trainer.train()
     log = trainer.state.log_history[0]
     moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
-    assert log["loss"] == pytest.approx(log["solar_loss"] + log.get("itc_loss", 0.0), abs=1e-4)
+    assert log["loss"] == pytest.approx(
+        log["solar_loss"] + log.get("itc_loss", 0.0) + log.get("gcl_loss", 0.0), abs=1e-4
+    )
     assert log["solar_loss"] > 0
     assert any(name.startswith("encoder.text_adapter") for name in moved)
     layers = {name.split(".")[3] for name in moved if name.startswith("encoder.vl_encoder.layers")}
@@ -281,7 +289,7 @@ def test_positives_without_scores_need_no_scorer(tiny_checkpoints, tmp_path, pos
     assert objective(**batch)["solar_loss"] > 0
 
 
-@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5}])
+@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "three_view_weight": 0.5}])
 def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path, arguments, monkeypatch):
     """With the samples held fixed; thresholds are those of a chunk."""
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
@@ -333,6 +341,90 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
     objective.zero_grad()
     cached_backward(objective, dict(batch), 4, lambda loss: loss.backward())
     assert calls[2:] == [4, 2]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_three_view_term_is_that_loss_without_heads(tiny_checkpoints, tmp_path, stage):
+    make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
+    objective, batch = make(tiny_checkpoints, three_view_weight=0.5, itc_weight=1.0, learn_temperature=False)
+    batch.pop("ids")
+    objective.progress = 1.0
+    torch.manual_seed(1)
+    for parameter in objective.heads.parameters():
+        torch.nn.init.normal_(parameter)
+    seen = {}
+
+    def spy(_module, _args, kwargs):
+        seen.update({name: kwargs[name] for name in ("image_weights", "text_weights") if name in kwargs})
+
+    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
+    with torch.no_grad():
+        terms = objective(**batch)
+        masks = seen.copy() if stage == 1 else {}
+        image, text = objective.encoder(**batch["pairs"], **masks, views=("image", "text")).pooler_output.chunk(2)
+        fused = objective.encoder(**batch["pairs"], views=("fused",)).pooler_output
+        expected = gcl(image, text, fused, objective.args.temperature)
+    assert stage == 2 or (masks["image_weights"] == 0).any()
+    assert terms["gcl_loss"].item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
+    torch.manual_seed(1)
+    without, _ = make(tiny_checkpoints, itc_weight=1.0, learn_temperature=False)
+    assert "gcl_loss" not in without(**batch)
+
+
+def test_a_share_of_the_rows_is_masked(tiny_checkpoints):
+    objective, batch = stage1_objective(tiny_checkpoints, texts(8), mask="hard", mask_share=0.25)
+    seen = []
+    objective.encoder.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(kwargs.get("image_weights")), with_kwargs=True
+    )
+    objective(**batch)
+    masked = (seen[-1] < 1).any(1)
+    assert 1 <= masked.sum() <= 2  # 0.25 of 8, of which a row can be shared wholly
+    everywhere, _ = stage1_objective(tiny_checkpoints, texts(8), mask="hard")
+    everywhere.encoder.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(kwargs.get("image_weights")), with_kwargs=True
+    )
+    everywhere(**batch)
+    assert torch.equal(seen[-1][masked], seen[1][masked])
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_windows_can_score_in_place_of_global_tokens(tiny_checkpoints, tmp_path, stage):
+    make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
+    objective, batch = make(tiny_checkpoints, scores="windows")
+    objective.progress = 1.0
+    with torch.no_grad():
+        terms = objective(**batch)
+        tokens = pair_tokens(objective.encoder(**batch["pairs"], views=(), output_tokens=True))
+        image, _ = score_windows(objective.encoder, tokens)
+    assert terms["image_threshold"].item() == pytest.approx(threshold_of(image).threshold.item(), abs=1e-6)
+    assert terms["image_separation"].item() == pytest.approx(separation(image).item(), abs=1e-5)
+
+
+def test_windows_cost_nothing_before_the_masks_start(tiny_checkpoints, monkeypatch):
+    objective, batch = stage1_objective(tiny_checkpoints, scores="windows", mask_start_ratio=0.3)
+    calls = []
+    monkeypatch.setattr(
+        "conjoin.methods.solar.stage1.score_windows",
+        lambda *arguments: calls.append(objective.progress) or score_windows(*arguments),
+    )
+    for objective.progress in (0.0, 0.3, 0.4, 1.0):
+        terms = objective(**batch)
+    assert calls == [0.4, 1.0]
+    assert terms["rho"] == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        (SolarStage1Config, {"scores": "words"}, "scores='words'"),
+        (SolarStage1Config, {"mask_share": 0.0}, "mask_share=0.0 must lie"),
+        (SolarStage2Config, {"scores": "words"}, "scores='words'"),
+    ],
+)
+def test_unknown_scores_and_shares_are_refused(config, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        config(output_dir="unused", use_cpu=True, **arguments)
 
 
 def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):

@@ -6,12 +6,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from conjoin.losses import ContrastiveLoss
-from conjoin.training import RetrievalTrainer, TemperatureConfig
+from conjoin.training import QueryCandidateConfig, RetrievalTrainer, TemperatureConfig
 
 
 @dataclass
-class ContrastiveConfig(TemperatureConfig):
-    """Arguments of `ContrastiveTrainer`."""
+class ContrastiveConfig(TemperatureConfig, QueryCandidateConfig):
+    """Arguments of `ContrastiveTrainer` and `QueryContrastiveTrainer`; `one_dataset_per_batch` is for queries."""
 
 
 class ContrastiveTrainer(RetrievalTrainer):

@@ -1,9 +1,8 @@
 """PUMA: trains a layer-pruned MLLM retriever, first by self-distillation, then with the MAC loss."""
 
-from conjoin.training import METHODS, Method
+from conjoin.training import METHODS, Method, QueryArguments
 
 from .analysis import analyse_mllm as analyse_mllm
-from .data import QueryArguments as QueryArguments
 from .prepare import PumaTeacherArguments as PumaTeacherArguments, prepare_stage1
 from .stage1 import (
     PumaStage1Config as PumaStage1Config,

@@ -8,9 +8,8 @@ from transformers import PreTrainedModel
 
 from conjoin.hub import check_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.training import Run
+from conjoin.training import QueryArguments, Run
 
-from .data import QueryArguments
 from .stage1 import PumaStage1Config
 from .teacher_states import TeacherStates, cache_teacher_states
 
@@ -43,8 +42,8 @@ def prepare_stage1(run: Run) -> dict[str, Any]:
         return {"teacher": _load_teacher(run, section)}
     if cast(QueryArguments, run.recipe.data).format != "nli":
         raise ValueError(
-            "teacher: each row of M-BEIR and MERIT resamples its prompt or positive, so the teacher's states cannot "
-            "be cached: remove teacher.cache"
+            "teacher: only the rows of format nli are the same in every epoch; others resample a prompt, a positive "
+            "or negatives, so the teacher's states cannot be cached: remove teacher.cache"
         )
     if training.teacher == "shared":
         raise ValueError(

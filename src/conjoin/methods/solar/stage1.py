@@ -3,28 +3,24 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from conjoin.losses import (
-    AlignmentTerms,
-    ContrastiveLoss,
-    LocalScores,
-    alignment_terms,
-    global_distillation,
-    local_distillation,
-)
-from conjoin.methods.solar.masking.evolutionary import evolutionary_mask, mask_schedule
-from conjoin.methods.solar.masking.threshold import Threshold, qda_threshold
+from conjoin.losses import AlignmentTerms, ContrastiveLoss, GclLoss, global_distillation, local_distillation
+from conjoin.methods.solar.masking.evolutionary import mask_schedule
+from conjoin.methods.solar.scores import SCORES, PairTokens, align, mask_tokens, pair_tokens, score_windows
 from conjoin.methods.solar.targets import TeacherTargets, TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.storage import atomic_path
 from conjoin.training import Objective, RetrievalTrainer, TemperatureConfig
 
 HEADS_FILE = "projection_heads.safetensors"
+
+THREE_VIEWS = ("three_view_image", "three_view_text", "three_view_fused")
+"""Names of the embeddings of the three-view loss."""
 
 LIVE_INPUTS = {"pixel_values", "input_ids"}
 """The entries of `teacher` that teachers read when they run live."""
@@ -44,11 +40,19 @@ class SolarStage1Config(TemperatureConfig):
         gla_weight: Weight lambda_1 of the global-to-local alignment (Eq. 1).
         gd_weight: Weight lambda_2 of the global distillation.
         ld_weight: Weight lambda_3 of the local distillation.
+        three_view_weight: Weight of a generalized contrastive loss over the masked image, the masked text and the
+            fused embedding of the whole pair, without projection heads. It is not in the paper.
         margin: delta of the alignment (Fig. 10).
         mask: `"evolutionary"` moves from no mask to the estimated mask; `"hard"` uses the estimated mask from the
             start; `"none"` never masks.
+        scores: What masks are made of: `"global"`, the cosines of Eq. 1 with the other modality's global token, or
+            `"windows"`, the embeddings of windows of tokens (`window_scores`; not in the paper).
+        mask_share: Share of the rows of a step that are masked, chosen at random; 1 in the paper. The others keep the
+            embeddings of whole items trained.
         mask_schedule: `"linear"` or `"cosine"` decay of rho from 1 to 0.
         mask_warmup_ratio: Share of training after which rho is 0.
+        mask_start_ratio: Share of training before which nothing is masked; 0 in the paper. Window scores are not
+            computed until then.
         projection_heads: Learn W_V and W_L; otherwise the contrastive loss uses the output of E_VL.
         reduce_scores_across_devices: Fit the thresholds to the scores of all devices, by exchanging their sums.
 
@@ -60,21 +64,29 @@ class SolarStage1Config(TemperatureConfig):
     gla_weight: float = field(default=1.0)
     gd_weight: float = field(default=1.0)
     ld_weight: float = field(default=1.0)
+    three_view_weight: float = field(default=0.0)
     margin: float = field(default=0.1)
     mask: Literal["evolutionary", "hard", "none"] = field(default="evolutionary")
+    scores: Literal["global", "windows"] = field(default="global")
+    mask_share: float = field(default=1.0)
     mask_schedule: Literal["linear", "cosine"] = field(default="linear")
     mask_warmup_ratio: float = field(default=0.5)
+    mask_start_ratio: float = field(default=0.0)
     projection_heads: bool = field(default=True)
     reduce_scores_across_devices: bool = field(default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weights = {name: getattr(self, f"{name}_weight") for name in ("itc", "gla", "gd", "ld")}
+        weights = {name: getattr(self, f"{name}_weight") for name in ("itc", "gla", "gd", "ld", "three_view")}
         if min(weights.values()) < 0 or not any(weights.values()):
             raise ValueError(f"weights {weights} must not be negative, and not all zero")
         if self.mask not in ("evolutionary", "hard", "none"):
             raise ValueError(f'mask={self.mask!r}; expected "evolutionary", "hard" or "none"')
-        mask_schedule(0.0, self.mask_schedule, self.mask_warmup_ratio)
+        if self.scores not in SCORES:
+            raise ValueError(f"scores={self.scores!r}; expected one of {SCORES}")
+        if not 0 < self.mask_share <= 1:
+            raise ValueError(f"mask_share={self.mask_share} must lie in (0, 1]")
+        mask_schedule(0.0, self.mask_schedule, self.mask_warmup_ratio, self.mask_start_ratio)
 
 
 class ProjectionHeads(nn.Module):
@@ -92,20 +104,23 @@ class ProjectionHeads(nn.Module):
         return {"image": self.image(image), "text": self.text(text)}
 
 
-class PairTokens(NamedTuple):
-    """Adapter tokens of image-text pairs.
+class ThreeViewLoss(nn.Module):
+    """A weighted generalized contrastive loss over the image, text and fused embeddings of each pair.
 
     Args:
-        image: `(N, 1 + P, d)` [v_cls; V'].
-        text: `(N, 1 + T, d)` [l_cls; L'].
-        image_mask: `(N, P)` bool, True for the tokens of V' that exist.
-        text_mask: `(N, T)` bool, True for the tokens of L' that exist.
+        args: Its `temperature`.
+        weight: Of the loss.
     """
 
-    image: Tensor
-    text: Tensor
-    image_mask: Tensor
-    text_mask: Tensor
+    def __init__(self, args: TemperatureConfig, weight: float) -> None:
+        super().__init__()
+        self.loss, self.weight = GclLoss(args.temperature, args.learn_temperature), weight
+
+    def forward(self, embeddings: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
+        """Return the loss by its name; `embeddings` has the entries `THREE_VIEWS` `(N, d)`."""
+        image, text, fused = (embeddings[name] for name in THREE_VIEWS)
+        found = self.loss(image=image, text=text, fused=fused, ids=ids)
+        return {name: self.weight * value for name, value in found.items() if name.endswith("_loss")}
 
 
 class PairObjective(Objective):
@@ -135,7 +150,7 @@ class PairObjective(Objective):
 
 
 class SolarStage1Objective(PairObjective):
-    """The four terms of stage 1 in one forward.
+    """The terms of stage 1 in one forward.
 
     The towers run once. Their tokens give the local scores, the scores give the thresholds, and these give the masks
     for a second pass of the vision-language encoder. Score statistics and distillation terms are computed over the
@@ -151,6 +166,7 @@ class SolarStage1Objective(PairObjective):
     def __init__(self, encoder: JointEncoderModel, args: SolarStage1Config, teacher: Teacher | None = None) -> None:
         super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature))
         self.heads = ProjectionHeads(encoder.config.hidden_size) if args.projection_heads and args.itc_weight else None
+        self.three_view = ThreeViewLoss(args, args.three_view_weight) if args.three_view_weight else None
         self.args = args
         self._teacher = (teacher,)  # a tuple hides it from the module: not trained, not saved
         if teacher is None and (args.gd_weight or args.ld_weight):
@@ -164,40 +180,85 @@ class SolarStage1Objective(PairObjective):
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
         inputs, taught = split_teacher(batch["pairs"])
-        output = self.encoder(**inputs, views=self.views if self.args.gd_weight else (), output_tokens=True)
+        views = (*(self.views if self.args.gd_weight else ()), *(("fused",) if self.three_view is not None else ()))
+        output = self.encoder(**inputs, views=views, output_tokens=True)
+        whole = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
         tokens = pair_tokens(output)
         alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
         terms = {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
-        terms |= self._distil(taught, output, tokens)
+        terms |= self._distil(taught, output, tokens, whole)
         embeddings: dict[str, Tensor] = {}
-        if self.args.itc_weight:
-            rho = self._rho()
-            image, image_metrics = _mask(alignment.image, tokens.image_mask, rho, "image")
-            text, text_metrics = _mask(alignment.text, tokens.text_mask, rho, "text")
-            terms |= image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
+        if self.args.itc_weight or self.three_view is not None:
+            image, text, metrics = self.once("masks", lambda: self._weights(alignment, tokens, taught))
+            terms |= metrics
             features = {"image_features": output.image_features, "text_features": output.text_features}
             masked = self.encoder(**inputs | features, image_weights=image, text_weights=text, views=self.views)
-            embeddings = self._project(*masked.pooler_output.chunk(2))
+            parts = masked.pooler_output.chunk(2)
+            if self.args.itc_weight:
+                embeddings |= self._project(*parts)
+            if self.three_view is not None:
+                embeddings |= dict(zip(THREE_VIEWS, (*parts, whole["fused"]), strict=True))
         rows = len(tokens.image)
         return embeddings | {name: term.float().expand(rows) for name, term in terms.items()}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `itc_loss` over all rows, and the means of the other terms."""
-        terms = {name: value.mean() for name, value in embeddings.items() if name not in self.views}
+        """Return `itc_loss` and the three-view loss over all rows, and the means of the other terms."""
+        terms = {name: value.mean() for name, value in embeddings.items() if name not in (*self.views, *THREE_VIEWS)}
+        if self.three_view is not None:
+            terms |= self.three_view(embeddings, ids)
         if not self.args.itc_weight:
             return terms
         found = self.loss(**{view: embeddings[view] for view in self.views}, ids=ids)
         return {"itc_loss": self.args.itc_weight * found.pop("contrastive_loss")} | found | terms
+
+    def masks(
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the masks of patches `(R, P)` and words `(R, T)` of the rows to mask `(R,)`, and metrics.
+
+        `taught` is the entry `teacher` of the part, which a subclass may use.
+        """
+        rho = self._rho()
+        tokens = PairTokens(*(part[rows] for part in tokens))
+        if self.args.scores == "windows":
+            image_scores, text_scores = score_windows(self.encoder, tokens)
+        else:
+            image_scores, text_scores = (
+                part._replace(scores=part.scores[rows]) for part in (alignment.image, alignment.text)
+            )
+        image, image_metrics = mask_tokens(image_scores, tokens.image_mask, rho, "image")
+        text, text_metrics = mask_tokens(text_scores, tokens.text_mask, rho, "text")
+        return image, text, image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
+
+    def _weights(
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the weights of patches and words of all rows, and metrics."""
+        count, device = len(tokens.image), tokens.image.device
+        if self.args.scores == "windows" and self._rho() == 1:  # no mask yet, and the scores would cost time
+            return tokens.image_mask.float(), tokens.text_mask.float(), {}
+        rows = torch.arange(count, device=device)
+        if self.args.mask_share < 1:
+            rows = torch.randperm(count, device=device)[: max(2, round(self.args.mask_share * count))]
+        image, text, metrics = self.masks(alignment, tokens, taught, rows)
+        weights = [
+            mask.new_ones(exists.shape).index_copy(0, rows, mask)
+            for mask, exists in ((image, tokens.image_mask), (text, tokens.text_mask))
+        ]
+        return weights[0], weights[1], metrics
 
     def _project(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
         return {"image": image, "text": text} if self.heads is None else self.heads(image, text)
 
     def _rho(self) -> float:
         if self.args.mask == "evolutionary":
-            return mask_schedule(self.progress, self.args.mask_schedule, self.args.mask_warmup_ratio)
+            schedule, start = self.args.mask_schedule, self.args.mask_start_ratio
+            return mask_schedule(self.progress, schedule, self.args.mask_warmup_ratio, start)
         return 1.0 if self.args.mask == "none" else 0.0
 
-    def _distil(self, taught: dict[str, Any], output: JointEncoderOutput, tokens: PairTokens) -> dict[str, Tensor]:
+    def _distil(
+        self, taught: dict[str, Any], output: JointEncoderOutput, tokens: PairTokens, whole: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         (teacher,) = self._teacher
         if teacher is None:
             return {}
@@ -212,11 +273,10 @@ class SolarStage1Objective(PairObjective):
             image = local_distillation(tokens.image[:, 1:], targets.image_tokens, tokens.image_mask)
             text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
             terms["ld_loss"] = self.args.ld_weight * (image + text)
-        if self.args.gd_weight and output.pooler_output is not None:
-            image, text = output.pooler_output.chunk(2)
-            terms["gd_loss"] = self.args.gd_weight * (
-                global_distillation(image, targets.image_global) + global_distillation(text, targets.text_global)
-            )
+        if self.args.gd_weight:
+            image = global_distillation(whole["image"], targets.image_global)
+            text = global_distillation(whole["text"], targets.text_global)
+            terms["gd_loss"] = self.args.gd_weight * (image + text)
         return terms
 
 
@@ -263,59 +323,7 @@ class SolarStage1Trainer(RetrievalTrainer):
         super().save_model(output_dir, _internal_call=_internal_call)
 
 
-def threshold_of(scores: LocalScores) -> Threshold:
-    """Return tau, where the Gaussians fitted to both populations have equal density (App. C.1)."""
-    positive, negative = scores.positive, scores.negative
-    return qda_threshold(positive.mean, positive.std, negative.mean, negative.std)
-
-
-def separation(scores: LocalScores) -> Tensor:
-    """P(s+ > s-) for scores drawn from the Gaussians fitted to both populations: 0.5 is chance."""
-    positive, negative = scores.positive, scores.negative
-    deviation = (positive.std.square() + negative.std.square()).sqrt().clamp(min=1e-12)
-    return torch.special.ndtr((positive.mean - negative.mean) / deviation)
-
-
-def _mask(scores: LocalScores, exists: Tensor, rho: float, name: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the evolutionary mask `(N, T)` of one modality and its metrics."""
-    tau, fallback = threshold_of(scores)
-    above = (scores.scores > tau) & exists
-    metrics = {
-        f"{name}_threshold": tau,
-        f"{name}_threshold_fallback": fallback,
-        f"{name}_shared_rate": above.sum() / exists.sum().clamp(min=1),
-        f"{name}_empty_rate": (~above.any(1)).float().mean(),
-        f"{name}_separation": separation(scores),
-    }
-    for sign, population in (("positive", scores.positive), ("negative", scores.negative)):
-        metrics |= {f"{name}_{sign}_mean": population.mean, f"{name}_{sign}_std": population.std}
-    return evolutionary_mask(scores.scores, exists, tau, rho), metrics
-
-
 def split_teacher(pairs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the part `pairs` into the model inputs and the teacher's entries."""
     inputs = dict(pairs)
     return inputs, inputs.pop("teacher", {})
-
-
-def pair_tokens(output: JointEncoderOutput) -> PairTokens:
-    """Return the tokens of a batch of pairs.
-
-    Raises:
-        ValueError: A row has no local image token or no local text token.
-    """
-    for name, mask in (("image", output.image_token_mask), ("text", output.text_token_mask)):
-        if mask is None or not mask.any(1).all():
-            lacking = "all" if mask is None else (~mask.any(1)).nonzero().flatten().tolist()[:5]
-            raise ValueError(f"SOLAR trains on image-text pairs; rows without {name} tokens: {lacking}")
-    tokens = (output.image_tokens, output.text_tokens, output.image_token_mask, output.text_token_mask)
-    return PairTokens(*cast("tuple[Tensor, Tensor, Tensor, Tensor]", tokens))
-
-
-def align(tokens: PairTokens, margin: float = 0.1, reduce_scores_across_devices: bool = False) -> AlignmentTerms:
-    """Score local tokens against the other modality's global token, and compute the alignment loss (Eq. 1)."""
-    image, text, image_mask, text_mask = tokens
-    return alignment_terms(
-        text[:, 0], image[:, 1:], image_mask, image[:, 0], text[:, 1:], text_mask, margin,
-        reduce_scores_across_devices=reduce_scores_across_devices,
-    )  # fmt: skip

@@ -9,19 +9,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from conjoin.losses import AlignmentTerms, ContrastiveLoss, Temperature, multi_positive
+from conjoin.losses import ContrastiveLoss, LocalScores, Temperature, multi_positive
 from conjoin.methods.solar.masking.samples import ConstructedSamples, construct_samples, mask_pixels
 from conjoin.methods.solar.masking.segments import segment_patches
 from conjoin.methods.solar.rows import SolarStage2Collator, SolarStage2Rows
+from conjoin.methods.solar.scores import SCORES, align, pair_tokens, score_windows, separation, threshold_of
 from conjoin.methods.solar.stage1 import (
     HEADS_FILE,
+    THREE_VIEWS,
     PairObjective,
     ProjectionHeads,
-    align,
-    pair_tokens,
-    separation,
+    ThreeViewLoss,
     split_teacher,
-    threshold_of,
 )
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.ops import gather_with_gradient, local_positions
@@ -41,12 +40,15 @@ class SolarStage2Config(TemperatureConfig):
         constructed_negatives: Use three negatives (CN): image difference, text difference, or intersections masked.
         segments: Mask image segments instead of single patches.
         mined_per_anchor: Mined negatives sampled per anchor and step; 0 for none.
+        scores: As in stage 1: `"global"` (the paper's) or `"windows"`.
         mask_source: `"frozen"` takes scores and thresholds from the model at the start of this stage, `"online"` from
             the model being trained.
         mask_level: `"feature"` masks the input tokens of E_VL: cheap, but in the towers the other tokens have seen the
             masked ones. `"input"` masks pixels and words before the towers, which then run for every sample.
         itc_weight: Weight of an additional image-text contrastive loss: the Mixed variant of Table 12, which preserves
             text → image search.
+        three_view_weight: Weight of an additional generalized contrastive loss over the image, text and fused
+            embeddings of the anchors, without projection heads. It is not in the paper.
         trainable_vl_layers: Number of first layers of E_VL to train fully, besides any LoRA (Mixed: 2).
         reduce_scores_across_devices: Fit the thresholds to the scores of all devices, as in stage 1.
         min_separation: Stop at the first step if the scores of a modality separate matching from non-matching pairs
@@ -62,9 +64,11 @@ class SolarStage2Config(TemperatureConfig):
     constructed_negatives: bool = field(default=True)
     segments: bool = field(default=True)
     mined_per_anchor: int = field(default=2)
+    scores: Literal["global", "windows"] = field(default="global")
     mask_source: Literal["frozen", "online"] = field(default="frozen")
     mask_level: Literal["feature", "input"] = field(default="feature")
     itc_weight: float = field(default=0.0)
+    three_view_weight: float = field(default=0.0)
     trainable_vl_layers: int = field(default=0)
     reduce_scores_across_devices: bool = field(default=False)
     min_separation: float = field(default=0.55)
@@ -73,6 +77,7 @@ class SolarStage2Config(TemperatureConfig):
         super().__post_init__()
         choices = {
             "positive": ("intersection", "random", "augmented"),
+            "scores": SCORES,
             "mask_source": ("frozen", "online"),
             "mask_level": ("feature", "input"),
         }
@@ -83,7 +88,7 @@ class SolarStage2Config(TemperatureConfig):
             raise ValueError(
                 f"positive={self.positive!r} goes with constructed_negatives=False (the paper's RP and AP)"
             )
-        for name in ("mined_per_anchor", "itc_weight", "trainable_vl_layers", "min_separation"):
+        for name in ("mined_per_anchor", "itc_weight", "three_view_weight", "trainable_vl_layers", "min_separation"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
 
@@ -105,6 +110,7 @@ class SolarStage2Objective(PairObjective):
         super().__init__(encoder, loss)
         self.temperature = Temperature(args.temperature, args.learn_temperature)
         self.heads = (heads or ProjectionHeads(encoder.config.hidden_size)) if mixed else None
+        self.three_view = ThreeViewLoss(args, args.three_view_weight) if args.three_view_weight else None
         self.args = args
         self._scorer = (_frozen_copy(encoder) if args.mask_source == "frozen" else None,)  # not trained, not saved
 
@@ -125,23 +131,25 @@ class SolarStage2Objective(PairObjective):
         return found | {name: self.encoder(**batch[name]).pooler_output for name in others}
 
     def _embed_pairs(self, pairs: dict[str, Any]) -> dict[str, Tensor]:
-        anchors, _ = split_teacher(pairs)
-        views = ("fused", *(self.views if self.heads is not None else ()))
+        anchors, taught = split_teacher(pairs)
+        views = ("fused", *(self.views if self.heads is not None or self.three_view is not None else ()))
         output = self.encoder(**anchors, views=views, output_tokens=True)
         parts = dict(zip(views, output.pooler_output.chunk(len(views)), strict=True))
         found: dict[str, Tensor] = {"anchors": parts["fused"]}
         if self.heads is not None:
             found |= self.heads(parts["image"], parts["text"])
+        if self.three_view is not None:
+            found |= dict(zip(THREE_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
         if self.args.positive == "augmented":
             return found
-        samples, metrics = self.once("samples", lambda: self._construct(anchors, output))
+        samples, metrics = self.once("samples", lambda: self.construct(anchors, output, taught))
         constructed = self._embed_samples(anchors, output, samples).transpose(0, 1)
         found |= {"constructed": constructed, "valid": samples.valid[: constructed.shape[1]].T}
         rows = len(constructed)
         return found | {f"metric_{name}": value.float().expand(rows) for name, value in metrics.items()}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `solar_loss` and metrics, and `itc_loss` in the Mixed variant."""
+        """Return `solar_loss` and metrics, and the further losses that have a weight."""
         anchors = embeddings["anchors"]
         samples, mask = self._samples(embeddings, batch)
         positive_mask = mask[:, :1]
@@ -162,6 +170,8 @@ class SolarStage2Objective(PairObjective):
         if self.heads is not None:
             found = self.loss(image=embeddings["image"], text=embeddings["text"], ids=ids)
             terms["itc_loss"] = self.args.itc_weight * found["contrastive_loss"]
+        if self.three_view is not None:
+            terms |= self.three_view(embeddings, ids)
         metrics = {name: value for name, value in embeddings.items() if name.startswith("metric_")}
         return terms | {name.removeprefix("metric_"): value.mean() for name, value in metrics.items()}
 
@@ -184,32 +194,38 @@ class SolarStage2Objective(PairObjective):
         return torch.cat(samples, dim=1), torch.cat(masks, dim=1)
 
     @torch.no_grad()
-    def _construct(
-        self, anchors: dict[str, Any], output: JointEncoderOutput
+    def construct(
+        self, anchors: dict[str, Any], output: JointEncoderOutput, taught: dict[str, Any]
     ) -> tuple[ConstructedSamples, dict[str, Tensor]]:
-        """Sample the tokens to mask: any tokens, or tokens selected by the scores."""
+        """Sample the tokens to mask, any tokens or tokens selected by the scores, and return metrics.
+
+        `taught` is the entry `teacher` of the part, which a subclass may use.
+        """
         if self.args.positive == "random":
             tokens = pair_tokens(output)
-            image, text = (torch.zeros(mask.shape, device=mask.device) for mask in tokens[2:])
+            any_patch, any_word = (torch.zeros(mask.shape, device=mask.device) for mask in tokens[2:])
             samples = construct_samples(
-                image, tokens.image_mask, EVERYTHING_SHARED, text, tokens.text_mask, EVERYTHING_SHARED
+                any_patch, tokens.image_mask, EVERYTHING_SHARED, any_word, tokens.text_mask, EVERYTHING_SHARED
             )
             return samples, {"positive_rate": samples.valid[0].float().mean()}
         tokens = pair_tokens(self._scored(anchors, output))
-        scores = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)
-        image_tau, text_tau = threshold_of(scores.image).threshold, threshold_of(scores.text).threshold
-        metrics = {"image_threshold": image_tau, "text_threshold": text_tau} | self._check_scores(scores)
+        if self.args.scores == "windows":
+            image, text = score_windows(self._scorer[0] or self.encoder, tokens)
+        else:
+            image, text = align(tokens, reduce_scores_across_devices=self.args.reduce_scores_across_devices)[1:]
+        image_tau, text_tau = (threshold_of(part).threshold for part in (image, text))
+        metrics = {"image_threshold": image_tau, "text_threshold": text_tau} | self._check_scores(image, text)
         segments = None
         if self.args.segments:
             segments = segment_patches(tokens.image[:, 1:])
             metrics["num_segments"] = (segments.amax(1) + 1).float().mean()
-        patches, words = (scores.image.scores, tokens.image_mask), (scores.text.scores, tokens.text_mask)
+        patches, words = (image.scores, tokens.image_mask), (text.scores, tokens.text_mask)
         samples = construct_samples(*patches, image_tau, *words, text_tau, segments)
         return samples, metrics | {"positive_rate": samples.valid[0].float().mean()}
 
-    def _check_scores(self, scores: AlignmentTerms) -> dict[str, Tensor]:
+    def _check_scores(self, image: LocalScores, text: LocalScores) -> dict[str, Tensor]:
         """Return how well the scores separate, and stop at the first step if they are too poor."""
-        found = {"image_separation": separation(scores.image), "text_separation": separation(scores.text)}
+        found = {"image_separation": separation(image), "text_separation": separation(text)}
         if self.progress == 0 and self.args.min_separation:
             poor = {name: round(float(value), 3) for name, value in found.items() if value < self.args.min_separation}
             if poor:

@@ -3,10 +3,8 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration_mllm_retriever import MllmRetrieverConfig as MllmRetrieverConfig
-from .modeling_mllm_retriever import (
-    MllmRetrieverModel as MllmRetrieverModel,
-    MllmRetrieverOutput as MllmRetrieverOutput,
-)
+from .mllm_outputs import MllmRetrieverOutput as MllmRetrieverOutput
+from .modeling_mllm_retriever import MllmRetrieverModel as MllmRetrieverModel
 
 AutoConfig.register("mllm_retriever", MllmRetrieverConfig, exist_ok=True)
 AutoModel.register(MllmRetrieverConfig, MllmRetrieverModel, exist_ok=True)

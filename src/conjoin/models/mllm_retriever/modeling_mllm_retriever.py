@@ -1,7 +1,6 @@
 """A multimodal language model as a retriever: first layers, final norm, one readout position (PUMA)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,48 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields
+from .image_grids import existing_grids, images_at_once
+from .mllm_outputs import ImageFeatures, MllmRetrieverOutput
+from .packed_views import pack_views
 from .patch_projection import project_by_product
 from .prompt_rows import move_to_front, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
-
-PATCHES_AT_ONCE = 2048
-"""Patches per pass of the vision tower on a CPU; an image with more is processed alone."""
-
-
-@dataclass
-class MllmRetrieverOutput(ModelOutput):
-    """Output of `MllmRetrieverModel` for `N` items (times the requested views); `D` is the language model's width.
-
-    Args:
-        embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison; `d` is `embedding_dim` or, if None,
-            `D`.
-        pooler_output: `(N, D)` normed state at the readout position, the input of losses.
-        hidden_states: On request, the hidden states of the language model, `(N, T', D)` each, without the final norm;
-            the `T'` tokens of each prompt come first, padding last.
-        attentions: On request, its attention weights, `(N, heads, T', T')` each.
-    """
-
-    embeddings: Tensor | None = None
-    pooler_output: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class ImageFeatures:
-    """The vision tower's features of the `M` image tokens of a batch, in reading order.
-
-    Args:
-        tokens: `(M, D)`.
-        deepstack: For each of the first layers of Qwen3-VL, `(M, D)` to add to its output; empty elsewhere.
-    """
-
-    tokens: Tensor
-    deepstack: list[Tensor]
 
 
 class MllmRetrieverModel(PreTrainedModel):
@@ -209,9 +176,9 @@ class MllmRetrieverModel(PreTrainedModel):
             text_view_mask: `(N, T)` the same for its texts alone.
             image_mask: `(N,)` True for items with an image; unused here, read by losses.
             text_mask: `(N,)` the same for text.
-            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower. The outputs are
-                stacked view by view, `(len(views) * N, D)`. By default each item is embedded once, from all its
-                parts.
+            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower and, if images
+                come before texts, one of the language model. The outputs are stacked view by view,
+                `(len(views) * N, D)`. By default each item is embedded once, from all its parts.
             token_type_ids: Unused, a prompt is one segment; accepted because tokenizers return it.
             output_attentions: Return `attentions` (not with the attention `sdpa`); for one view.
             output_hidden_states: Return `hidden_states`, or those at the given indices and None elsewhere; for one
@@ -232,11 +199,11 @@ class MllmRetrieverModel(PreTrainedModel):
         is_image = input_ids == self.backbone.config.image_token_id
         image_rows = is_image.flatten().cumsum(0).view_as(input_ids).masked_fill(~is_image, 0)  # numbered from 1
         features = self._image_features(pixel_values, pixel_attention_mask, image_grids, int(is_image.sum()))
-        embedded = [
-            self._embed_view(input_ids, image_rows, view_mask(masks, view), features, image_grids, record)
-            for view in views
-        ]
-        pooled = torch.cat([states for states, _ in embedded])
+        shown = [view_mask(masks, view) for view in views]
+        pooled = self._embed_together(input_ids, image_rows, shown, features, image_grids) if len(views) > 1 else None
+        if pooled is None:
+            embedded = [self._embed_view(input_ids, image_rows, m, features, image_grids, record) for m in shown]
+            pooled = torch.cat([states for states, _ in embedded])
         embeddings = F.normalize(pooled[:, : self.config.hidden_size].float(), dim=-1)
         recorded = {name.removeprefix("output_"): embedded[0][1][name.removeprefix("output_")] for name in record}
         return MllmRetrieverOutput(embeddings=embeddings, pooler_output=pooled, **recorded)
@@ -265,7 +232,7 @@ class MllmRetrieverModel(PreTrainedModel):
         """
         if image_grid_thw is None or pixel_values.device.type != "cpu":
             return self._image_tokens(pixel_values, image_grid_thw)
-        grids = image_grid_thw.split(_images_at_once(image_grid_thw.prod(1).tolist()))
+        grids = image_grid_thw.split(images_at_once(image_grid_thw.prod(1).tolist()))
         images = pixel_values.split([int(grid.prod(1).sum()) for grid in grids])
         parts = [self._image_tokens(*part) for part in zip(images, grids, strict=True)]
         levels = zip(*(part.deepstack for part in parts), strict=True)
@@ -289,7 +256,7 @@ class MllmRetrieverModel(PreTrainedModel):
             if len(rows):
                 if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
                     raise ValueError("pixel_values need image_grids: the processor is for another model")
-                features = self.run_vision_tower(rows, None if grid is None else _existing(grid))
+                features = self.run_vision_tower(rows, None if grid is None else existing_grids(grid))
                 if len(features.tokens) == num_tokens:
                     return features
                 raise ValueError(
@@ -316,16 +283,9 @@ class MllmRetrieverModel(PreTrainedModel):
         """
         (input_ids, image_rows), lengths = move_to_front(mask.bool(), input_ids, image_rows)
         is_image = image_rows > 0
-        tokens = self._token_embeddings(input_ids)
-        inputs: dict[str, Any] = {}
-        if features is not None:
-            chosen = image_rows[is_image] - 1
-            tokens = tokens.masked_scatter(is_image[..., None], features.tokens[chosen].to(tokens.dtype))
-            if features.deepstack:
-                inputs["visual_pos_masks"] = is_image
-                inputs["deepstack_visual_embeds"] = [level[chosen] for level in features.deepstack]
-            if grid is not None and self.config.position_mode == "mrope":
-                inputs["position_ids"] = self._mrope_positions(input_ids, is_image, grid)
+        tokens, inputs = self._input_embeddings(input_ids, image_rows, features)
+        if features is not None and grid is not None and self.config.position_mode == "mrope":
+            inputs["position_ids"] = self._positions(input_ids, is_image, features, grid)
         at = readout_positions(input_ids, lengths, self.config.readout, self.config.ret_token_id)
         if self.shortcuts and not record and not self.training and not torch.is_grad_enabled():
             shared = shared_prefix_length(input_ids, is_image, at)
@@ -337,6 +297,48 @@ class MllmRetrieverModel(PreTrainedModel):
         output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
         states, rows = output.last_hidden_state, torch.arange(len(at), device=at.device)
         return self.norm(states[:, 0] if "readout" in inputs else states[rows, at]), output
+
+    def _embed_together(
+        self,
+        input_ids: Tensor,
+        image_rows: Tensor,
+        masks: list[Tensor],
+        features: ImageFeatures | None,
+        grid: Tensor | None,
+    ) -> Tensor | None:
+        """Return the states `(V * N, D)` of V views from one pass of the language model; None if it takes V passes."""
+        text_config: Any = self.config.get_text_config()
+        takes_masks = self.text_model.config._attn_implementation in ("eager", "sdpa") and is_readable(text_config)
+        packed = pack_views(input_ids, image_rows, masks) if takes_masks else None
+        if packed is None:
+            return None
+        tokens, inputs = self._input_embeddings(packed.input_ids, packed.image_rows, features)
+        positions, places = [], []
+        for number in range(len(masks)):
+            ids, rows, lengths, own = packed.view(number)
+            at = readout_positions(ids, lengths, self.config.readout, self.config.ret_token_id)
+            places.append(own.gather(1, at[:, None])[:, 0])
+            positions.append(self._positions(ids, rows > 0, features, grid))
+        inputs |= {"position_ids": packed.join(positions), "attention_mask": packed.additive_mask(tokens.dtype)}
+        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
+        numbers = torch.arange(len(states), device=states.device)
+        return self.norm(torch.cat([states[numbers, at] for at in places]))
+
+    def _input_embeddings(
+        self, input_ids: Tensor, image_rows: Tensor, features: ImageFeatures | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return what enters the language model, `(N, T, D)`, and the deeper image features among its inputs."""
+        is_image, tokens = image_rows > 0, self._token_embeddings(input_ids)
+        if features is None:
+            return tokens, {}
+        chosen = image_rows[is_image] - 1
+        tokens = tokens.masked_scatter(is_image[..., None], features.tokens[chosen].to(tokens.dtype))
+        if not features.deepstack:
+            return tokens, {}
+        return tokens, {
+            "visual_pos_masks": is_image,
+            "deepstack_visual_embeds": [level[chosen] for level in features.deepstack],
+        }
 
     def _after_prefix(
         self, shared: int, tokens: Tensor, at: Tensor, inputs: dict[str, Any]
@@ -355,11 +357,19 @@ class MllmRetrieverModel(PreTrainedModel):
         tokens = self.get_input_embeddings()(input_ids.masked_fill(is_ret, 0))
         return torch.where(is_ret[..., None], self.ret_embedding.to(tokens.dtype), tokens)
 
-    def _mrope_positions(self, input_ids: Tensor, is_image: Tensor, grid: Tensor) -> Tensor:
-        """Return the backbone's 3-D positions `(3, N, T)`, computed on the CPU since it loops over rows."""
-        grid = _existing(grid[is_image.any(1)])
+    def _positions(
+        self, input_ids: Tensor, is_image: Tensor, features: ImageFeatures | None, grid: Tensor | None
+    ) -> Tensor:
+        """Return consecutive positions `(N, T)`, or the backbone's 3-D ones `(3, N, T)` if images have grids.
+
+        The backbone computes them on the CPU, since it loops over rows.
+        """
+        if features is None or grid is None or self.config.position_mode == "1d":
+            return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         positions, _ = self.backbone.get_rope_index(
-            input_ids.cpu(), mm_token_type_ids=is_image.int().cpu(), image_grid_thw=grid.cpu()
+            input_ids.cpu(),
+            mm_token_type_ids=is_image.int().cpu(),
+            image_grid_thw=existing_grids(grid[is_image.any(1)]).cpu(),
         )
         return positions.to(input_ids.device)
 
@@ -368,24 +378,6 @@ class MllmRetrieverModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, MllmRetrieverModel):
             init.normal_(module.ret_embedding, std=self.config.get_text_config().initializer_range)
-
-
-def _images_at_once(num_patches: list[int]) -> list[int]:
-    """Return the sizes of consecutive groups of images to run together, given each image's patch count."""
-    groups, taken = [0], 0
-    for patches in num_patches:
-        if groups[-1] and taken + patches > PATCHES_AT_ONCE:
-            groups.append(0)
-            taken = 0
-        groups[-1] += 1
-        taken += patches
-    return groups
-
-
-def _existing(grid: Tensor) -> Tensor:
-    """Return the grids `(I, 3)` of existing images in the padded `(N, I', 3)`."""
-    grid = grid.flatten(0, 1)
-    return grid[grid.prod(1) > 0]
 
 
 __all__ = ["MllmRetrieverModel", "MllmRetrieverOutput"]

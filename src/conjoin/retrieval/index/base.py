@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.kept_rows import KeptRows
 from conjoin.storage import FolderKind, StoredFolder, read_folder, read_manifest, replace_folder
 
 INDEX = FolderKind("index", 2, "run `conjoin index`")
-IDS, VECTORS, KEPT = 0, 1, 2
-"""The numbers of the files of a saved index; an index of vectors alone has no third."""
+IDS, VECTORS = 0, 1
+"""The numbers of the first files of a saved index; `kept` and `rows` follow, if it has them."""
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
 
 Loaded = TypeVar("Loaded")
@@ -40,6 +41,7 @@ class Index(Protocol):
         dimension: Length of a vector; `None` while empty.
         model: Which model made the vectors, if known.
         kept: What the store keeps of the rows beside their vectors, in the order of `ids`, if known.
+        digests: What each vector was made from `(N,)` int64, 0 where it is not known; equal digests, equal vectors.
     """
 
     kind: str
@@ -47,13 +49,22 @@ class Index(Protocol):
     dimension: int | None
     model: ModelIdentity | None
     kept: KeptRows | None
+    digests: np.ndarray
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors `(N, D)` under unique ids; without `copy` the array may be kept and must not change."""
         ...
 
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The k nearest of the corpus to each query `(Q, D)`."""
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove the vectors under some ids, all of which are in the index."""
+        ...
+
+    def update(self, ids: Sequence[str], embeddings: np.ndarray) -> None:
+        """Replace the vectors under the ids that are in the index, and append the others; all come last then."""
+        ...
+
+    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
+        """The k nearest to each query `(Q, D)`, among the rows at some positions of `ids`, or all."""
         ...
 
     def save(self, directory: str | Path) -> None:
@@ -67,12 +78,13 @@ class Index(Protocol):
 
 
 class SavedIndex(NamedTuple):
-    """What a folder says of the index in it; `folder` opens its file `VECTORS`."""
+    """What a folder says of the index in it; `folder` opens its file `VECTORS`, `rows` are arrays with a row each."""
 
     kind: str
     model: ModelIdentity | None
     ids: list[str]
     kept: KeptRows | None
+    rows: dict[str, np.ndarray]
     options: dict[str, Any]
     folder: StoredFolder
 
@@ -83,8 +95,17 @@ def save_index(
     file: str,
     write: Callable[[Path], object],
     options: Mapping[str, Any] | None = None,
+    rows: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Save `index` with its vectors in `file`, which `write` makes; replaces an older index in one step.
+
+    Args:
+        index: What to save.
+        directory: Where.
+        file: Name of the file of its vectors.
+        write: Writes that file.
+        options: To load it with.
+        rows: Further arrays with an entry for each row.
 
     Raises:
         ValueError: The index is empty, `directory` holds something else, or another process writes into it.
@@ -104,6 +125,9 @@ def save_index(
     }
     if index.kept is not None:
         files["kept.parquet"] = index.kept.write
+    arrays = {**({"digests": index.digests} if index.digests.any() else {}), **(rows or {})}
+    if arrays:
+        files["rows.safetensors"] = lambda path: save_file(arrays, path)
     replace_folder(directory, INDEX, key, files)
 
 
@@ -121,8 +145,10 @@ def read_index(directory: str | Path, kinds: Collection[str], read: Callable[[Sa
             raise ValueError(f"the index in {str(directory)!r} is of kind {key['kind']!r}, expected {sorted(kinds)}")
         model = None if key["model"] is None else ModelIdentity(**key["model"])
         ids = json.loads(folder.path(IDS).read_text(encoding="ascii"))
-        kept = KeptRows.open(folder.path(KEPT)) if len(folder.manifest.files) > KEPT else None
-        return read(SavedIndex(key["kind"], model, ids, kept, key["options"], folder))
+        further = {file.file.split("-")[0]: number for number, file in enumerate(folder.manifest.files)}
+        kept = KeptRows.open(folder.path(further["kept"])) if "kept" in further else None
+        rows = load_file(folder.path(further["rows"])) if "rows" in further else {}
+        return read(SavedIndex(key["kind"], model, ids, kept, rows, key["options"], folder))
 
     return read_folder(directory, INDEX, read_saved)
 
@@ -170,14 +196,13 @@ def check_search(index: Index, queries: np.ndarray, k: int) -> np.ndarray:
     return check_vectors(queries, index.dimension)
 
 
-def add_ids(ids: list[str], known: set[str], new: Sequence[str]) -> None:
-    """Append `new` to `ids` if all of them are new; otherwise change nothing and raise ValueError."""
-    added: set[str] = set()
-    for id_ in new:
-        if not isinstance(id_, str):
-            raise ValueError(f"ids must be strings, got {id_!r} ({type(id_).__name__})")
-        if id_ in known or id_ in added:
-            raise ValueError(f"the id {id_!r} occurs twice; ids must be unique")
-        added.add(id_)
-    known |= added
-    ids.extend(new)
+def check_positions(index: Index, among: np.ndarray) -> np.ndarray:
+    """Return positions `(M,)` of rows of `index`, ascending.
+
+    Raises:
+        ValueError: One is not a position.
+    """
+    positions = np.unique(np.asarray(among, dtype=np.int64))
+    if len(positions) and (positions[0] < 0 or positions[-1] >= len(index.ids)):
+        raise ValueError(f"positions must be from 0 to {len(index.ids) - 1}, got {positions[[0, -1]].tolist()}")
+    return positions

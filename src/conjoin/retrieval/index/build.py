@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
+from conjoin.retrieval.filters import parse_condition
 from conjoin.retrieval.index.base import Index, SearchResult, read_kind
 from conjoin.retrieval.index.exact import ExactIndex
 from conjoin.retrieval.index.faiss import FaissIndex
@@ -72,6 +73,7 @@ def build_index(store: str | Path | EmbeddingStore, kind: str = "exact", **optio
         train(index, _training_sample(opened))
     for ids, embeddings in opened:
         index.add(ids, embeddings, copy=False)
+    index.digests = np.concatenate([opened.digests(number) for number in range(opened.shards)])
     index.kept = opened.kept
     return index
 
@@ -129,7 +131,9 @@ def load_index(directory: str | Path) -> Index:
     return _backend(read_kind(directory)).load(Path(directory))
 
 
-def search_items(index: Index, encoder: ItemEncoder, items: Sequence[Any], k: int = 10) -> SearchResult:
+def search_items(
+    index: Index, encoder: ItemEncoder, items: Sequence[Any], k: int = 10, *, where: str | None = None
+) -> SearchResult:
     """Encode items and search an index for them.
 
     Args:
@@ -137,12 +141,33 @@ def search_items(index: Index, encoder: ItemEncoder, items: Sequence[Any], k: in
         encoder: Must hold the model that made the vectors of the index.
         items: The queries: strings, images, `{"text", "image"}` or chat messages.
         k: Results per query.
+        where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`; see
+            `conjoin.retrieval.filters`.
 
     Raises:
-        ValueError: The index was built with another model; and as `ItemEncoder.encode` and `Index.search`.
+        ValueError: The index was built with another model; and as `select_rows`, `ItemEncoder.encode` and
+            `Index.search`.
     """
     check_model(index, encoder)
-    return index.search(encoder.encode(items), k)
+    among = None if where is None else select_rows(index, where)
+    return index.search(encoder.encode(items), k, among=among)
+
+
+def select_rows(index: Index, where: str) -> np.ndarray:
+    """The positions `(M,)` in `index.ids` of the rows that a condition holds for, ascending.
+
+    Args:
+        index: Whose kept columns the condition names.
+        where: As `conjoin.retrieval.filters` describes.
+
+    Raises:
+        ValueError: The condition cannot be read, names an unknown column, or compares values of different types; the
+            index has no columns.
+    """
+    condition = parse_condition(where)
+    if index.kept is None:
+        raise ValueError(f"the index keeps no columns, so it cannot be filtered by {where!r}; encode and index again")
+    return condition.select(index.kept)
 
 
 def rows_of(index: Index, ids: Sequence[str]) -> list[dict[str, Any]]:

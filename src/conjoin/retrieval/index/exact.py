@@ -15,20 +15,20 @@ from conjoin.retrieval.index.base import (
     VECTORS,
     SavedIndex,
     SearchResult,
-    add_ids,
+    check_positions,
     check_search,
     check_vectors,
     read_index,
     save_index,
 )
-from conjoin.retrieval.kept_rows import KeptRows
+from conjoin.retrieval.index.rows import IndexRows
 
 _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
 
 
-class ExactIndex:
+class ExactIndex(IndexRows):
     """Exact nearest neighbours by blocked matrix products.
 
     Scores are accumulated in float64 and rounded to float32, so equal vectors score equal wherever they stand, and
@@ -45,13 +45,11 @@ class ExactIndex:
     kind = "exact"
 
     def __init__(self, model: ModelIdentity | None = None, device: str | torch.device = "cpu") -> None:
+        super().__init__()
         self.model = model
         self.device = torch.device(device)
-        self.ids: list[str] = []
-        self.dimension: int | None = None
-        self.kept: KeptRows | None = None
-        self._known: set[str] = set()
         self._parts: list[torch.Tensor] = []
+        self._places: np.ndarray | None = None  # of the rows among the vectors of all parts, once some were removed
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors.
@@ -68,40 +66,56 @@ class ExactIndex:
         vectors = check_vectors(embeddings, self.dimension, ids)
         if np.asarray(embeddings).dtype == np.float16:
             vectors = np.ascontiguousarray(embeddings)
-        add_ids(self.ids, self._known, ids)
+        self._add_ids(ids)
         self._append(torch.tensor(vectors) if copy else torch.from_numpy(vectors))
 
     def _append(self, vectors: torch.Tensor) -> None:
         """Append checked vectors `(N, D)`."""
         self.dimension = vectors.shape[1]
+        if self._places is not None:
+            start = sum(map(len, self._parts))
+            self._places = np.concatenate([self._places, np.arange(start, start + len(vectors))])
         self._parts.append(vectors.to(self.device))
 
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+    def _remove(self, places: np.ndarray, left: np.ndarray) -> None:
+        self._places = left if self._places is None else self._places[left]
+
+    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
         """Rank the corpus for each query.
 
         Args:
             queries: `(Q, D)`, L2-normalised.
             k: How many to return; the whole corpus if it is larger.
+            among: Positions `(M,)` in `ids` to search among; all when None. See `select_rows`.
 
         Raises:
             ValueError: An empty index, `k` below 1, or queries of another dimension, not finite or not normalised.
         """
         vectors = torch.tensor(check_search(self, queries, k), device=self.device)
-        k = min(k, len(self.ids))
+        places = self._places
+        if among is not None:
+            among = check_positions(self, among)
+            places = among if places is None else places[among]
+        k = min(k, len(self.ids) if among is None else len(among))
         rows_at_once = max(1, _SCORES_AT_ONCE // _CORPUS_BLOCK)
-        found = [self._search_rows(part, k) for part in vectors.split(rows_at_once)]
-        indices = np.concatenate([part[0] for part in found]) if found else np.empty((0, k), dtype=np.int64)
-        scores = np.concatenate([part[1] for part in found]) if found else np.empty((0, k), dtype=np.float32)
+        parts = vectors.split(rows_at_once) if k and len(vectors) else ()
+        found = [self._search_rows(part, k, places) for part in parts]
+        indices = np.concatenate([np.empty((0, k), dtype=np.int64), *(part[0] for part in found)])
+        scores = np.concatenate([np.empty((0, k), dtype=np.float32), *(part[1] for part in found)])
+        if k == 0:
+            return SearchResult([[] for _ in vectors], np.empty((len(vectors), 0), dtype=np.float32))
+        if among is not None:
+            indices = among[indices]
         return SearchResult([[self.ids[index] for index in row] for row in indices.tolist()], scores)
 
-    def _search_rows(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and scores `(q, k)` for a few queries `(q, D)`."""
+    def _search_rows(self, queries: torch.Tensor, k: int, places: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Positions in `places` and scores `(q, k)` for a few queries `(q, D)`."""
         margin = _rounding_margin(queries.shape[1])
         doubles = queries.cpu().numpy().astype(np.float64)
         floor = torch.full((len(queries), 1), -torch.inf, device=self.device)
         rows, columns = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         scores = np.empty(0, dtype=np.float32)
-        for offset, stored in self._blocks():
+        for offset, stored in self._blocks(places):
             block = stored.float()
             rough = queries @ block.T
             if len(block) >= k:
@@ -136,15 +150,21 @@ class ExactIndex:
         header += b" " * (-len(header) % 8)
         with path.open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            for _, block in self._blocks():
+            for _, block in self._blocks(self._places):
                 file.write(block.cpu().numpy().astype(dtype, copy=False).data)
 
-    def _blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The vectors `(n, D)` block by block, each with the position of its first row."""
+    def _blocks(self, places: np.ndarray | None) -> Iterator[tuple[int, torch.Tensor]]:
+        """The vectors `(n, D)` at some places, ascending, block by block, each with the position of its first row."""
         offset = 0
         for part in self._parts:
             for block in part.split(_CORPUS_BLOCK):
-                yield offset, block
+                if places is None:
+                    yield offset, block
+                else:
+                    first, end = np.searchsorted(places, [offset, offset + len(block)]).tolist()
+                    chosen = torch.from_numpy(places[first:end] - offset).to(block.device)
+                    if first < end:
+                        yield first, block if len(chosen) == len(block) else block[chosen]
                 offset += len(block)
 
     @classmethod
@@ -160,8 +180,7 @@ class ExactIndex:
     @classmethod
     def _read(cls, saved: SavedIndex, device: str | torch.device) -> Self:
         index = cls(saved.model, device)
-        index.kept = saved.kept
-        add_ids(index.ids, index._known, saved.ids)
+        index._load_rows(saved)
         with saved.folder.shard(VECTORS) as file:
             index._append(file.get_tensor("embeddings"))
         return index

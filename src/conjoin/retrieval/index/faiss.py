@@ -13,21 +13,22 @@ from conjoin.retrieval.index.base import (
     VECTORS,
     SavedIndex,
     SearchResult,
-    add_ids,
+    check_positions,
     check_search,
     check_vectors,
     read_index,
     save_index,
 )
-from conjoin.retrieval.kept_rows import KeptRows
+from conjoin.retrieval.index.rows import IndexRows
 from conjoin.storage import DamagedError
 
 KINDS = ("flat", "hnsw", "ivfpq")
 _PQ_CENTROIDS = 256
+_MOST_REMOVED = 0.25  # of a graph, which keeps removed vectors; beyond it the graph is built again
 _TRAINING_POINTS_PER_LIST = 39  # below it faiss warns that clusters are poorly trained
 
 
-class FaissIndex:
+class FaissIndex(IndexRows):
     """Nearest neighbours by FAISS, inner product throughout.
 
     Args:
@@ -54,6 +55,7 @@ class FaissIndex:
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r} of FAISS index; expected one of {list(KINDS)}")
+        super().__init__()
         self._faiss = _import_faiss()
         self.kind = kind
         self.model = model
@@ -64,11 +66,8 @@ class FaissIndex:
             "subvectors": subvectors,
             "probes": probes,
         }
-        self.ids: list[str] = []
-        self.dimension: int | None = None
-        self.kept: KeptRows | None = None
-        self._known: set[str] = set()
         self._index: Any = None
+        self._labels = np.empty(0, dtype=np.int64)  # what FAISS calls each row, ascending
 
     def train(self, sample: np.ndarray) -> None:
         """Make an `"ivfpq"` index learn its clusters from vectors like the corpus; the other kinds learn nothing.
@@ -86,12 +85,16 @@ class FaissIndex:
         if self.kind == "flat":
             index = self._faiss.IndexFlatIP(dimension)
         elif self.kind == "hnsw":
-            index = self._faiss.IndexHNSWFlat(dimension, self.options["links"], self._faiss.METRIC_INNER_PRODUCT)
-            index.hnsw.efConstruction = 200
+            index = self._new_hnsw(dimension)
         else:
             index = self._new_ivfpq(count, dimension)
             index.train(vectors)
         self._index = index
+
+    def _new_hnsw(self, dimension: int) -> Any:  # noqa: ANN401 - faiss has no types
+        index = self._faiss.IndexHNSWFlat(dimension, self.options["links"], self._faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = 200
+        return index
 
     def _new_ivfpq(self, count: int, dimension: int) -> Any:  # noqa: ANN401 - faiss has no types
         if count < _PQ_CENTROIDS:
@@ -126,34 +129,71 @@ class FaissIndex:
         vectors = check_vectors(embeddings, dimension, ids)
         if self._index is None:
             self.train(vectors)
-        add_ids(self.ids, self._known, ids)
-        self._index.add(vectors)
+        self._add_ids(ids)
+        if self.kind == "ivfpq":
+            first = int(self._labels[-1]) + 1 if len(self._labels) else 0
+            labels = np.arange(first, first + len(vectors))
+            self._index.add_with_ids(vectors, labels)
+        else:
+            labels = np.arange(self._index.ntotal, self._index.ntotal + len(vectors))
+            self._index.add(vectors)
+        self._labels = np.concatenate([self._labels, labels])
         self.dimension = vectors.shape[1]
 
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+    def _remove(self, places: np.ndarray, left: np.ndarray) -> None:
+        if self.kind != "hnsw":
+            self._index.remove_ids(self._labels[places])
+        self._labels = np.arange(len(left)) if self.kind == "flat" else self._labels[left]
+        if self.kind == "hnsw" and len(left) < (1 - _MOST_REMOVED) * self._index.ntotal:
+            graph = self._new_hnsw(self._index.d)
+            if len(left):
+                graph.add(self._index.reconstruct_batch(self._labels))
+            self._index, self._labels = graph, np.arange(len(left))
+
+    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
         """Rank the corpus for each query.
+
+        Among chosen rows, the search compares with all of them, in place of walking a graph or choosing clusters:
+        exact, for `"ivfpq"` up to the compression.
 
         Args:
             queries: `(Q, D)`, L2-normalised.
             k: How many to return; the whole corpus if it is larger.
+            among: Positions `(M,)` in `ids` to search among; all when None. See `select_rows`.
 
         Raises:
             ValueError: As `ExactIndex.search`.
         """
         vectors = check_search(self, queries, k)
-        k = min(k, len(self.ids))
-        if self.kind == "hnsw":
-            self._index.hnsw.efSearch = max(k, self.options["breadth"])
-        elif self.kind == "ivfpq":
-            self._index.nprobe = self.options["probes"]
-        scores, positions = self._index.search(vectors, k)
-        missing = positions < 0
+        labels = self._labels if among is None else self._labels[check_positions(self, among)]
+        k = min(k, len(labels))
+        if k == 0:
+            return SearchResult([[] for _ in vectors], np.empty((len(vectors), 0), dtype=np.float32))
+        index, options = self._options(k, labels, among is not None)
+        scores, found_labels = index.search(vectors, k, params=options)
+        missing = found_labels < 0
         scores[missing] = -np.inf
-        positions[missing] = len(self.ids)
+        positions = np.where(missing, len(self.ids), np.searchsorted(self._labels, found_labels))
         order = np.lexsort((positions, -scores), axis=1)  # ties in the order of insertion, as far as faiss found them
         scores, positions = np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
         found = [[self.ids[position] for position in row if position < len(self.ids)] for row in positions.tolist()]
         return SearchResult(found, scores)
+
+    def _options(self, k: int, labels: np.ndarray, is_filtered: bool) -> tuple[Any, Any]:
+        """The FAISS index to search, and how, for `k` of the rows with some labels."""
+        faiss, selector = self._faiss, {}
+        if is_filtered or (self.kind == "hnsw" and len(labels) < self._index.ntotal):
+            mask = np.zeros(int(labels[-1]) + 1, dtype=bool)
+            mask[labels] = True
+            selector["sel"] = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+        if self.kind == "ivfpq":
+            probes = self._index.nlist if is_filtered else self.options["probes"]
+            return self._index, faiss.SearchParametersIVF(nprobe=probes, **selector)
+        if self.kind == "hnsw" and not is_filtered:
+            breadth = max(k, self.options["breadth"])
+            return self._index, faiss.SearchParametersHNSW(efSearch=breadth, **selector)
+        index = faiss.downcast_index(self._index.storage) if self.kind == "hnsw" else self._index
+        return index, faiss.SearchParameters(**selector)
 
     def save(self, directory: str | Path) -> None:
         """Write the index; whatever happens, `directory` holds either the old index or the new one.
@@ -161,7 +201,9 @@ class FaissIndex:
         Raises:
             ValueError: The index is empty.
         """
-        save_index(self, directory, "vectors.faiss", self._write, self.options)
+        are_positions = np.array_equal(self._labels, np.arange(len(self.ids)))
+        rows = {} if are_positions else {"labels": self._labels}
+        save_index(self, directory, "vectors.faiss", self._write, self.options, rows)
 
     def _write(self, path: Path) -> None:
         self._faiss.write_index(self._index, str(path))
@@ -179,13 +221,13 @@ class FaissIndex:
     @classmethod
     def _read(cls, saved: SavedIndex) -> Self:
         index = cls(saved.kind, saved.model, **saved.options)
-        index.kept = saved.kept
+        index._load_rows(saved)
+        index._labels = saved.rows.get("labels", np.arange(len(saved.ids)))
         path = saved.folder.path(VECTORS)
         try:
             index._index = index._faiss.read_index(str(path))
         except RuntimeError as error:
             raise DamagedError(f"FAISS cannot read {str(path)!r} ({error}); {INDEX.remedy} again") from error
-        add_ids(index.ids, index._known, saved.ids)
         index.dimension = index._index.d
         return index
 

@@ -18,7 +18,9 @@ from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.miners import Miner, check_miners, miner_folder, needed_views, store_folder, view_rows
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, MinedNegatives, load_mined, write_mined
-from conjoin.retrieval.mining.search import RESULTS, Excluded, Hits, MinerSearch, read_hits
+from conjoin.retrieval.mining.positives import Excluded, ViewItems
+from conjoin.retrieval.mining.search import RESULTS, Hits, MinerSearch, read_hits
+from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import StoredFolder
 
@@ -33,6 +35,7 @@ def mine_hard_negatives(
     anchors: AnyDataset | None = None,
     k: int = 10,
     load_encoder: Callable[[str], ItemEncoder] = load_encoder,
+    load_reranker: Callable[[str], Reranker] = load_reranker,
     index_kind: str = "exact",
     index_options: Mapping[str, Any] | None = None,
     shard_size: int = 4096,
@@ -44,7 +47,8 @@ def mine_hard_negatives(
     Never among them: the anchor itself (the same id), rows of its `group`, and near-duplicates: candidates that reach
     `duplicate_above` in every view that the miners compare. With miners of pictures and of texts, a candidate with
     the same picture and another text is a negative, the hardest there is. The search goes deeper for an anchor until
-    `k` candidates below `duplicate_above` are found (to a depth of 1024). In memory are one index and one block.
+    `k` candidates below `duplicate_above` and the limits of the miner are found (to a depth of 1024). In memory are
+    one index and one block.
 
     Args:
         corpus: Candidates, columns `id`, `image` and `text` as `load_pairs` gives them, and optionally `group`.
@@ -55,6 +59,7 @@ def mine_hard_negatives(
             corpus.
         k: Negatives per miner.
         load_encoder: Makes the encoder of a model.
+        load_reranker: Makes the reranker of a miner that has one.
         index_kind: As for `build_index`; `"exact"` keeps 4 D bytes per candidate in memory, `"ivfpq"` D / 4.
         index_options: As for `build_index`, e.g. `{"device": "cuda"}`.
         shard_size: Rows per file of the embeddings, and anchors searched at once.
@@ -72,11 +77,14 @@ def mine_hard_negatives(
     of_anchors = "corpus" if anchors is None else "anchors"
     excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
     by_corpus = sorted(miners, key=_corpus_of)
+    items = ViewItems(sources[of_anchors], corpus)
     for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
-        search = MinerSearch(stores["corpus", model, view], index_kind, dict(index_options or {}), k, excluded)
+        search = MinerSearch(
+            stores["corpus", model, view], index_kind, dict(index_options or {}), k, excluded, load_reranker
+        )
         for miner in same_corpus:
             queries = stores[of_anchors, model, miner.query]
-            search.run(miner, queries, miner_folder(folder, miner), show_progress)
+            search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
         del search  # one index at a time in memory
     first = miners[0]
     candidate_ids = stores["corpus", first.model, first.candidate].ids
@@ -155,8 +163,7 @@ def _row(anchor: str, found: Mapping[Miner, Hits], k: int, candidate_ids: Sequen
     duplicates = _duplicates(found)
     provenance: dict[int, list[dict[str, Any]]] = {}
     for miner, hits in found.items():
-        kept = [hit for hit in [*hits.close, *hits.others] if hit[0] not in duplicates]
-        for rank, (position, score) in enumerate(kept[:k], start=1):
+        for rank, (position, score) in enumerate(hits.negatives(duplicates, miner.range_min, k), start=1):
             provenance.setdefault(position, []).append({"miner": miner.name, "rank": rank, "score": score})
     order = sorted(provenance, key=lambda position: min(entry["rank"] for entry in provenance[position]))
     return {

@@ -27,6 +27,14 @@ class Miner:
         candidate: The view of the candidates.
         duplicate_above: A candidate of at least this cosine is a duplicate of the anchor in `parts`. Models differ in
             what 0.95 means; above 1 there are no duplicates.
+        absolute_margin: The score of a negative is at least this much below that of the positive. The positives of an
+            anchor are the candidate with its id, unless that is the anchor itself, and those of its group; of several
+            the least similar counts. As in `mine_hard_negatives` of sentence-transformers, like the next four.
+        relative_margin: Likewise, as a share of the positive's score.
+        max_score: A negative scores at most this.
+        range_min: Of the candidates that are left, skip this many of the first.
+        reranker: A `CrossEncoder` of sentence-transformers, whose scores replace the cosines for the first candidates
+            and the positives; duplicates are still told by cosines.
     """
 
     name: str
@@ -34,6 +42,11 @@ class Miner:
     query: str
     candidate: str
     duplicate_above: float = DUPLICATE_ABOVE
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    max_score: float | None = None
+    range_min: int = 0
+    reranker: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
@@ -43,6 +56,26 @@ class Miner:
                 raise ValueError(f"miner {self.name!r}: unknown {role} {view!r}; expected one of {list(VIEWS)}")
         if not isinstance(self.duplicate_above, int | float) or math.isnan(self.duplicate_above):
             raise ValueError(f"miner {self.name!r}: duplicate_above must be a number, got {self.duplicate_above!r}")
+        for name in ("absolute_margin", "relative_margin", "max_score"):
+            value = vars(self)[name]
+            if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+                raise ValueError(f"miner {self.name!r}: {name} must be a number, got {value!r}")
+        if not isinstance(self.range_min, int) or self.range_min < 0:
+            raise ValueError(f"miner {self.name!r}: range_min must be a whole number from 0, got {self.range_min!r}")
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether negatives are compared with the positives."""
+        return self.absolute_margin is not None or self.relative_margin is not None
+
+    def limit(self, positive: float) -> float:
+        """Return the largest score of a negative, given that of the positive."""
+        limits = [math.inf if self.max_score is None else self.max_score]
+        if self.absolute_margin is not None:
+            limits.append(positive - self.absolute_margin)
+        if self.relative_margin is not None:
+            limits.append(positive - abs(positive) * self.relative_margin)
+        return min(limits)
 
     @property
     def parts(self) -> set[str]:
@@ -51,7 +84,7 @@ class Miner:
 
 
 def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:
-    """Read miners from `{name: {model, query, candidate[, duplicate_above]}}`, as in YAML.
+    """Read miners from `{name: {model, query, candidate, ...}}`, as in YAML; the keys are the attributes of `Miner`.
 
     Raises:
         ValueError: None at all, a key is missing or unknown, or a value is not one of those expected.
@@ -59,11 +92,13 @@ def parse_miners(described: Mapping[str, Mapping[str, Any]]) -> list[Miner]:
     if not isinstance(described, Mapping) or not described:
         raise ValueError(f"expected miners as name: {{model, query, candidate}}, got {described!r:.80}")
     known = {field.name for field in fields(Miner)} - {"name"}
+    needed = {"model", "query", "candidate"}
     for name, miner in described.items():
         keys = set(miner) if isinstance(miner, Mapping) else set()
-        if not known - {"duplicate_above"} <= keys <= known:
+        if not needed <= keys <= known:
             raise ValueError(
-                f"miner {name!r}: expected the keys model, query, candidate and optionally duplicate_above; "
+                f"miner {name!r}: expected the keys model, query, candidate and optionally "
+                f"{', '.join(sorted(known - needed))}; "
                 f"got {miner!r:.120}"
             )
     return [Miner(str(name), **miner) for name, miner in described.items()]

@@ -30,6 +30,13 @@ def test_rho_goes_from_one_to_zero(schedule):
     assert mask_schedule(0.5, schedule, 1.0) == pytest.approx(0.5) and mask_schedule(1.0, schedule, 1.0) == 0
 
 
+def test_masks_can_start_late():
+    values = [mask_schedule(progress, "linear", 0.5, 0.3) for progress in (0.0, 0.3, 0.4, 0.5, 1.0)]
+    assert values == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0])
+    with pytest.raises(ValueError, match=r"mask_start_ratio=0.6 must lie in \[0, mask_warmup_ratio=0.5\]"):
+        mask_schedule(0.5, "linear", 0.5, 0.6)
+
+
 def test_linear_and_cosine_differ():
     assert mask_schedule(0.1) == pytest.approx(0.8)
     assert mask_schedule(0.1, "cosine") == pytest.approx(0.9045, abs=1e-4)

@@ -46,6 +46,8 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
         dtype=args.dtype,
         seed=args.seed,
         show_progress=not args.quiet,
+        reranker=args.reranker,
+        rerank_top=args.rerank_top,
     )
     results = mbeir_results(scores, seed=args.seed)
     results.dataset = {"name": "M-BEIR", "folder": str(args.data), "split": args.split}
@@ -59,5 +61,6 @@ MBEIR = BENCHMARKS.register(
         "M-BEIR: 16 cells, local and global pools; also writes run files; --data is its root folder",
         _add_arguments,
         _run,
+        reranks=True,
     )
 )

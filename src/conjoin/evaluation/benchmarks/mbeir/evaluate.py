@@ -19,7 +19,7 @@ from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Metric
 from conjoin.evaluation.run_file import read_qrels, write_run
 from conjoin.progress import progress
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, SearchResult, encode_corpus, search_store
+from conjoin.retrieval import EmbeddingStore, ItemEncoder, Reranker, SearchResult, encode_corpus, rerank, search_store
 
 from .report import MBEIR_SETTINGS, MbeirScore
 
@@ -51,6 +51,8 @@ def evaluate_mbeir(
     dtype: str = "float32",
     seed: int = 0,
     show_progress: bool = True,
+    reranker: Reranker | None = None,
+    rerank_top: int = 100,
 ) -> list[MbeirScore]:
     """Evaluate an encoder on M-BEIR; an interrupted evaluation resumes with the vectors that are on disk.
 
@@ -72,6 +74,8 @@ def evaluate_mbeir(
         dtype: Of the stored vectors, as in `encode_corpus`.
         seed: Of the bootstrap.
         show_progress: Show progress bars.
+        reranker: Sorts the first candidates of each query again, in scores and run files.
+        rerank_top: How many of them.
 
     Returns:
         One score per cell and setting, in the order of the published table.
@@ -98,7 +102,8 @@ def evaluate_mbeir(
     listed = max(5, 10, *ks) + 1
     most_right = max(len(answers) for questions in asked for answers in questions.relevant.values())
     # a tie longer than this holds more wrong candidates than the last cut-off
-    search = partial(search_store, k=listed - 1 + most_right, device=encoder.device)
+    depth = listed - 1 + most_right if reranker is None else max(rerank_top, listed - 1 + most_right)
+    search = partial(search_store, k=depth, device=encoder.device)
     scores = []
     for setting in settings:
         if store is None:
@@ -108,8 +113,10 @@ def evaluate_mbeir(
         else:
             results = [search(store, own, ids=q.pool.ids) for q, own in zip(asked, queries, strict=True)]
         for questions, found in zip(asked, results, strict=True):
-            _write_run(out / "runs" / setting / f"{questions.cell.name}.txt", questions.qids, found, listed)
             pool = questions.pool if setting == "local" or union is None else union
+            if reranker is not None:
+                found = _reranked(found, questions, pool, reranker, rerank_top, show_progress)
+            _write_run(out / "runs" / setting / f"{questions.cell.name}.txt", questions.qids, found, listed)
             metrics = _score(found, questions, pool, sorted({5, 10, *ks}), seed)
             scores.append(MbeirScore(questions.cell, setting, len(questions.rows), len(pool), metrics))
     return scores
@@ -173,6 +180,21 @@ def _encode_queries(encoder: ItemEncoder, rows: Sequence[Mapping[str, Any]], sho
     """Vectors of the queries `(Q, D)`, each with its instruction."""
     items, ids, instructions = ([row[key] for row in rows] for key in ("query", "id", "instruction"))
     return encoder.encode(items, ids, show_progress, instruction=instructions)
+
+
+def _reranked(
+    found: SearchResult, questions: _Questions, pool: MbeirCandidates, reranker: Reranker, top: int, show: bool
+) -> SearchResult:
+    """Sort the first candidates of each query of a cell again."""
+    return rerank(
+        found,
+        [row["query"] for row in questions.rows],
+        lambda did: {part: pool[did][part] for part in ("image", "text") if pool[did][part] is not None},
+        reranker,
+        top,
+        [row["instruction"] for row in questions.rows],
+        show,
+    )
 
 
 def _score(

@@ -57,6 +57,8 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
         captions=args.captions,
         dtype=args.dtype,
         show_progress=not args.quiet,
+        reranker=args.reranker,
+        rerank_top=args.rerank_top,
     )
     results = merit_results(scores, seed=args.seed)
     results.dataset = {"name": "MERIT", "folder": str(args.data), "split": args.split, "products": scores.pool}
@@ -74,5 +76,6 @@ MERIT = BENCHMARKS.register(
         "MERIT: queries of several images and texts; also writes run files; --data is its root folder",
         _add_arguments,
         _run,
+        reranks=True,
     )
 )

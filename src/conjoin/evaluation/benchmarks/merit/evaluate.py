@@ -20,7 +20,7 @@ from conjoin.data.merit.rows import read_captions
 from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Example, Hit, Shown
 from conjoin.evaluation.run_file import write_qrels, write_run
-from conjoin.retrieval import ItemEncoder, SearchResult, encode_corpus, search_store
+from conjoin.retrieval import ItemEncoder, Reranker, SearchResult, encode_corpus, rerank, search_store
 
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
@@ -68,6 +68,8 @@ def evaluate_merit(
     captions: str | Path | None = None,
     dtype: str = "float32",
     show_progress: bool = True,
+    reranker: Reranker | None = None,
+    rerank_top: int = RUN_DEPTH,
 ) -> MeritScores:
     """Evaluate an encoder on MERIT; an interrupted evaluation resumes with the vectors that are on disk.
 
@@ -85,6 +87,8 @@ def evaluate_merit(
         captions: A file for `read_captions`; `data/captions.jsonl` when None.
         dtype: Of the stored vectors, as in `encode_corpus`.
         show_progress: Show progress bars.
+        reranker: Sorts the first products of each query again, in scores and run files.
+        rerank_top: How many of them.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -106,11 +110,18 @@ def evaluate_merit(
     queries = [queries[place] for place in kept]
     own = max(len(query.products) for query in queries) if exclude_query_products else 0
     # a tie longer than this holds more wrong products than the last cut-off
-    depth = max(RUN_DEPTH, max(CUT_OFFS) + max(len(query.positives) for query in queries)) + own
+    depth = (
+        max(RUN_DEPTH, rerank_top if reranker else 0, max(CUT_OFFS) + max(len(query.positives) for query in queries))
+        + own
+    )
     found = search_store(store, vectors, k=depth, device=encoder.device)
     if exclude_query_products:
         shown = [[pid in query.conditions for pid in ids] for query, ids in zip(queries, found.ids, strict=True)]
         found = found._replace(scores=np.where(shown, -np.inf, found.scores))
+    if reranker is not None:
+        rows = map(items.query, queries)
+        asked = [row_item({part: row[part] for part in ("image", "text") if part in row}, row["id"]) for row in rows]
+        found = rerank(found, asked, items.product, reranker, rerank_top, show_progress=show_progress)
     _write_run(out, split, queries, found)
     ranks = _ranks(queries, found, len(products))
     languages = [_language(query, products) for query in queries]

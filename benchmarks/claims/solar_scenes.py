@@ -1,0 +1,265 @@
+"""Scenes for the SOLAR claims: made once, with the frozen towers' features of all their parts computed once."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import ROOT
+from filelock import FileLock
+from torch import Tensor
+from transformers.utils import logging
+
+from conjoin.data import EpochRows, ImageAugmentation, load_pairs, load_triplets
+from conjoin.data.scenes.make import MARKER, make_scenes
+from conjoin.data.scenes.truth import NEITHER, SHARED, shared_patches, shared_tokens
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import load_image
+from conjoin.storage import processor_digest, weights_digest
+from conjoin.training import CachedFeatures, build_model, cache_features, collate_features, load_recipe
+
+ROLES = ("query", "positive", "negative")
+SETS = ("validation_known", "validation_unseen", "test_known", "test_unseen")
+WORDS = ("text_features", "attention_mask", "special_tokens_mask")
+
+
+@dataclass
+class Triplets:
+    """One set of triplets.
+
+    Attributes:
+        features: Of all queries, then all positives, all negatives, and the variants that exist.
+        kinds: The kind of each negative.
+        varied: `(N,)` bool, which queries have a variant.
+        scenes: Text and truth of the queries, for `score_intersection`.
+    """
+
+    features: CachedFeatures
+    kinds: list[str]
+    varied: Tensor
+    scenes: list[dict[str, Any]]
+
+    def roles(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Split vectors of all rows into queries, positives, negatives and variants, `(N, D)` each."""
+        count = len(self.kinds)
+        query, positive, negative = vectors[: 3 * count].split(count)
+        variant = query.clone()
+        variant[self.varied] = vectors[3 * count :]
+        return query, positive, negative, variant
+
+
+class Scenes:
+    """The scenes and the features of their parts in the folder `--data`, shared by all rows, seeds and processes."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self.folder, self.args = args.data, args
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32
+        overrides = {
+            "model.image_size": args.image_size,
+            "model.config.hidden_size": args.width,
+            "model.config.num_attention_heads": max(1, args.width // 64),
+            "model.config.intermediate_size": 2 * args.width,
+        } | {f"model.config.{name}": value for name, value in args.set.get("model", {}).items()}
+        recipe = load_recipe(
+            ROOT / "training_args/solar/sample_stage1.yaml",
+            {name: json.dumps(value) for name, value in overrides.items()},
+        )
+        self.encoder, self.processor = build_model(recipe.model)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / ".lock"):  # another process may make the same
+            make_scenes(
+                self.scenes,
+                train=args.train,
+                distractors=args.distractors,
+                triplets=args.triplets,
+                objects=args.objects,
+                show_progress=True,
+            )
+            self.train = CachedFeatures(self._cache("train", self.pairs), first_only=True)
+            distractors = load_pairs(self.scenes / "distractors.parquet")
+            self.distractors = CachedFeatures(self._cache("distractors", distractors), first_only=True)
+            self.sets = {name: self._triplets(name) for name in SETS}
+
+    @property
+    def scenes(self) -> Path:
+        """The output of `make_scenes`."""
+        return self.folder / "scenes"
+
+    @cached_property
+    def pairs(self) -> Any:  # noqa: ANN401 - a dataset
+        """The training pairs."""
+        return load_pairs(self.scenes / "train.parquet", keep=("alternative_text", "image_objects", "text_objects"))
+
+    @cached_property
+    def versions(self) -> CachedFeatures:
+        """Of each training scene another version: its picture augmented, its objects named in another phrase."""
+        augment = ImageAugmentation(0)
+        rows = _Mapped(self.pairs, lambda row: {
+            "id": row["id"],
+            "image": augment(load_image(row["image"], row["id"])),
+            "text": row["kept"]["alternative_text"],
+        })  # fmt: skip
+        with FileLock(self.folder / ".lock"):
+            return CachedFeatures(self._cache("versions", rows), first_only=True)
+
+    @cached_property
+    def truth(self) -> list[dict[str, Tensor]]:
+        """Of each training scene: `image` `(P,)` and `text` `(T,)`, what is shared, and `segments` `(P,)`, objects."""
+        grid = round((self.train.tensors["image_features"].shape[2] - 1) ** 0.5)
+        width = self.train.tensors["attention_mask"].shape[1]
+        return [self._truth_of(row["text"], row["kept"], grid, width) for row in self.pairs]
+
+    def _truth_of(self, text: str, scene: Mapping[str, Any], grid: int, width: int) -> dict[str, Tensor]:
+        objects = scene["image_objects"], scene["text_objects"]
+        offsets = self.processor.tokenizer(text, truncation=True, return_offsets_mapping=True)["offset_mapping"]
+        words = np.full(width, NEITHER, dtype=np.int8)
+        words[: len(offsets)] = shared_tokens(*objects, offsets)
+        segments = np.zeros(grid * grid, dtype=np.int64)
+        for number, entry in enumerate(scene["image_objects"]):  # the background is in the first
+            segments[shared_patches([entry], [entry], grid) == SHARED] = number
+        patches = shared_patches(*objects, grid)
+        return {name: torch.from_numpy(value) for name, value in
+                (("image", patches), ("text", words), ("segments", segments))}  # fmt: skip
+
+    def new_model(self, seed: int) -> JointEncoderModel:
+        """An untrained model on the shared frozen towers."""
+        torch.manual_seed(seed)
+        model = JointEncoderModel(self.encoder.config)
+        model.vision_model, model.text_model = self.encoder.vision_model, self.encoder.text_model
+        return model
+
+    def _triplets(self, name: str) -> Triplets:
+        path = self.scenes / f"{name}.jsonl"
+        found = load_triplets(path).to_list()
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        varied = [row["variant_text"] is not None for row in found]
+        items = [(role, row) for role in ROLES for row in found]
+        items += [("variant", row) for row, has in zip(found, varied, strict=True) if has]
+        rows = [
+            {"id": f"{row['id']} {role}", "image": row[f"{role}_image"], "text": row[f"{role}_text"]}
+            for role, row in items
+        ]
+        scenes = [
+            {"text": line["query_text"]} | {name: line[f"query_{name}"] for name in ("image_objects", "text_objects")}
+            for line in lines
+        ]
+        features = CachedFeatures(self._cache(name, rows), first_only=True)
+        return Triplets(features, [row["kind"] for row in found], torch.tensor(varied), scenes)
+
+    def _cache(self, name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
+        return cache_features(
+            self.encoder,
+            self.processor,
+            rows,
+            self.folder / f"features-{self.args.image_size}" / name,
+            dtype=self.dtype,
+            key={
+                "towers": self._towers,
+                "processor": processor_digest(self.processor),
+                "scenes": json.loads((self.scenes / MARKER).read_text(encoding="utf-8")),
+                "part": name,
+            },
+        )
+
+    @cached_property
+    def _towers(self) -> str:
+        return weights_digest(self.encoder, ("vision_model.", "text_model."))
+
+
+class _Mapped:
+    """Rows changed when they are read."""
+
+    def __init__(self, rows: Any, change: Any) -> None:  # noqa: ANN401
+        self.rows, self.change = rows, change
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Any:  # noqa: ANN401
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.change(self.rows[index])
+
+
+class WithVersions(CachedFeatures):
+    """Pairs whose augmented version is a row of other features."""
+
+    def __init__(self, pairs: CachedFeatures, versions: CachedFeatures) -> None:
+        EpochRows.__init__(self, pairs.rows, pairs.seed)
+        self.tensors, self.first_only, self.versions = pairs.tensors, True, versions
+
+    def choose(self, index: int, *salt: int) -> dict[str, Tensor]:
+        """The row itself, or with a `salt` its version."""
+        return self.versions[index] if salt else super().choose(index)
+
+
+class WithTruth(EpochRows):
+    """Rows with the truth of what picture and text share."""
+
+    def __init__(self, rows: Any, truth: Sequence[dict[str, Tensor]]) -> None:  # noqa: ANN401
+        super().__init__(rows)
+        self.truth = truth
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"row": self.rows[index], "truth": self.truth[index]}
+
+
+class TruthCollator:
+    """Collates the rows of `WithTruth`: the truth becomes the entry `teacher` of the part `pairs`."""
+
+    def __init__(self, collator: Any) -> None:  # noqa: ANN401
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows."""
+        batch = self.collator([row["row"] for row in rows])
+        width = batch["pairs"]["attention_mask"].shape[1]
+        truth = {name: torch.stack([row["truth"][name] for row in rows]) for name in rows[0]["truth"]}
+        batch["pairs"]["teacher"] = truth | {"text": truth["text"][:, :width]}
+        return batch
+
+
+class Grouped(EpochRows):
+    """Rows in an order in which each batch holds anchors, each followed by some of its mined negatives.
+
+    Args:
+        rows: Pairs.
+        ids: Their ids.
+        mined: Negatives by id.
+        others: Negatives beside each anchor.
+        count: Rows to order.
+        seed: Of the order.
+    """
+
+    def __init__(self, rows: Any, ids: Sequence[str], mined: Any, others: int, count: int, seed: int) -> None:  # noqa: ANN401
+        super().__init__(rows, seed)
+        generator = torch.Generator().manual_seed(seed)
+        places, self.order = {name: place for place, name in enumerate(ids)}, []
+        while len(self.order) < count:
+            for anchor in torch.randperm(len(ids), generator=generator).tolist():
+                self.order += [anchor, *(places[name] for name in mined.draw(ids[anchor], others, generator))]
+        del self.order[count:]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[self.order[index]]
+
+
+def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Collate cached features without the padding that no text of the batch needs."""
+    batch = collate_features(rows)
+    pairs = batch["pairs"]
+    width = int(pairs["attention_mask"].any(0).nonzero().max()) + 1
+    for name in WORDS:
+        pairs[name] = pairs[name][:, : width + (name == "text_features")]
+    return batch

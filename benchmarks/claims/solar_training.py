@@ -1,0 +1,343 @@
+"""Train the rows of the SOLAR claims by the package's trainers on cached features; mine their negatives."""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+import torch.nn.functional as F
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
+from solar_rows import MINERS, ROWS, Row, rate_of, samples_per_step, uses_mined
+from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions, collate
+from torch import Tensor
+from transformers import PrinterCallback
+
+from conjoin.data import PairCollator
+from conjoin.data.scenes.truth import NEITHER, SHARED
+from conjoin.losses import AlignmentTerms
+from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
+from conjoin.methods.solar.masking import construct_samples
+from conjoin.methods.solar.scores import PairTokens
+from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
+from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
+from conjoin.methods.solar.targets import TowerTeacher
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.retrieval import Miner, load_mined, mine_hard_negatives
+from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
+from conjoin.storage import atomic_path, write_text
+from conjoin.training import METHODS, CachedFeatures, LoraArguments, RetrievalTrainer, add_lora, merge_lora
+
+WEIGHTS = "model.safetensors"
+MINING = ("mining_seconds", "mining_cpu_seconds")
+VIEWS = ("image", "text", "fused")
+
+
+class TrueMasks(SolarStage1Objective):
+    """Stage 1 with the true masks of scenes."""
+
+    def masks(
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The learned masks' metrics, with masks that keep what is shared."""
+        _, _, metrics = super().masks(alignment, tokens, taught, rows)
+        rho = self._rho()
+        image, text = (rho + (1 - rho) * (taught[name][rows] == SHARED).float() for name in ("image", "text"))
+        return image, text, metrics
+
+
+class ShuffledMasks(SolarStage1Objective):
+    """Stage 1 with as many masked tokens in every row, at random places."""
+
+    def masks(
+        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The learned masks, shuffled within each row."""
+        image, text, metrics = super().masks(alignment, tokens, taught, rows)
+        return _shuffled(image, tokens.image_mask[rows]), _shuffled(text, tokens.text_mask[rows]), metrics
+
+
+def _shuffled(mask: Tensor, exists: Tensor) -> Tensor:
+    """Exchange the weights of the tokens that exist."""
+    anywhere = torch.rand(mask.shape).masked_fill(~exists, 2.0).argsort(1)
+    in_order = (~exists).long().argsort(dim=1, stable=True)
+    return mask.scatter(1, in_order, mask.gather(1, anywhere))
+
+
+class TrueSamples(SolarStage2Objective):
+    """Stage 2 with samples constructed from the true intersection: segments are objects, the background stays."""
+
+    @torch.no_grad()
+    def construct(self, anchors: Any, output: Any, taught: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Mask shared or private objects and their names."""
+        parts = [
+            part
+            for name in ("image", "text")
+            for part in ((taught[name] == SHARED).float(), taught[name] != NEITHER, 0.5)
+        ]
+        samples = construct_samples(*parts, taught["segments"])
+        return samples, {"positive_rate": samples.valid[0].float().mean()}
+
+
+@torch.inference_mode()
+def embed(model: JointEncoderModel, features: CachedFeatures, dtype: torch.dtype, places: Sequence[int] | None = None,
+          views: Sequence[str] = VIEWS) -> dict[str, Tensor]:  # fmt: skip
+    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view."""
+    model.eval()
+    parts: dict[str, list[Tensor]] = {view: [] for view in views}
+    rows = range(len(features)) if places is None else places
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        for start in range(0, len(rows), 128):
+            batch = collate([features[row] for row in rows[start : start + 128]])
+            embedded = model(**batch["pairs"], views=views).embeddings
+            for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
+                parts[view].append(vectors.float())
+    return {view: torch.cat(vectors) for view, vectors in parts.items()}
+
+
+def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
+    """Unit vectors `(N, h)` of the towers alone: the picture's global token or mean patch, the mean of the words."""
+    tensors = features.tensors
+    image = tensors["image_features"][0]
+    words, exists = tensors["text_features"][:, 1:].float(), tensors["attention_mask"][..., None]
+    text = (words * exists).sum(1) / exists.sum(1)
+    found = {"global": image[:, 0].float(), "patches": image[:, 1:].float().mean(1),
+             "words": text[features.texts]}  # fmt: skip
+    return {name: F.normalize(vectors, dim=1) for name, vectors in found.items()}
+
+
+class FeatureEncoder:
+    """The encoder that mining takes, on cached features: items are found by their ids."""
+
+    device, dtype, batch_size, processing, input_type = torch.device("cpu"), None, 128, None, "seq"
+
+    def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
+        self.name = self.fingerprint = name
+        self.places, self.vectors = places, vectors
+
+    def encode(self, items: Sequence[Any], ids: Sequence[str], on_batch: Callable[[int], object], **_: Any) -> Any:  # noqa: ANN401
+        """Encode the view that the items have."""
+        view = "fused" if len(items[0]) == 2 else next(iter(items[0]))
+        found = self.vectors(view, [self.places[name] for name in ids])
+        on_batch(len(items))
+        return np.ascontiguousarray(found.numpy())
+
+
+@dataclass
+class Trained:
+    """A trained row.
+
+    Attributes:
+        model: The model; its towers are shared.
+        heads: The projection heads, if it has any.
+        record: Steps, samples, seconds and the log.
+    """
+
+    model: JointEncoderModel
+    heads: ProjectionHeads | None
+    record: dict[str, Any]
+
+
+class Laboratory:
+    """Trains rows of one seed and keeps the models that other rows start from in the folder `--out`."""
+
+    def __init__(self, scenes: Scenes, args: argparse.Namespace, seed: int) -> None:
+        self.scenes, self.args, self.seed = scenes, args, seed
+
+    def folder(self, name: str) -> Path:
+        """Where the model of a row lies."""
+        return self.args.out / "models" / f"{slug(name)}-{self.seed}"
+
+    def save(self, name: str, trained: Trained) -> None:
+        """Write what was trained: the model without its towers, and the heads."""
+        folder = self.folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.contiguous() for name, value in trained.model.state_dict().items() if not _of_tower(name)}
+        parts = {WEIGHTS: state}
+        if trained.heads is not None:
+            parts[HEADS_FILE] = trained.heads.state_dict()
+        for file, tensors in reversed(parts.items()):  # the weights last
+            with atomic_path(folder / file) as path:
+                save_file(tensors, str(path))
+
+    def load(self, name: str) -> JointEncoderModel:
+        """Read the model of a row."""
+        model = self.scenes.new_model(self.seed)
+        found = model.load_state_dict(load_file(self.folder(name) / WEIGHTS), strict=False)
+        wrong = [key for key in found.missing_keys if not _of_tower(key)] + found.unexpected_keys
+        if wrong:
+            raise ValueError(f"{str(self.folder(name))!r} is not a model of these rows: {wrong[:3]}")
+        return model
+
+    def train(self, row: Row, steps: int) -> Trained:
+        """Train a row; its start must be there."""
+        mined, mining = self.mined(row) if uses_mined(row) else (None, dict.fromkeys(MINING, 0.0))
+        model = self.scenes.new_model(self.seed) if row.start is None else self.load(row.start)
+        if row.lora:
+            add_lora(model, LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
+        trainer = self._trainer(row, model, self._settings(row, steps), mined)
+        trainer.remove_callback(PrinterCallback)
+        wall, cpu = time.perf_counter(), time.process_time()
+        trainer.train()
+        record = {
+            "steps": steps,
+            "samples": steps * samples_per_step(row, self.args),
+            "seconds": time.perf_counter() - wall,
+            "cpu_seconds": time.process_time() - cpu,
+            "log": trainer.state.log_history,
+        } | mining
+        solar = isinstance(trainer.objective, SolarStage1Objective | SolarStage2Objective)
+        heads = trainer.objective.heads if solar else None
+        return Trained(merge_lora(model) if row.lora else model, heads, record)
+
+    def _settings(self, row: Row, steps: int) -> dict[str, Any]:
+        args, stage2 = self.args, row.method == "solar_stage2"
+        return {
+            "output_dir": str(args.out / "runs"),
+            "max_steps": steps,
+            "per_device_train_batch_size": args.stage2_batch_size if stage2 else args.batch_size,
+            "learning_rate": rate_of(row, args),
+            "warmup_steps": round(args.warmup * steps),
+            "weight_decay": args.weight_decay,
+            "adam_beta2": args.adam_beta2,
+            "temperature": args.temperature,
+            "learn_temperature": args.learn_temperature,
+            "bf16": args.bf16,
+            "use_cpu": True,
+            "mask_false_negatives": False,  # all scenes differ
+            "save_strategy": "no",
+            "logging_steps": max(1, steps // 10),
+            "report_to": "none",
+            "disable_tqdm": True,
+            "seed": self.seed,
+            "train_sampling_strategy": "sequential" if row.grouped else "random",
+        } | ({"min_separation": args.min_separation, "mined_per_anchor": args.mined} if stage2 else {})
+
+    def _trainer(
+        self, row: Row, model: JointEncoderModel, settings: dict[str, Any], mined: Path | None
+    ) -> RetrievalTrainer:
+        method = METHODS[row.method]
+        config = method.config(**(settings | self.args.set.get(row.method, {}) | dict(row.changes)))
+        rows, collator = self._rows(row, config, mined)
+        options: dict[str, Any] = {"train_dataset": rows, "data_collator": collator}
+        start = None if row.start is None else self.folder(row.start)
+        has_heads = start is not None and (start / HEADS_FILE).is_file()
+        if (row.truth or row.shuffled) and row.method == "solar_stage1":
+            objective = TrueMasks if row.truth else ShuffledMasks
+            return RetrievalTrainer(objective(model, config, TowerTeacher(model)), config, **options)
+        if row.truth:
+            heads = load_heads(start) if has_heads and config.itc_weight else None
+            return RetrievalTrainer(TrueSamples(model, config, heads), config, **options)
+        if row.method == "solar_stage2" and config.itc_weight and has_heads:
+            options["heads"] = start
+        trainer = method.trainer(model, config, **options)
+        if row.method == "solar_stage1" and has_heads:  # it continues
+            trainer.objective.heads.load_state_dict(load_heads(start).state_dict())
+        return trainer
+
+    def _rows(self, row: Row, config: Any, mined: Path | None) -> tuple[Any, Any]:  # noqa: ANN401
+        """The rows to train on and their collator."""
+        ids: list[str] = self.scenes.pairs["id"][:]
+        rows: Any = self.scenes.train
+        collator: Any = collate
+        if row.live:
+            rows, collator = (
+                self.scenes.pairs.select_columns(["id", "image", "text"]),
+                PairCollator(self.scenes.processor),
+            )
+        if row.versions:
+            rows = WithVersions(rows, self.scenes.versions)
+        if row.grouped and mined is not None:
+            count = config.max_steps * config.per_device_train_batch_size
+            rows = Grouped(rows, ids, load_mined(mined), row.grouped, count, self.seed)
+        elif row.method == "solar_stage2":
+            negatives = None if mined is None else load_mined(mined)
+            rows = SolarStage2Rows(
+                rows, ids, negatives, config.mined_per_anchor, augmented=row.versions, seed=self.seed
+            )
+        if not row.truth:
+            return rows, collator
+        inner = SolarStage2Collator(collator) if row.method == "solar_stage2" else collator
+        return WithTruth(rows, self.scenes.truth), TruthCollator(inner)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.scenes.pairs["id"][:])}
+
+    @cached_property
+    def _towers(self) -> dict[str, Tensor]:
+        found = tower_vectors(self.scenes.train)
+        return {"image": found["global"], "text": found["words"]}
+
+    def mined(self, row: Row) -> tuple[Path, dict[str, float]]:
+        """Mine with all seven miners of the row's start; returns the folder of the row's negatives, and the cost."""
+        folder = self.args.out / "mined" / f"{slug(row.start or 'untrained')}-{self.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):  # rows in other processes may need the same
+            if not (folder / "cost.json").is_file():
+                wall, cpu = time.perf_counter(), time.process_time()
+                self._mine(folder, self.scenes.new_model(self.seed) if row.start is None else self.load(row.start))
+                spent = (time.perf_counter() - wall, time.process_time() - cpu)
+                write_text(folder / "cost.json", json.dumps(dict(zip(MINING, spent, strict=True))))
+            cost = json.loads((folder / "cost.json").read_text(encoding="utf-8"))
+            return folder if set(row.miners) == set(MINERS) else _with_fewer(folder, row.miners), cost
+
+    def _mine(self, folder: Path, model: JointEncoderModel) -> None:
+        dtype = self.scenes.dtype
+
+        def encoder(name: str) -> Any:  # noqa: ANN401 - what mining takes for an encoder
+            def own(view: str, places: list[int]) -> Tensor:
+                return embed(model, self.scenes.train, dtype, places, (view,))[view]
+
+            def towers(view: str, places: list[int]) -> Tensor:
+                return self._towers[view][places]
+
+            return FeatureEncoder(name, self._places, towers if name == "towers" else own)
+
+        miners = [Miner(name, *described) for name, described in MINERS.items()]
+        mine_hard_negatives(
+            self.scenes.pairs.select_columns(["id", "image", "text"]), miners, folder, k=self.args.mined_per_miner,
+            load_encoder=encoder,
+        )  # fmt: skip
+        for part in ("embeddings", "miners"):
+            shutil.rmtree(folder / part, ignore_errors=True)
+
+
+def slug(name: str) -> str:
+    """A name for files."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name.replace("w/o", "without").lower())
+
+
+def starts(row: Row) -> list[Row]:
+    """The rows that a row starts from, the first first."""
+    return [] if row.start is None else [*starts(ROWS[row.start]), ROWS[row.start]]
+
+
+def _of_tower(name: str) -> bool:
+    return name.startswith(("vision_model.", "text_model."))
+
+
+def _with_fewer(folder: Path, miners: Sequence[str]) -> Path:
+    """Write the negatives that some of the miners found to a folder beside the whole; returns it."""
+    fewer = folder.with_name(f"{folder.name}-{'-'.join(miners)}")
+    if (fewer / NEGATIVES_FILE).is_file():
+        return fewer
+    fewer.mkdir(exist_ok=True)
+    rows = []
+    for row in pq.read_table(folder / NEGATIVES_FILE).to_pylist():
+        found = [
+            (name, [entry for entry in entries if entry["miner"] in miners])
+            for name, entries in zip(row["negatives"], row["found_by"], strict=True)
+        ]
+        kept = [(name, entries) for name, entries in found if entries]
+        rows.append({"id": row["id"], "negatives": [n for n, _ in kept], "found_by": [entries for _, entries in kept]})
+    write_mined(fewer / NEGATIVES_FILE, [rows])
+    return fewer

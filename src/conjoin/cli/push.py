@@ -1,0 +1,98 @@
+"""`conjoin push`: a model, a dataset or a metric to the Hub."""
+
+import argparse
+import sys
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conjoin.hub import Upload
+
+KINDS = ("model", "dataset", "metric")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to the `conjoin` program."""
+    parser = subparsers.add_parser(
+        "push",
+        help="push a model, a dataset or a metric to the Hub",
+        description="Push SOURCE to OWNER/NAME with a card, in one commit that is made whole or not at all. A new "
+        "repository is private. Log in with `hf auth login` or set HF_TOKEN; HF_ENDPOINT selects another hub.",
+        epilog="examples: conjoin push runs/model me/model --dry-run; conjoin push runs/mini-mbeir me/mini-mbeir "
+        "--type dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
+    )
+    parser.add_argument("source", metavar="SOURCE", help="folder of a model; data; or the name of a metric")
+    parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository; made if it does not exist")
+    parser.add_argument(
+        "--type",
+        choices=KINDS,
+        default="model",
+        help="model: what `conjoin train` or `conjoin export` wrote; dataset: a folder in the layout of M-BEIR or "
+        "MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k (default: %(default)s)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the files, print the card, and push nothing")
+    parser.add_argument("--public", action="store_true", help="everybody may see it (default: private)")
+    parser.add_argument(
+        "--replace", action="store_true", help="replace another model, dataset or metric that is there"
+    )
+    parser.add_argument("--revision", metavar="BRANCH", help="branch to push to; made if needed (default: main)")
+    parser.add_argument("--message", help="commit message")
+    parser.add_argument("--license", metavar="ID", help="licence, such as apache-2.0; none by default")
+    parser.add_argument("--language", nargs="+", default=[], metavar="CODE", help="languages, such as en de")
+    model = parser.add_argument_group("for a model")
+    model.add_argument("--results", nargs="+", default=[], metavar="JSON", help="results.json files for the card")
+    model.add_argument("--dataset", nargs="+", default=[], metavar="ID", help="training data (default: the recipe's)")
+    model.add_argument(
+        "--base-model", nargs="+", default=[], metavar="ID", help="trained from (default: the recipe's)"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Collect the files, say what is pushed, and push."""
+    from huggingface_hub.utils import validate_repo_id
+
+    from conjoin.hub import push
+
+    validate_repo_id(args.repo_id)
+    if args.type != "model" and (args.results or args.dataset or args.base_model):
+        raise ValueError(f"--results, --dataset and --base-model are for a model, not for a {args.type}")
+    with TemporaryDirectory() as work:
+        upload = _collect(args, work)
+        print(listing(upload), file=sys.stderr)
+        if args.dry_run:
+            print(upload.card)
+            return
+        options = {"public": args.public, "replace": args.replace, "revision": args.revision}
+        print(f"pushed to {push(upload, message=args.message, **options)}")
+
+
+def _collect(args: argparse.Namespace, work: str) -> "Upload":
+    if args.type == "dataset":
+        from conjoin.hub.dataset_upload import dataset_upload
+
+        return dataset_upload(args.source, args.repo_id, work, license=args.license, languages=args.language)
+    if args.type == "metric":
+        from conjoin.evaluation.hf_metrics.space import metric_upload
+
+        return metric_upload(args.source, args.repo_id, **({} if args.license is None else {"license": args.license}))
+
+    from conjoin.hub import model_upload
+
+    return model_upload(
+        args.source,
+        args.repo_id,
+        license=args.license,
+        results=args.results,
+        languages=args.language,
+        datasets=args.dataset,
+        base_models=args.base_model,
+    )
+
+
+def listing(upload: "Upload") -> str:
+    """Say what is pushed, with sizes, and what is left out."""
+    sizes = upload.sizes()
+    lines = [f"{size:>15,}  {name}" for name, size in sizes.items()]
+    total = f"{len(sizes)} files, {sum(sizes.values()):,} bytes, to the {upload.kind} repository {upload.repo_id}"
+    return "\n".join([*lines, total, f"left out: {', '.join(upload.left_out) or 'nothing'}"])

@@ -1,0 +1,177 @@
+"""MMEB (VLM2Vec, arXiv 2410.05160) as a benchmark: Precision@1 of each subset over its published rows."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conjoin.data.json_lines import JsonLines
+from conjoin.data.pair_sources import open_table
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
+from conjoin.evaluation.ranking import tie_tolerance, unit_rows
+from conjoin.evaluation.results import Headline, Metric, Results, Table
+from conjoin.progress import progress
+from conjoin.retrieval import ItemEncoder
+
+COLUMNS = ("qry_text", "qry_img_path", "tgt_text", "tgt_img_path")
+IMAGE_TOKEN = "<|image_1|>"
+
+
+class MmebSubset(NamedTuple):
+    """The scores of a subset.
+
+    Attributes:
+        name: The subset.
+        wins: Per query, whether the right target beats all others; a tie is a failure `(N,)`.
+        chance: Expected precision of a random choice.
+    """
+
+    name: str
+    wins: np.ndarray
+    chance: float
+
+
+def find_subsets(folder: str | Path, names: Sequence[str] | None = None) -> dict[str, Path]:
+    """Return the file of each subset: `NAME.jsonl`, `NAME.parquet`, `NAME/test.jsonl` or `NAME/test-*.parquet`.
+
+    Raises:
+        FileNotFoundError: No such folder, or it has no subset.
+        ValueError: There is no subset of one of `names`, or a subset has several files.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {str(folder)!r}")
+    found: dict[str, Path] = {}
+    files = [
+        path for kind in ("*.jsonl", "*.parquet", "*/test*.jsonl", "*/test*.parquet") for path in folder.glob(kind)
+    ]
+    for path in sorted(files):
+        name = path.stem if path.parent == folder else path.parent.name
+        if name in found:
+            raise ValueError(f"the subset {name!r} has several files: {str(found[name])!r} and {str(path)!r}")
+        found[name] = path
+    if not found:
+        raise FileNotFoundError(f"{str(folder)!r} has no subset: expected NAME/test-*.parquet, or NAME.jsonl")
+    unknown = sorted(set(names or ()) - set(found))
+    if unknown:
+        raise ValueError(f"no subset {unknown[0]!r} in {str(folder)!r}; there are {sorted(found)}")
+    return {name: found[name] for name in (names or sorted(found))}
+
+
+def evaluate_mmeb(
+    encoder: ItemEncoder,
+    folder: str | Path,
+    images: str | Path | None = None,
+    *,
+    subsets: Sequence[str] | None = None,
+    seed: int = 0,
+    show_progress: bool = False,
+) -> Results:
+    """Evaluate an encoder on MMEB. A row has one query and its targets, the first of which is right.
+
+    The instruction is part of the published texts. `<|image_1|>` marks the one image of an item and is left out of
+    its text.
+
+    Args:
+        encoder: The model.
+        folder: The subsets, as `find_subsets` finds them.
+        images: Folder that the paths of images are relative to; `folder` when None.
+        subsets: Names of the subsets to evaluate; all when None.
+        seed: Of the bootstrap.
+        show_progress: Show progress bars.
+
+    Raises:
+        FileNotFoundError: As `find_subsets`, or a missing image.
+        ValueError: As `find_subsets`, or a malformed row; the message names file and row.
+    """
+    files = find_subsets(folder, subsets)
+    root = Path(folder if images is None else images)
+    with progress(files.items(), desc="MMEB", unit="subset", show=show_progress) as named:
+        scores = [evaluate_subset(encoder, name, path, root, show_progress) for name, path in named]
+    rows: list[Any] = [
+        [score.name, len(score.wins), Metric.from_values(score.wins, score.chance, seed=seed)] for score in scores
+    ]
+    average = Metric(float(np.mean([score.wins.mean() for score in scores])))
+    return Results(
+        title="MMEB",
+        summary="Precision@1: the share of queries whose right target is closer than all others of the row. Ties are "
+        "failures. The average is over subsets.",
+        seed=seed,
+        dataset={"subsets": len(scores), "queries": sum(len(score.wins) for score in scores)},
+        headline=[Headline("average P@1", average, f"{len(scores)} subsets")],
+        tables=[Table("Precision@1", ["subset", "queries", "P@1"], rows)],
+    )
+
+
+def evaluate_subset(
+    encoder: ItemEncoder, name: str, path: Path, images: Path, show_progress: bool = False
+) -> MmebSubset:
+    """Score one subset.
+
+    A target of several rows is encoded once. What equals the right target of a row is not among the others.
+    """
+    rows = list(_rows(path))
+    queries = [_item(row["qry_text"], row["qry_img_path"], images, where) for where, row in rows]
+    places: dict[tuple[str, str], int] = {}
+    pools: list[np.ndarray] = []
+    for where, row in rows:
+        targets = list(zip(row["tgt_text"], row["tgt_img_path"], strict=True))
+        found = [places.setdefault((text or "", image or ""), len(places)) for text, image in targets]
+        pools.append(np.array(found[:1] + [place for place in found[1:] if place != found[0]], dtype=np.int64))
+        if len(pools[-1]) < 2:
+            raise ValueError(f"{where}: expected two different targets or more")
+    items = [_item(text, image, images, f"{path.name}, target {place}") for place, (text, image) in enumerate(places)]
+    targets_vectors = unit_rows(encoder.encode(items, None, show_progress), "targets")
+    query_vectors = unit_rows(encoder.encode(queries, [where for where, _ in rows], show_progress), "queries")
+    wins = np.zeros(len(rows), dtype=np.float64)
+    for place, pool in enumerate(pools):
+        similarity = targets_vectors[pool] @ query_vectors[place]
+        wins[place] = float(similarity[0] > similarity[1:].max() + tie_tolerance(similarity.dtype))
+    return MmebSubset(name, wins, float(np.mean([1 / len(pool) for pool in pools])))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows with their names; errors as `evaluate_mmeb`."""
+    rows = JsonLines(path) if path.suffix == ".jsonl" else open_table(path)
+    for number, row in enumerate(rows):
+        where = f"{path.parent.name}/{path.name}, row {number}"
+        missing = [column for column in COLUMNS if column not in row]
+        if missing:
+            raise ValueError(f"{where} lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+        lists = [row["tgt_text"], row["tgt_img_path"]]
+        if not all(isinstance(each, list) for each in lists) or len(lists[0]) != len(lists[1]):
+            raise ValueError(f"{where}: tgt_text and tgt_img_path must be lists of one length, got {lists!r:.80}")
+        yield where, row
+
+
+def _item(text: str | None, image: str | None, images: Path, where: str) -> dict[str, str]:
+    """The text without the image's mark, the image, or both."""
+    words = (text or "").replace(IMAGE_TOKEN, "").strip()
+    item = {"text": words} if words else {}
+    if image:
+        file = images / image
+        if not file.is_file():
+            raise FileNotFoundError(f"{where}: no image {str(file)!r}")
+        item["image"] = str(file)
+    if not item:
+        raise ValueError(f"{where}: an item has neither text nor image")
+    return item
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    options = parser.add_argument_group("options of mmeb")
+    options.add_argument("--images", metavar="DIR", help="folder of the images (default: --data)")
+    options.add_argument("--subsets", nargs="+", metavar="NAME", help="only these (default: all in --data)")
+
+
+def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
+    return evaluate_mmeb(
+        encoder, args.data, args.images, subsets=args.subsets, seed=args.seed, show_progress=not args.quiet
+    )
+
+
+BENCHMARKS.register(
+    Benchmark("mmeb", "MMEB: Precision@1 of its subsets; --data is their folder", _add_arguments, _run)
+)

@@ -1,0 +1,136 @@
+"""An encoder as `mteb.evaluate` takes a model: any model of `load_encoder` on tasks of images and texts."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from conjoin.hub.local_paths import is_local, public_name
+from conjoin.retrieval import ItemEncoder
+
+
+class MtebModel:
+    """A model of MTEB's protocol: `mteb.evaluate(MtebModel(encoder), tasks)`.
+
+    An item has the text, the image or both of a row. Queries, and the items of tasks without queries, get the task's
+    instruction: that of `instructions`, else the one that MTEB has. Documents get one only if MTEB has one for them.
+
+    Args:
+        encoder: The model.
+        instructions: By the name or the type of a task (`"Classification"`) its instruction.
+        use_instructions: Whether to give instructions at all.
+
+    Raises:
+        ImportError: mteb is not installed.
+    """
+
+    def __init__(
+        self, encoder: ItemEncoder, instructions: Mapping[str, str] | None = None, use_instructions: bool = True
+    ) -> None:
+        self.encoder = encoder
+        self.instructions = dict(instructions or {})
+        self.use_instructions = use_instructions
+        self.mteb_model_meta = _meta(encoder, use_instructions)
+
+    def encode(
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        task_metadata: Any,  # noqa: ANN401 - of mteb
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: Any = None,  # noqa: ANN401 - of mteb
+        **kwargs: Any,  # noqa: ANN401 - of mteb
+    ) -> np.ndarray:
+        """Encode batches of rows into `(N, D)` float32, L2-normalised.
+
+        Args:
+            inputs: Batches: columns `text` and `image`, each a list.
+            task_metadata: The task.
+            hf_split: Its split.
+            hf_subset: Its subset.
+            prompt_type: Whether these are queries or documents; None where a task has neither.
+            kwargs: Ignored; the encoder has its own batch size.
+
+        Raises:
+            ValueError: A row has neither text nor image; the message names task, split and row.
+        """
+        instruction = self._instruction(task_metadata, prompt_type)
+        rows: list[np.ndarray] = []
+        done = 0
+        for batch in inputs:
+            items = _items(batch)
+            names = [f"{done + place} of {task_metadata.name}, {hf_subset}, {hf_split}" for place in range(len(items))]
+            rows.append(self.encoder.encode(items, names, instruction=instruction))
+            done += len(items)
+        return np.concatenate(rows)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors
+        """Cosine similarity of all pairs: `(N, D)`, `(M, D)` → `(N, M)`."""
+        return _unit(embeddings1) @ _unit(embeddings2).T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors
+        """Cosine similarity row by row: `(N, D)`, `(N, D)` → `(N,)`."""
+        return (_unit(embeddings1) * _unit(embeddings2)).sum(dim=-1)
+
+    def _instruction(self, task: Any, prompt_type: Any) -> str | None:  # noqa: ANN401 - of mteb
+        if not self.use_instructions:
+            return None
+        side = "query" if prompt_type is None else str(prompt_type.value)
+        own = self.instructions.get(task.name, self.instructions.get(task.type))
+        given: Any = task.prompt if own is None or side != "query" else own
+        if isinstance(given, Mapping):
+            return given.get(side) or None
+        return given if side == "query" and given else None
+
+
+def _items(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a batch as items, without absent parts."""
+    columns = [name for name in ("text", "image") if name in batch]
+    rows = zip(*(batch[name] for name in columns), strict=True)
+    items = [{name: part for name, part in zip(columns, row, strict=True) if part is not None} for row in rows]
+    for item in items:
+        if "image" in item and not str(item.get("text") or "").strip():
+            item.pop("text", None)
+    return items
+
+
+def _meta(encoder: ItemEncoder, use_instructions: bool) -> Any:  # noqa: ANN401 - of mteb
+    try:
+        from mteb.models import ModelMeta
+        from mteb.models.model_meta import ScoringFunction
+    except ImportError as error:
+        raise ImportError('mteb is not installed; run: pip install "conjoin[mteb]"') from error
+    name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
+    parameters = sum(each.numel() for each in encoder.model.parameters())
+    found = {
+        "name": name if "/" in name else f"conjoin/{name}",
+        "revision": encoder.fingerprint[:12],
+        "modalities": _modalities(encoder),
+        "embed_dim": encoder.dimension,
+        "n_parameters": parameters,
+        "framework": ["PyTorch"],
+        "similarity_fn_name": ScoringFunction.COSINE,
+        "use_instructions": use_instructions,
+    }
+    return ModelMeta.create_empty(overwrites=found)
+
+
+def _modalities(encoder: ItemEncoder) -> list[str]:
+    """What the model takes, tried out."""
+    found = []
+    for modality, item in (("text", "a word"), ("image", Image.new("RGB", (32, 32)))):
+        try:
+            encoder.encode([item])
+        except ValueError:
+            continue
+        found.append(modality)
+    return found
+
+
+def _unit(embeddings: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors
+    rows = torch.atleast_2d(torch.as_tensor(embeddings)).float()
+    return torch.nn.functional.normalize(rows, dim=-1)

@@ -1,0 +1,79 @@
+"""Metrics of rankings as pure functions of ids; NumPy only, so that a metric on the Hub needs nothing else."""
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = Sequence[Hashable]
+Floats = NDArray[np.float64]
+
+
+class RankingScores(NamedTuple):
+    """Per-query values `(N,)` of one cut-off k."""
+
+    hit: Floats
+    """1 if any relevant id is among the first k."""
+    recall: Floats
+    """Fraction of the relevant ids among the first k."""
+    reciprocal_rank: Floats
+    """1 / rank of the first relevant id, 0 if it is not among the first k."""
+
+
+def hit_rate_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
+    """Fraction of queries with at least one relevant id among the first `k` (often printed as "Recall@k").
+
+    Args:
+        ranked_ids: For each query the ids found, best first; may be shorter than `k`.
+        relevant_ids: For each query the ids that are right, at least one.
+        k: Cut-off, from 1.
+
+    Raises:
+        ValueError: See `score_rankings`.
+    """
+    return float(score_rankings(ranked_ids, relevant_ids, k).hit.mean())
+
+
+def recall_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
+    """Mean fraction of a query's relevant ids that are among the first `k`; arguments as in `hit_rate_at_k`."""
+    return float(score_rankings(ranked_ids, relevant_ids, k).recall.mean())
+
+
+def mrr_at_k(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> float:
+    """Mean of 1 / rank of the first relevant id, 0 beyond `k`; arguments as in `hit_rate_at_k`."""
+    return float(score_rankings(ranked_ids, relevant_ids, k).reciprocal_rank.mean())
+
+
+def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[Hashable]], k: int) -> RankingScores:
+    """Per-query hit, recall and reciprocal rank at `k`.
+
+    Raises:
+        ValueError: `k` < 1, no queries, lengths differ, a query has no relevant id, a ranking repeats an id, or
+            one side has string ids and the other does not (they could never match).
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if not len(ranked_ids) or len(ranked_ids) != len(relevant_ids):
+        raise ValueError(f"expected one relevant set per ranking, got {len(ranked_ids)} and {len(relevant_ids)}")
+    values = np.zeros((3, len(ranked_ids)))
+    for query, (ranked, relevant) in enumerate(zip(ranked_ids, relevant_ids, strict=True)):
+        _check_query(query, ranked, relevant)
+        wanted = set(relevant)
+        places = [place for place, found in enumerate(ranked[:k], start=1) if found in wanted]
+        if places:
+            values[:, query] = 1.0, len(places) / len(wanted), 1 / places[0]
+    return RankingScores(*values)
+
+
+def _check_query(query: int, ranked: Ids, relevant: Collection[Hashable]) -> None:
+    if isinstance(ranked, str) or isinstance(relevant, str):
+        raise ValueError(f"query {query}: expected a list of ids, got the string {ranked!r} or {relevant!r}")
+    if not len(relevant):
+        raise ValueError(f"query {query} has no relevant id; leave it out or give it one")
+    if len(set(ranked)) != len(ranked):
+        repeated = next(key for place, key in enumerate(ranked) if key in ranked[:place])
+        raise ValueError(f"query {query}: the ranking repeats the id {repeated!r}")
+    right = next(iter(relevant))
+    if len(ranked) and isinstance(ranked[0], str) != isinstance(right, str):
+        raise ValueError(f"query {query}: ids of two kinds never match: ranked {ranked[0]!r}, relevant {right!r}")

@@ -1,0 +1,178 @@
+"""Cards of repositories, from templates and from what is measured and recorded only."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
+
+import conjoin
+from conjoin.hub.load import MODELS
+from conjoin.hub.local_paths import is_local, public_name, without_paths
+from conjoin.hub.stock_files import PROCESSORS
+
+_BESIDE = Path(conjoin.__file__).parents[2] / "model_cards"
+CARDS = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_model_cards"
+"""Folder of the templates: next to the sources, or inside the installed package."""
+
+_SETTINGS = ("per_device_train_batch_size", "learning_rate", "temperature", "learn_temperature", "seed")
+_SAMPLE = "emoji"
+
+
+def render_card(
+    folder: Path,
+    repo_id: str,
+    *,
+    license: str | None = None,
+    results: Sequence[tuple[str, dict[str, Any]]] = (),
+    languages: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+    base_models: Sequence[str] = (),
+) -> str:
+    """Make the card of a model from its folder and the results.
+
+    Args:
+        folder: Saved model, with `recipe.json` if a recipe trained it.
+        repo_id: Repository of the model.
+        license: Licence of the weights.
+        results: Names and contents of `results.json` files.
+        languages: Codes of the languages that it was trained for.
+        datasets: Ids of its training data on the Hub; those of the recipe when empty.
+        base_models: Ids of the models that it was trained from; those of the recipe when empty.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    recorded = folder / "recipe.json"
+    recipe = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else {}
+    model, data, training = (recipe.get(part, {}) for part in ("model", "data", "training"))
+    sources = [model.get(tower) for tower in ("vision", "text")]
+    bases = sorted(base_models or _hub_ids([*sources, model.get("mllm"), model.get("checkpoint")]))
+    trained_on = _sources(data)
+    card = ModelCardData(
+        base_model=bases or None,
+        base_model_relation="finetune" if bases else None,
+        datasets=sorted(datasets or _hub_ids(trained_on)) or None,
+        eval_results=[each for name, content in results for each in _eval_results(name, content)] or None,
+        language=list(languages) or None,
+        library_name="sentence-transformers",
+        license=license,
+        model_name=repo_id.split("/")[-1],
+        pipeline_tag="feature-extraction",
+        tags=["conjoin", "multimodal-retrieval", "image-text", config["model_type"]],
+    )
+    return str(
+        ModelCard.from_template(
+            card,
+            template_path=str(CARDS / f"{card_name(folder)}.md"),
+            repo_id=repo_id,
+            name=repo_id.split("/")[-1],
+            parameters=f"{count_parameters(folder):,}",
+            dimension=_dimension(folder, config),
+            architecture=config["model_type"],
+            towers=[
+                {"name": tower, "source": public_name(source) if source else _tower_type(config, tower)}
+                for tower, source in zip(("vision", "text"), sources, strict=True)
+            ],
+            method=recipe.get("method"),
+            data=", ".join(public_name(source) for source in trained_on),
+            settings=_length(training) | {name: training[name] for name in _SETTINGS if name in training},
+            results=[_result_row(row) for _, content in results for row in content.get("headline", [])],
+            sample=_SAMPLE in trained_on,
+        )
+    )
+
+
+def card_name(folder: Path) -> str | None:
+    """Return the name of the template for a saved model; None if there is none."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = config.get("model_type")
+    if kind in MODELS:
+        return str(kind)
+    return "stock" if kind in PROCESSORS else None
+
+
+def count_parameters(folder: Path) -> int:
+    """Number of stored parameters, read from the headers of the weight files."""
+    total = 0
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(str(path), "numpy") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    return total
+
+
+def _dimension(folder: Path, config: dict[str, Any]) -> int:
+    kind = config["model_type"]
+    if kind == "joint_encoder":
+        return int(config["hidden_size"])
+    if kind == "token_fusion":
+        return int(config["text_config"]["hidden_size"])
+    if kind not in MODELS:
+        cut = config.get("matryoshka_dimensions")
+        pooling = json.loads((folder / "1_Pooling/config.json").read_text(encoding="utf-8"))
+        return int(cut[0] if cut else pooling["word_embedding_dimension"])
+    backbone = config["backbone_config"]
+    if kind == "mllm_retriever":
+        return int(config["embedding_dim"] or backbone["text_config"]["hidden_size"])
+    return int(backbone.get("projection_dim") or backbone["vision_config"]["hidden_size"])
+
+
+def _tower_type(config: dict[str, Any], tower: str) -> str:
+    owner = config.get("backbone_config", config)
+    return str(owner[f"{tower}_config"]["model_type"])
+
+
+def _sources(data: dict[str, Any]) -> list[str]:
+    """The names of all training data of a recipe's section: one, several, or a list of sections."""
+    found = data.get("source", "")
+    names = [found] if isinstance(found, str) else list(found)
+    names += [part["source"] for part in data.get("sources") or [] if isinstance(part, dict) and "source" in part]
+    return [name for name in names if isinstance(name, str) and name]
+
+
+def _hub_ids(names: Sequence[Any]) -> list[str]:
+    return [name for name in names if isinstance(name, str) and "/" in name and not is_local(name)]
+
+
+def _length(training: dict[str, Any]) -> dict[str, Any]:
+    """Length of the training: steps if given, otherwise epochs."""
+    steps = training.get("max_steps", -1)
+    if steps > 0:
+        return {"steps": steps}
+    return {"epochs": training["num_train_epochs"]} if "num_train_epochs" in training else {}
+
+
+def _eval_results(name: str, content: dict[str, Any]) -> list[EvalResult]:
+    """The headline of an evaluation as entries of `model-index`; scores in percent."""
+    title = str(without_paths(content.get("title") or name))
+    split = content.get("dataset", {}).get("split")
+    return [
+        EvalResult(
+            task_type="retrieval",
+            task_name="Retrieval",
+            dataset_type=_slug(title),
+            dataset_name=title,
+            dataset_split=str(split) if split else None,
+            metric_type=_slug(row["label"]),
+            metric_name=row["label"],
+            metric_value=round(100 * row["metric"]["value"], 2),
+        )
+        for row in content.get("headline", [])
+    ]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9@]+", "_", text.lower().replace("→", "to")).strip("_")
+
+
+def _result_row(row: dict[str, Any]) -> dict[str, str]:
+    metric = row["metric"]
+    low, high, chance = (metric.get(name) for name in ("low", "high", "chance"))
+    return {
+        "label": row["label"],
+        "value": f"{100 * metric['value']:.1f} %",
+        "interval": "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f}",
+        "chance": "" if chance is None else f"{100 * chance:.1f} %",
+    }

@@ -1,0 +1,159 @@
+"""A dataset as Parquet with a card: M-BEIR, MERIT, or symmetric triplets."""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow.parquet as pq
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from conjoin.data import load_triplets
+from conjoin.data.json_lines import JsonLines
+from conjoin.data.mbeir.layout import instructions_file, required
+from conjoin.data.mbeir.mini import MARKER as MINI_MBEIR
+from conjoin.data.merit.mini import MARKER as MINI_MERIT
+from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
+from conjoin.hub.card import CARDS
+from conjoin.hub.commit import Upload
+from conjoin.hub.mbeir_parquet import CANDIDATES, INSTRUCTIONS, pack_mbeir, write_parquet
+
+_STRING = datasets.Value("string")
+_MERIT_QUERIES = datasets.Features(
+    {"query": _STRING, "instruction": _STRING}
+    | {name: datasets.List(_STRING) for name in ("pos_candidate", "hard_negative")}
+)
+_MERIT_FILES = ("queries-*.json", "ood.json", "captions.jsonl", MINI_MERIT)
+_PARTS = ("*.parquet", *_MERIT_FILES, "instructions/*.tsv")
+_SAMPLE_LICENSE = "cc-by-sa-4.0"
+
+
+def dataset_upload(
+    source: str | Path, repo_id: str, work: str | Path, *, license: str | None = None, languages: Sequence[str] = ()
+) -> Upload:
+    """Write a dataset as Parquet to `work` and render its card. The images are in the rows.
+
+    Args:
+        source: A folder in the layout of M-BEIR or of MERIT, or a file of symmetric triplets.
+        repo_id: The repository, `OWNER/NAME`.
+        work: Folder for the Parquet files, needed until they are pushed.
+        license: Licence of the data; that of the emoji sample for the miniatures when None.
+        languages: Codes of its languages.
+
+    Raises:
+        FileNotFoundError: There is no such source, or one of its files is missing.
+        ValueError: The source is of no known layout, or has a mistake.
+    """
+    source, work = Path(source), Path(work)
+    kind = _kind(source)
+    files: dict[str, Path | bytes] = {}
+    if kind == "mbeir":
+        counts = pack_mbeir(source, work)
+        files[INSTRUCTIONS] = required(instructions_file(source))
+    elif kind == "merit":
+        counts = _pack_merit(source, work, files)
+    else:
+        counts = {"triplets/test.parquet": _pack_triplets(source, work / "triplets/test.parquet")}
+    files |= {name: work / name for name in counts if name not in files}
+    mini = any((source / marker).is_file() for marker in (MINI_MBEIR, MINI_MERIT))
+    license = license or (_SAMPLE_LICENSE if mini else None)
+    card = _render(kind, repo_id, counts, mini=mini, license=license, languages=list(languages))
+    taken = {file.resolve() for file in files.values() if isinstance(file, Path)}
+    beside = [] if kind == "triplets" else [path for path in source.iterdir() if kind == "merit" and path.is_file()]
+    left_out = sorted(path.name for path in beside if path.resolve() not in taken)
+    return Upload(repo_id, "dataset", files | {"README.md": card.encode()}, tuple(left_out), _PARTS)
+
+
+def _kind(source: Path) -> str:
+    """Return the layout of a source.
+
+    Raises:
+        FileNotFoundError: There is no such source.
+        ValueError: It is of no known layout.
+    """
+    if not source.exists():
+        raise FileNotFoundError(f"no file or folder {str(source)!r}")
+    if source.is_file():
+        return "triplets"
+    if (source / "cand_pool").is_dir():
+        return "mbeir"
+    if list(source.glob("queries-*.json")):
+        return "merit"
+    raise ValueError(
+        f"{str(source)!r} has neither cand_pool/ (M-BEIR) nor queries-*.json (MERIT); expected one of these layouts, "
+        "or a file of triplets"
+    )
+
+
+def _pack_merit(folder: Path, work: Path, files: dict[str, Path | bytes]) -> dict[str, int]:
+    """Take the published files, and write the queries, whose conditions have names of their own, as Parquet."""
+    found = sorted(path for pattern in (*_MERIT_FILES, "data/*.parquet") for path in folder.glob(pattern))
+    files |= {path.relative_to(folder).as_posix(): path for path in found}
+    counts = {
+        name: _row_count(path) for name, path in files.items() if isinstance(path, Path) and path.suffix == ".parquet"
+    }
+    for path in sorted(folder.glob("queries-*.json")):
+        name = f"queries/{path.stem.removeprefix('queries-')}.parquet"
+        counts[name] = write_parquet(partial(_merit_queries, path), _MERIT_QUERIES, work / name)
+    return counts
+
+
+def _row_count(path: Path) -> int:
+    return int(pq.read_metadata(path).num_rows)
+
+
+def _merit_queries(path: Path) -> Iterator[dict[str, Any]]:
+    for row in JsonLines(path):
+        ids = {name: [str(each) for each in row.get(name) or []] for name in ("pos_candidate", "hard_negative")}
+        yield {"query": json.dumps(row["query"]), "instruction": row["query instruction"]} | ids
+
+
+def _pack_triplets(source: Path, file: Path) -> int:
+    triplets = load_triplets(source)
+    return write_parquet(partial(map, _embedded, triplets), TRIPLET_FEATURES, file)
+
+
+def _embedded(row: dict[str, Any]) -> dict[str, Any]:
+    """Put the images of a triplet into the row; only the names of their files stay."""
+    for role in TRIPLET_ROLES:
+        image = row[f"{role}_image"]
+        if image is not None and image["bytes"] is None:
+            path = required(Path(image["path"]))
+            row[f"{role}_image"] = {"bytes": path.read_bytes(), "path": path.name}
+    return row
+
+
+def _render(
+    kind: str, repo_id: str, counts: dict[str, int], *, mini: bool, license: str | None, languages: list[str]
+) -> str:
+    name = repo_id.split("/")[-1]
+    parts = [
+        {"config": _config(file), "split": _split(file), "rows": f"{count:,}", "path": file}
+        for file, count in counts.items()
+    ]
+    configs: dict[str, list[dict[str, str]]] = {}
+    for part in parts:
+        configs.setdefault(part["config"], []).append({"split": part["split"], "path": part["path"]})
+    listed: list[dict[str, Any]] = [{"config_name": config, "data_files": files} for config, files in configs.items()]
+    listed[0]["default"] = True
+    data = DatasetCardData(
+        pretty_name=name,
+        tags=["conjoin", "multimodal-retrieval"],
+        configs=listed,
+        license=license,
+        language=languages or None,
+    )
+    template = str(CARDS / "datasets" / f"{kind}.md")
+    return str(
+        DatasetCard.from_template(data, template_path=template, repo_id=repo_id, name=name, parts=parts, mini=mini)
+    )
+
+
+def _config(file: str) -> str:
+    return "products" if file.startswith("data/") else file.partition("/")[0]
+
+
+def _split(file: str) -> str:
+    return "all" if file == CANDIDATES else Path(file).stem.partition("-")[0]

@@ -1,0 +1,267 @@
+"""Conditions on the kept columns of an index, in a small part of SQL.
+
+    category = 'shoes' and (price < 50 or "on sale" = true) and not brand in ('a', 'b')
+
+* Comparisons: `=`, `!=` (or `<>`), `<`, `<=`, `>`, `>=`, `in (...)`, `not in (...)`, `like 'a%'`, `not like`,
+  `is null`, `is not null`; `and`, `or`, `not` and parentheses combine them.
+* Values: `'text'` (`''` is a quote), numbers, `true`, `false`. A text is read as a date or time for such a column.
+* A name with spaces or special characters stands in double quotes. The columns are `id`, `text`, `image` and the kept
+  ones.
+* As in SQL, a comparison with a missing value is neither true nor false, so such a row is not found.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conjoin.retrieval.kept_rows import KeptRows
+
+Mask = Callable[[pa.Table], Any]
+"""From a table to true, false or null for each row."""
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])|(?P<text>'(?:[^']|'')*')|"""
+    r"""(?P<quoted>"(?:[^"]|"")*")|(?P<name>[^\W\d]\w*)|(?P<symbol><=|>=|<>|!=|[=<>(),]))"""
+)
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_WORDS = frozenset({"and", "or", "not", "in", "is", "null", "like", "true", "false"})
+_DEEPEST = 100
+
+
+class _Token(NamedTuple):
+    kind: str
+    value: Any
+    start: int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that was read.
+
+    Attributes:
+        text: As it was written.
+        columns: The columns that it names.
+        mask: Evaluates it.
+    """
+
+    text: str
+    columns: list[str]
+    mask: Mask
+
+    def select(self, rows: KeptRows) -> np.ndarray:
+        """The positions `(M,)` of the rows that it holds for, ascending.
+
+        Raises:
+            ValueError: A column is unknown, or its values cannot be compared with those of the condition.
+        """
+        known: set[str] = set()
+        found, start = [], 0
+        for table in rows.tables(self.columns):
+            known.update(table.column_names)
+            mask = np.asarray(pc.fill_null(self.mask(table), False))
+            found.append(np.flatnonzero(mask) + start)
+            start += table.num_rows
+        if unknown := [name for name in self.columns if name not in known]:
+            columns = sorted({name for table in rows for name in table.column_names})
+            raise ValueError(
+                f"the condition {self.text!r} names the unknown column {unknown[0]!r}; there are {columns}"
+            )
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+
+def parse_condition(text: str) -> Condition:
+    """Read a condition.
+
+    Raises:
+        ValueError: It is no condition; the message shows where.
+    """
+    return _Parser(text).parse()
+
+
+class _Parser:
+    """Recursive descent: `or` binds less than `and`, and that less than `not`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = list(self._split())
+        self.place = self.depth = 0
+        self.columns: dict[str, None] = {}
+
+    def parse(self) -> Condition:
+        mask = self._either()
+        if self._next.kind != "end":
+            self._fail("'and', 'or' or the end")
+        return Condition(self.text, list(self.columns), mask)
+
+    def _split(self) -> Iterator[_Token]:
+        place, end = 0, len(self.text.rstrip())
+        while place < end:
+            found = _TOKEN.match(self.text, place)
+            if found is None:
+                start = place + len(self.text[place:]) - len(self.text[place:].lstrip())
+                raise ValueError(f"cannot read the condition {self.text!r} at {self.text[start : start + 20]!r}")
+            kind, value = str(found.lastgroup), found[str(found.lastgroup)]
+            place = found.end()
+            if kind == "name" and value.lower() in _WORDS:
+                kind, value = "word", value.lower()
+            elif kind == "quoted":
+                kind, value = "name", value[1:-1].replace('""', '"')
+            yield _Token(kind, value, found.start(str(found.lastgroup)))
+        yield _Token("end", "", end)
+
+    @property
+    def _next(self) -> _Token:
+        return self.tokens[self.place]
+
+    def _accept(self, *values: str) -> str | None:
+        """Pass over the next token if it is one of some words or symbols; returns it."""
+        token = self._next
+        if token.kind not in ("word", "symbol") or token.value not in values:
+            return None
+        self.place += 1
+        return str(token.value)
+
+    def _expect(self, value: str) -> None:
+        if not self._accept(value):
+            self._fail(f"{value!r}")
+
+    def _fail(self, expected: str) -> NoReturn:
+        found = self.text[self._next.start : self._next.start + 20]
+        place = f"at {found!r}" if found else "at its end"
+        raise ValueError(f"cannot read the condition {self.text!r} {place}: expected {expected}")
+
+    def _either(self) -> Mask:
+        mask = self._both()
+        while self._accept("or"):
+            mask = _combine(pc.or_kleene, mask, self._both())
+        return mask
+
+    def _both(self) -> Mask:
+        mask = self._one()
+        while self._accept("and"):
+            mask = _combine(pc.and_kleene, mask, self._one())
+        return mask
+
+    def _one(self) -> Mask:
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise ValueError(f"the condition {self.text[:60]!r}... is nested more than {_DEEPEST} deep")
+        if self._accept("not"):
+            mask = _invert(self._one())
+        elif self._accept("("):
+            mask = self._either()
+            self._expect(")")
+        else:
+            mask = self._comparison()
+        self.depth -= 1
+        return mask
+
+    def _comparison(self) -> Mask:
+        if self._next.kind != "name":
+            self._fail("the name of a column")
+        name = self._next.value
+        self.columns[name] = None
+        self.place += 1
+        if symbol := self._accept(*_COMPARISONS):
+            value = self._value()
+            return lambda table: _compare(self.text, table, name, value, _COMPARISONS[symbol])
+        if self._accept("is"):
+            is_missing = not self._accept("not")
+            self._expect("null")
+            return (lambda table: _is_null(table, name)) if is_missing else _invert(lambda t: _is_null(t, name))
+        is_inverted = bool(self._accept("not"))
+        mask = self._membership(name)
+        return _invert(mask) if is_inverted else mask
+
+    def _membership(self, name: str) -> Mask:
+        word = self._accept("in", "like")
+        if word == "like":
+            pattern = self._value()
+            if not isinstance(pattern, str):
+                raise ValueError(f"cannot read the condition {self.text!r}: 'like' needs a text, got {pattern!r}")
+            return lambda table: _compare(self.text, table, name, pattern, pc.match_like)
+        if word is None:
+            self._fail("a comparison such as '=', '<', 'in', 'like' or 'is null'")
+        self._expect("(")
+        mask = self._equal(name, self._value())
+        while self._accept(","):
+            mask = _combine(pc.or_kleene, mask, self._equal(name, self._value()))
+        self._expect(")")
+        return mask
+
+    def _equal(self, name: str, value: Any) -> Mask:  # noqa: ANN401
+        return lambda table: _compare(self.text, table, name, value, pc.equal)
+
+    def _value(self) -> str | int | float | bool:
+        token = self._next
+        if word := self._accept("true", "false"):
+            return word == "true"
+        if token.kind not in ("number", "text"):
+            self._fail("a value: 'text', a number, true or false")
+        self.place += 1
+        if token.kind == "text":
+            return str(token.value)[1:-1].replace("''", "'")
+        return int(token.value) if re.fullmatch(r"[+-]?\d+", token.value) else float(token.value)
+
+
+def _combine(function: Callable[[Any, Any], Any], first: Mask, second: Mask) -> Mask:
+    return lambda table: function(first(table), second(table))
+
+
+def _invert(mask: Mask) -> Mask:
+    return lambda table: pc.invert(mask(table))
+
+
+def _is_null(table: pa.Table, name: str) -> Any:  # noqa: ANN401 - pyarrow has no types
+    return pc.is_null(table[name]) if name in table.column_names else pa.array([True] * table.num_rows)
+
+
+def _compare(
+    text: str,
+    table: pa.Table,
+    name: str,
+    value: Any,  # noqa: ANN401
+    function: Callable[[Any, Any], Any],
+) -> Any:  # noqa: ANN401
+    """Compare a column with a value; a table that lacks the column, or has no values in it, gives nulls."""
+    type_ = table.schema.field(name).type if name in table.column_names else pa.null()
+    if pa.types.is_null(type_):
+        return pa.nulls(table.num_rows, pa.bool_())
+    if not _fits(type_, value, function):
+        raise ValueError(
+            f"the condition {text!r} compares the column {name!r} of type {type_} with {value!r} of another type"
+        )
+    if function is pc.match_like:
+        return pc.match_like(table[name], value)
+    try:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        wanted = pa.scalar(value) if number else pa.scalar(value).cast(type_)
+        return function(table[name], wanted)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(
+            f"the condition {text!r} cannot compare the column {name!r} with {value!r}: {error}"
+        ) from error
+
+
+def _fits(type_: pa.DataType, value: Any, function: Callable[[Any, Any], Any]) -> bool:  # noqa: ANN401
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    if function is pc.match_like:
+        return is_text
+    if isinstance(value, bool):
+        return bool(pa.types.is_boolean(type_))
+    if isinstance(value, str):
+        return is_text or bool(pa.types.is_temporal(type_))
+    return any(check(type_) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))

@@ -1,0 +1,104 @@
+"""What an anchor's positives are, how similar they are to it, and the items that a reranker compares."""
+
+import json
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+
+from conjoin.data.interleaved import row_item
+from conjoin.data.pair_sources import AnyDataset
+from conjoin.retrieval.mining.miners import view_rows
+from conjoin.retrieval.store import EmbeddingStore
+from conjoin.storage import text_digest
+
+
+class Excluded(NamedTuple):
+    """Which candidates are no negatives of which anchors, by name."""
+
+    of_candidates: dict[str, str]
+    of_anchors: dict[str, str]
+
+    def excludes(self, anchor: str, candidate: str) -> bool:
+        """Whether the candidate is the anchor itself or of its group."""
+        group = self.of_anchors.get(anchor)
+        return candidate == anchor or (group is not None and group == self.of_candidates.get(candidate))
+
+    def digest(self) -> str:
+        """A checksum of the groups."""
+        return text_digest(json.dumps([sorted(groups.items()) for groups in self]))
+
+
+class Positives:
+    """The candidates that are right for each anchor: the one of its id, and those of its group.
+
+    Args:
+        corpus: The embeddings of the candidates.
+        excluded: The groups.
+        is_same: Whether the candidate of an anchor's id is the anchor itself, in the same view, so no positive.
+        miner: Its name, for messages.
+    """
+
+    def __init__(self, corpus: EmbeddingStore, excluded: Excluded, is_same: bool, miner: str) -> None:
+        self.corpus, self.excluded, self.is_same, self.miner = corpus, excluded, is_same, miner
+        self._places = {id_: place for place, id_ in enumerate(corpus.ids)}
+        self._members: dict[str, list[str]] = defaultdict(list)
+        for id_, group in excluded.of_candidates.items():
+            self._members[group].append(id_)
+
+    def places(self, anchor: str) -> list[int]:
+        """Return the places of an anchor's positives in the corpus.
+
+        Raises:
+            ValueError: It has none.
+        """
+        members = self._members.get(self.excluded.of_anchors.get(anchor, ""), [])
+        names = dict.fromkeys([anchor, *members])
+        found = [
+            self._places[name] for name in names if name in self._places and not (self.is_same and name == anchor)
+        ]
+        if not found:
+            raise ValueError(
+                f"miner {self.miner!r} has a margin, but the anchor {anchor!r} has no positive among the candidates"
+                + (" other than itself" if self.is_same else "")
+                + ": compare another view, or name a group column"
+            )
+        return found
+
+    def scores(self, ids: list[str], vectors: np.ndarray) -> list[float]:
+        """Return the least cosine of each of N anchors, with vectors `(N, D)`, to one of its positives."""
+        places = [self.places(id_) for id_ in ids]
+        rows = np.repeat(np.arange(len(ids)), [len(some) for some in places])
+        found = self.corpus.take([place for some in places for place in some])
+        cosines = np.einsum("nd,nd->n", np.asarray(vectors, dtype=np.float32)[rows], found)
+        least = np.full(len(ids), np.inf)
+        np.minimum.at(least, rows, cosines)
+        return least.tolist()
+
+
+class ViewItems(NamedTuple):
+    """The rows of anchors and candidates as items.
+
+    Attributes:
+        anchors: In the order of their embeddings.
+        corpus: Likewise.
+    """
+
+    anchors: AnyDataset
+    corpus: AnyDataset
+
+    def anchor(self, view: str, place: int) -> Any:  # noqa: ANN401 - an item
+        """Return a view of the anchor at a place."""
+        return _item(self.anchors, view, place)
+
+    def candidate(self, view: str, place: int) -> Any:  # noqa: ANN401 - an item
+        """Return a view of the candidate at a place."""
+        return _item(self.corpus, view, place)
+
+
+def _item(rows: AnyDataset, view: str, place: int) -> Any:  # noqa: ANN401 - an item
+    if not isinstance(rows, datasets.Dataset):
+        raise ValueError(f"a reranker reads rows by their place; expected a dataset, got {type(rows).__name__}")
+    row = view_rows(rows, view)[place]
+    return row_item({part: value for part, value in row.items() if part != "id"}, f"row {row['id']!r}")

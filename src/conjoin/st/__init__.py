@@ -1,0 +1,1 @@
+"""Parts for training in sentence-transformers; its modules need the extra `st`."""

@@ -1,0 +1,249 @@
+"""The losses of this package for `SentenceTransformerTrainer`, with the gradient cache of sentence-transformers.
+
+A batch of any size fits in memory: `mini_batch_size` rows are embedded at once, each of them twice. With several
+devices the candidates of all devices are compared.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from conjoin.losses import PAIRS, gcl, mac, mac_hard_temperature, multi_positive
+from conjoin.losses.gcl_loss import check_pairs
+from conjoin.ops import gather_with_gradient, is_distributed, local_positions
+
+try:
+    from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
+except ImportError as error:
+    raise ImportError('conjoin.st.losses needs sentence-transformers 6 or later: pip install "conjoin[st]"') from error
+
+
+class CachedLoss(CachedLossMixin, nn.Module):
+    """A loss over the embeddings of the columns of a dataset; a subclass implements `contrast`.
+
+    Args:
+        model: A `SentenceTransformer`.
+        mini_batch_size: Rows of a column that are embedded at once.
+
+    Raises:
+        ValueError: `mini_batch_size` is below 1, or rows of the model's inputs cannot be told apart.
+    """
+
+    def __init__(self, model: Any, mini_batch_size: int = 32) -> None:  # noqa: ANN401 - a `SentenceTransformer`
+        super().__init__()
+        if mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size={mini_batch_size} must be at least 1")
+        if has_static_embedding_input(model):
+            raise ValueError("a model of StaticEmbedding has no inputs by row; it needs no gradient cache")
+        self.model = model
+        self.mini_batch_size = mini_batch_size
+
+    def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        """Return the loss of the columns' embeddings `(N, D)`."""
+        raise NotImplementedError
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the loss; its backward pass embeds every mini-batch again."""
+        loss: Tensor = self.forward_cached(sentence_features, labels)
+        return loss
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Return the loss of the embeddings by column and mini-batch, after its backward pass if that is wanted."""
+        loss = self.contrast([torch.cat(parts) for parts in reps], labels)
+        if with_backward:
+            loss.backward()
+            return loss.detach()
+        return loss
+
+
+class CachedGclLoss(CachedLoss):
+    """Generalized contrastive learning: one loss over the image, the text and both of each pair, see `gcl`.
+
+    The dataset has three columns in this order: the image, the text, and `{"image": ..., "text": ...}`.
+
+    Args:
+        model: A multimodal `SentenceTransformer`.
+        temperature: Of the softmax.
+        mini_batch_size: As for `CachedLoss`.
+        exclude_self: As for `gcl`, like the next three.
+        exclude_same_modality: Leave out everything of the anchor's modality.
+        exclude_other_positive: Leave out the third embedding of the pair.
+        pairs: The ordered modality pairs to average over.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        temperature: float = 0.07,
+        mini_batch_size: int = 32,
+        exclude_self: bool = True,
+        exclude_same_modality: bool = False,
+        exclude_other_positive: bool = False,
+        pairs: Sequence[tuple[str, str]] = PAIRS,
+    ) -> None:
+        super().__init__(model, mini_batch_size)
+        check_pairs(pairs)
+        self.temperature, self.pairs = temperature, tuple(pairs)
+        self.flags = (exclude_self, exclude_same_modality, exclude_other_positive)
+
+    def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        """Return the loss; `labels` `(N,)` name what each pair shows: those of one label are not negatives.
+
+        Raises:
+            ValueError: There are not three columns.
+        """
+        if len(columns) != 3:
+            raise ValueError(f"GCL needs the columns image, text and both, got {len(columns)} columns")
+        across: dict[str, Any] = {}
+        if is_distributed():
+            across = {
+                "gathered": tuple(gather_with_gradient(column) for column in columns),
+                "gathered_ids": None if labels is None else gather_with_gradient(labels),
+                "positions": local_positions(len(columns[0]), columns[0].device),
+            }
+        image, text, fused = columns
+        return gcl(image, text, fused, self.temperature, *self.flags, pairs=self.pairs, ids=labels, **across)
+
+
+class CachedMacLoss(CachedLoss):
+    """The modality-adaptive contrastive loss, see `mac`; with `decay=0` it is InfoNCE.
+
+    The dataset has the columns query, positive and any number of negatives, and a column `label` with the modality of
+    the target (integers, equal for equal modalities): one for the row, or a list with one for each candidate. With
+    `decay=0` it needs no labels. Pass `MacSchedule(loss)` to the trainer as a callback: it sets the progress.
+
+    Args:
+        model: A `SentenceTransformer`.
+        temperature: For candidates of other modalities than the target's, and at first for all.
+        decay: Of the temperature for the target's modality, over training.
+        mini_batch_size: As for `CachedLoss`.
+        round_to: As for `mac_hard_temperature`.
+        hold_after: Likewise.
+
+    Attributes:
+        progress: Completed share of training, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        temperature: float = 0.03,
+        decay: float = 0.2,
+        mini_batch_size: int = 32,
+        round_to: int | None = None,
+        hold_after: float | None = None,
+    ) -> None:
+        super().__init__(model, mini_batch_size)
+        if decay < 0:
+            raise ValueError(f"decay={decay} must not be negative")
+        self.temperature, self.decay, self.progress = temperature, decay, 0.0
+        self.options = (round_to, hold_after)
+        mac_hard_temperature(temperature, decay, 1.0, *self.options)
+
+    def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        """Return the loss from the first column to the others.
+
+        Raises:
+            ValueError: There is no positive column, or the labels are missing or of another shape.
+        """
+        queries, *candidates = columns
+        count, kinds = len(queries), len(candidates)
+        if not kinds:
+            raise ValueError("MAC needs the columns query, positive and perhaps negatives, got one column")
+        if labels is None and self.decay:
+            raise ValueError("MAC needs a column 'label' with the modality of each target, unless decay is 0")
+        modality = queries.new_zeros(count, dtype=torch.long) if labels is None else labels
+        modality = modality[:, None].expand(count, kinds) if modality.ndim == 1 else modality
+        if modality.shape != (count, kinds):
+            raise ValueError(f"labels have shape {tuple(modality.shape)}, expected ({count},) or ({count}, {kinds})")
+        positions = None
+        if is_distributed():
+            candidates = [gather_with_gradient(column) for column in candidates]
+            modality, positions = gather_with_gradient(modality.contiguous()), local_positions(count, queries.device)
+        hard = mac_hard_temperature(self.temperature, self.decay, self.progress, *self.options)
+        joined = torch.cat(candidates)
+        return mac(queries, joined, modality.T.flatten(), self.temperature, hard, positive_indices=positions)
+
+
+class MacSchedule(TrainerCallback):
+    """Tells a `CachedMacLoss` the progress of training.
+
+    Args:
+        loss: The loss.
+    """
+
+    def __init__(self, loss: CachedMacLoss) -> None:
+        self.loss = loss
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Set the completed share of training."""
+        self.loss.progress = state.global_step / max(state.max_steps, 1)
+
+
+class CachedMultiPositiveLoss(CachedLoss):
+    """InfoNCE of anchors with several positives and negatives of their own, see `multi_positive`.
+
+    The dataset has the columns anchor, `positives` positives and any number of negatives. A column `label` may hold a
+    list of 0 and 1 for each row: which of its positives and negatives exist. Those that do not may hold anything.
+
+    Args:
+        model: A `SentenceTransformer`.
+        temperature: Of the softmax.
+        positives: Number of positive columns.
+        mini_batch_size: As for `CachedLoss`.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        temperature: float = 0.07,
+        positives: int = 1,
+        mini_batch_size: int = 32,
+    ) -> None:
+        super().__init__(model, mini_batch_size)
+        if positives < 1:
+            raise ValueError(f"positives={positives} must be at least 1")
+        self.temperature, self.positives = temperature, positives
+
+    def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        """Return the loss from the first column to the others and to the other anchors.
+
+        Raises:
+            ValueError: There are too few columns, or the labels are of another shape.
+        """
+        anchors, *others = columns
+        if len(others) < self.positives:
+            raise ValueError(f"expected {self.positives} positive columns after the anchor, got {len(others)} columns")
+        candidates = torch.stack(others, dim=1)
+        if labels is not None and labels.shape != candidates.shape[:2]:
+            expected = tuple(candidates.shape[:2])
+            raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {expected}: one per candidate")
+        exists = candidates.new_ones(candidates.shape[:2], dtype=torch.bool) if labels is None else labels.bool()
+        across: dict[str, Any] = {}
+        if is_distributed():
+            across = {
+                "gathered_anchors": gather_with_gradient(anchors),
+                "gathered_valid": gather_with_gradient(exists[:, : self.positives].any(1)),
+                "positions": local_positions(len(anchors), anchors.device),
+            }
+        split = self.positives
+        return multi_positive(
+            anchors,
+            candidates[:, :split],
+            candidates[:, split:],
+            self.temperature,
+            exists[:, :split],
+            exists[:, split:],
+            **across,
+        )

@@ -1,0 +1,133 @@
+"""MTEB's own mock tasks, offline, run by `conjoin mteb` and by `mteb.evaluate`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from conjoin.cli.main import main
+from conjoin.evaluation.mteb_model import MtebModel
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+
+mteb = pytest.importorskip("mteb")
+from mteb.mocks import mock_tasks  # noqa: E402
+
+from tiny_encoder import tiny_encoder  # noqa: E402
+
+KINDS = (
+    *("MockAny2AnyRetrievalI2TTask", "MockAny2AnyRetrievalT2ITask", "MockMultiChoiceTask"),
+    *("MockImageClassificationTask", "MockVisualSTSTask", "MockSTSTask", "MockRetrievalTask"),
+)
+
+
+def mock(name):
+    return getattr(mock_tasks, name)()
+
+
+@pytest.fixture
+def model(tiny_checkpoints, tmp_path):
+    clip = tiny_checkpoints["clip"]
+    saved = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
+    return export(saved, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "my-model")
+
+
+class Recorder:
+    """A tiny encoder that keeps what it was asked for."""
+
+    def __init__(self):
+        self.encoder = tiny_encoder()
+        self.seen = []
+
+    def __getattr__(self, name):
+        return getattr(self.encoder, name)
+
+    def encode(self, items, ids=None, *, instruction=None):
+        self.seen.append((items, ids, instruction))
+        return self.encoder.encode(items, ids)
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if hasattr(mock_tasks, name)])
+def test_mteb_evaluates_any_model(kind, tmp_path):
+    task = mock(kind)
+    results = mteb.evaluate(MtebModel(tiny_encoder(name="owner/tiny")), [task], cache=mteb.ResultCache(tmp_path))
+    score = results.task_results[0].get_score()
+    assert 0 <= score <= 1 or (kind == "MockVisualSTSTask" and np.isnan(score))  # its right answers are all equal
+    (file,) = tmp_path.rglob(f"{task.metadata.name}.json")
+    assert "owner__tiny" in str(file) and json.loads(file.read_text())["scores"]
+
+
+def test_the_command_writes_mtebs_results_and_resumes(model, tmp_path, capsys, monkeypatch):
+    tasks = [mock("MockAny2AnyRetrievalT2ITask"), mock("MockVisualSTSTask")]
+    monkeypatch.setattr(mteb, "get_tasks", lambda **options: tasks)
+    command = ["mteb", str(model), "--tasks", "a", "b", "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "MockAny2AnyRetrievalT2I" in printed and "MockVisualSTS" in printed
+    files = {file.stem: file for file in (tmp_path / "out").rglob("Mock*.json")}
+    assert set(files) == {task.metadata.name for task in tasks}
+    assert (
+        "conjoin__my-model" in str(files["MockVisualSTS"]) and str(tmp_path) not in files["MockVisualSTS"].read_text()
+    )
+    monkeypatch.setattr(MtebModel, "encode", None)
+    assert main(command) == 0 and capsys.readouterr().out == printed  # nothing is computed again
+
+
+def test_instructions_go_to_queries(monkeypatch):
+    task = mock("MockAny2AnyRetrievalT2ITask")
+    monkeypatch.setattr(task.metadata, "prompt", {"query": "Find the picture."})
+    found = []
+    for options in ({}, {"instructions": {task.metadata.name: "Mine."}}, {"use_instructions": False}):
+        recorder = Recorder()
+        model = MtebModel(recorder, **options)
+        recorder.seen.clear()
+        mteb.evaluate(model, [task], cache=None)
+        found.append({("image" in items[0], told) for items, _, told in recorder.seen})
+    assert found == [
+        {(False, "Find the picture."), (True, None)},
+        {(False, "Mine."), (True, None)},
+        {(False, None), (True, None)},
+    ]
+
+
+def test_rows_become_items_and_errors_name_the_row(pictures):
+    recorder = Recorder()
+    model, metadata = MtebModel(recorder), mock("MockVisualSTSTask").metadata
+    where = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "default"}
+    batch = {"text": ["one", "", None], "image": [None, pictures[0], pictures[1]], "id": ["a", "b", "c"]}
+    vectors = model.encode([batch, {"text": ["two"]}], **where)
+    assert vectors.shape == (4, 8)
+    expected = recorder.encoder.encode(["one", pictures[0], pictures[1], "two"])
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose(model.similarity(vectors, 2 * vectors), expected @ expected.T, atol=1e-6)
+    np.testing.assert_allclose(model.similarity_pairwise(vectors, vectors), np.ones(4), atol=1e-6)
+    with pytest.raises(ValueError, match=r"item '1 of MockVisualSTS, default, test'"):
+        model.encode([{"text": ["one", None]}], **where)
+
+
+def test_meta_says_what_the_model_is(tiny_checkpoints):
+    from conjoin import load_encoder
+
+    meta = MtebModel(load_encoder(tiny_checkpoints["bert"])).mteb_model_meta
+    assert meta.modalities == ["text"] and meta.name.startswith("conjoin/bert") and meta.embed_dim == 24
+    assert MtebModel(load_encoder(tiny_checkpoints["clip"])).mteb_model_meta.modalities == ["text", "image"]
+
+
+def test_mistakes_are_one_line(model, tmp_path, capsys, monkeypatch):
+    def refuse(*names, tasks=(), languages=None):
+        raise KeyError(f"{[*names, *tasks]} not found")
+
+    monkeypatch.setattr(mteb, "get_benchmark", refuse)  # the library imports all of its tasks, for 15 seconds
+    monkeypatch.setattr(mteb, "get_tasks", lambda tasks, languages: refuse(*tasks) if "NoSuchTask" in tasks else [])
+    (tmp_path / "told.json").write_text("[]")
+    for words, message in (
+        (("--tasks", "NoSuchTask"), "NoSuchTask"),
+        (("--benchmark", "NoSuchBenchmark"), "NoSuchBenchmark"),
+        (
+            ("--tasks", "STS12", "--instructions", str(tmp_path / "told.json")),
+            "expected an object: instructions by name of task",
+        ),
+    ):
+        assert main(["mteb", str(model), *words, "--out", str(tmp_path / "out"), "--quiet"]) == 2
+        assert message in capsys.readouterr().err

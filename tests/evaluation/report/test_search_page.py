@@ -1,0 +1,24 @@
+"""The page of a search: escaped, self-contained, and honest about pictures that are not there."""
+
+from PIL import Image
+
+from conjoin.evaluation.report.search_page import write_search_page
+
+
+def test_a_page(tmp_path):
+    Image.new("RGB", (600, 300), "red").save(tmp_path / "a.png")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    rows = [
+        {"text": "<script>alert(1)</script>", "image": str(tmp_path / "a.png"), "price": 5},
+        {"image": str(tmp_path / "broken.png")},
+        {"image": "https://example.com/far.png"},
+        {"text": "words alone"},
+    ]
+    results = [{"rank": n, "score": 1 / n, "id": f"id {n}", "row": row} for n, row in enumerate(rows, start=1)]
+    page = write_search_page({"text": "red & round"}, results, tmp_path / "page.html", "price < 50").read_text()
+    assert page.count("data:image/") == 1 and "<script>" not in page and "&lt;script&gt;" in page
+    assert "<h1>red &amp; round</h1>" in page and "4 results, where price &lt; 50" in page
+    assert "cannot read the image" in page and "the picture is not at this path here" in page
+    assert "<dt>price</dt><dd>5</dd>" in page and "0.5000" in page and "default-src &#39;none&#39;" not in page
+    nothing = write_search_page({"image": str(tmp_path / "a.png")}, [], tmp_path / "none.html").read_text()
+    assert "0 results" in nothing and "Search by picture" in nothing and nothing.count("data:image/") == 1

@@ -1,0 +1,174 @@
+"""What is pushed is what is loaded: models, datasets and metrics, through a hub on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from test_push import metadata
+
+from conjoin.data import load_triplets, make_mini_mbeir
+from conjoin.evaluation.hf_metrics.space import metric_upload
+from conjoin.hub import export
+from conjoin.hub.dataset_upload import dataset_upload
+from conjoin.hub.mbeir_parquet import unpack_mbeir
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.processing import ImageTextProcessor
+from conjoin.retrieval import ItemEncoder
+from loopback_hub import ENVIRONMENT
+from tiny_merit import QUERIES, product_rows, write_products
+
+TEXTS = ["a red apple", "two"]
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from conjoin.cli.main import main
+
+folder, first, second, triplets = map(Path, sys.argv[1:5])
+texts = json.loads(sys.argv[5])
+found = {}
+
+def push(*words):
+    if main(["push", *map(str, words)]) != 0:
+        sys.exit(1)
+
+push(first, "me/model")
+push(triplets, "me/triplets", "--type", "dataset")
+push("mrr_at_k", "me/mrr_at_k", "--type", "metric")
+
+from huggingface_hub import HfApi, snapshot_download
+
+sha = HfApi().model_info("me/model").sha
+push(second, "me/model", "--replace")
+
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoProcessor
+from conjoin import load_encoder, load_model
+
+for name, revision in (("new", None), ("pinned", sha)):
+    found[f"conjoin {name}"] = load_encoder("me/model", revision=revision).encode(texts)
+    sentence = SentenceTransformer("me/model", trust_remote_code=True, revision=revision)
+    found[f"sentence {name}"] = sentence.encode(texts)
+options = {"trust_remote_code": True, "revision": sha, "code_revision": sha}
+model, processor = (c.from_pretrained("me/model", **options) for c in (AutoModel, AutoProcessor))
+found["transformers pinned"] = model.eval()(**processor(texts)).embeddings.detach().numpy()
+
+from datasets import load_dataset
+import evaluate
+
+rows = load_dataset("me/triplets", split="test")
+found["picture"] = np.asarray(rows[0]["query_image"].convert("RGB"))
+try:
+    load_model("me/model", revision="absent")
+except FileNotFoundError as error:
+    (folder / "error.txt").write_text(str(error))
+sys.modules["conjoin"] = None  # a metric of a Space does not need this package
+metric = evaluate.load("me/mrr_at_k")
+found["mrr"] = metric.compute(predictions=[["a", "b"]], references=[["b"]], k=2)["mrr_at_k"]
+np.savez(folder / "found.npz", **found)
+snapshot_download("me/triplets", repo_type="dataset", local_dir=folder / "triplets")
+"""
+
+
+def test_push_then_load(hub, tiny_checkpoints, pictures, tmp_path):
+    expected, clip = {}, tiny_checkpoints["clip"]
+    for seed, name in enumerate(("pinned", "new")):
+        model, processor = ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            model.backbone.text_projection.weight.add_(torch.randn(20, 16))
+        export(model, processor, tmp_path / name)
+        expected[name] = ItemEncoder(model, processor).encode(TEXTS)
+    triplets = write_triplets(tmp_path, pictures)
+    environment = os.environ | ENVIRONMENT | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    arguments = [tmp_path, tmp_path / "pinned", tmp_path / "new", triplets, json.dumps(TEXTS)]
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(tmp_path / "found.npz") as found:
+        for name in ("conjoin new", "conjoin pinned", "sentence new", "sentence pinned", "transformers pinned"):
+            np.testing.assert_allclose(found[name], expected[name.split()[1]], atol=1e-6, err_msg=name)
+        assert np.array_equal(found["picture"], np.asarray(pictures[0])) and found["mrr"] == 0.5
+    assert not np.allclose(expected["new"], expected["pinned"], atol=1e-2)
+    assert "'me/model': it has no branch, tag or commit 'absent'" in (tmp_path / "error.txt").read_text()
+    assert all(repository.private for repository in hub.repositories.values())
+    local, pushed = load_triplets(triplets), load_triplets(tmp_path / "triplets/triplets/test.parquet")
+    assert pushed["query_text"] == local["query_text"] and pushed["kind"] == local["kind"]
+    assert pushed[0]["query_image"]["bytes"] == (tmp_path / "p0.png").read_bytes()
+
+
+def write_triplets(folder, pictures):
+    for number, picture in enumerate(pictures):
+        picture.save(folder / f"p{number}.png")
+    first = {"id": "a", "kind": "edit", "query_image": "p0.png", "query_text": None}
+    first |= {"positive_image": "p1.png", "positive_text": "one", "negative_image": None, "negative_text": "two"}
+    (folder / "triplets.jsonl").write_text(json.dumps(first) + "\n" + json.dumps(first | {"id": "b"}) + "\n")
+    return folder / "triplets.jsonl"
+
+
+def test_a_miniature_of_mbeir_comes_back_as_it_was(tmp_path):
+    made = make_mini_mbeir(tmp_path / "mini", train_queries=4, val_queries=2, test_queries=3)
+    upload = dataset_upload(made, "me/mini", tmp_path / "work", languages=["en"])
+    configs = {each["config_name"]: each["data_files"] for each in metadata(upload.card)["configs"]}
+    assert {file["split"] for file in configs["queries"]} == {"train", "val", "test"}
+    assert metadata(upload.card)["license"] == "cc-by-sa-4.0" and "miniature of M-BEIR" in upload.card
+    assert all(file["path"] in upload.files for files in configs.values() for file in files)
+    for name, file in upload.files.items():
+        (tmp_path / "got" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "got" / name).write_bytes(file if isinstance(file, bytes) else file.read_bytes())
+    back = unpack_mbeir(tmp_path / "got", tmp_path / "back")
+    files = {path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != "mini_mbeir.json"}
+    assert files == {path.relative_to(back) for path in back.rglob("*") if path.is_file()} and len(files) > 100
+    for file in files:
+        one, other = (made / file).read_bytes(), (back / file).read_bytes()
+        if file.parts[0] == "cand_pool":  # the order of candidates is free
+            assert sorted(map(read, one.splitlines())) == sorted(map(read, other.splitlines()))
+        else:
+            assert one == other, file
+    with pytest.raises(FileExistsError, match="back' exists"):
+        unpack_mbeir(tmp_path / "got", tmp_path / "back")
+
+
+def read(line):
+    return sorted(json.loads(line).items(), key=str)
+
+
+def test_merit_is_pushed_as_it_is_and_with_queries_as_parquet(tmp_path):
+    made = tmp_path / "mini"
+    write_products(made, product_rows())
+    (made / "queries-test.json").write_text("".join(json.dumps(each) + "\n" for each in QUERIES))
+    for name in ("ood.json", "mini_merit.json", "notes.txt"):
+        (made / name).write_text("{}")
+    upload = dataset_upload(made, "me/mini", tmp_path / "work")
+    assert upload.left_out == ("notes.txt",)
+    assert {"queries-test.json", "ood.json", "queries/test.parquet"} <= set(upload.files)
+    configs = {each["config_name"]: each["data_files"] for each in metadata(upload.card)["configs"]}
+    assert {"split": "test", "path": "data/test-00000-of-00001.parquet"} in configs["products"]
+    assert "| queries | test | 3 |" in upload.card
+
+    from datasets import Dataset
+
+    rows = Dataset.from_parquet(str(upload.files["queries/test.parquet"]), cache_dir=str(tmp_path / "cache"))
+    lines = [json.loads(line) for line in (made / "queries-test.json").read_text().splitlines()]
+    assert [json.loads(row["query"]) for row in rows] == [line["query"] for line in lines]
+    assert [row["pos_candidate"] for row in rows] == [[str(each) for each in line["pos_candidate"]] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("absent", "no file or folder"), (".", r"has neither cand_pool/ \(M-BEIR\) nor queries-\*.json \(MERIT\)")],
+)
+def test_a_source_of_no_known_layout_is_named(tmp_path, source, message):
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        dataset_upload(tmp_path / source, "me/data", tmp_path / "work")
+
+
+def test_a_metric_has_a_space_of_its_own_name():
+    with pytest.raises(ValueError, match="unknown metric 'ndcg'; expected one of"):
+        metric_upload("ndcg", "me/ndcg")
+    with pytest.raises(ValueError, match=r"must be named OWNER/mrr_at_k, got 'me/metric'"):
+        metric_upload("mrr_at_k", "me/metric")

@@ -1,0 +1,103 @@
+"""The recipes of Coral on tiny models and a tiny MERIT: what is trained, where the language head comes from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_coral import Products
+from transformers import AutoModel, AutoProcessor
+
+from conjoin.cli.main import main
+from conjoin.methods.coral.language_head import load_language_head, prepare_coral
+from conjoin.training import build_model, build_trainer, load_recipe
+from tiny_merit import write_merit
+
+RECIPES = Path(__file__).parents[3] / "training_args/coral"
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Overrides that make a recipe small."""
+    write_merit(tmp_path / "merit")
+    small = ["max_steps=2", "per_device_train_batch_size=2", "use_cpu=true", "logging_steps=1", "disable_tqdm=true"]
+    small += ["dataloader_num_workers=0", "save_strategy='no'", "gradient_cache_chunk_size=1", "learning_rate=1e-2"]
+    small += [f"output_dir={tmp_path / 'out'}", "warmup_steps=0"]
+    return [f"--training.{word}" for word in small] + [f"--data.source={tmp_path / 'merit'}"]
+
+
+def overrides(words, folder, **more):
+    """The words as `load_recipe` takes them, for an MLLM in a folder."""
+    found = dict(word.removeprefix("--").split("=", 1) for word in words) | {"model.mllm": str(folder)}
+    return found | {name.replace("__", "."): value for name, value in more.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "more"),
+    [
+        ("qwen2_5_vl_3b", "qwen2_5_vl", {"model__min_pixels": "64", "model__max_pixels": "576"}),
+        ("internvl3_1b", "internvl", {"training__reconstruct": "[vision]"}),
+    ],
+)
+def test_recipes_of_the_paper_train_all_but_the_vision_tower(name, family, more, mllm_checkpoints, words):
+    recipe = load_recipe(RECIPES / f"{name}.yaml", overrides(words, mllm_checkpoints(family)[0], **more))
+    torch.manual_seed(0)
+    trainer = build_trainer(recipe, *build_model(recipe.model))
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.train()
+    losses = {key for key in trainer.state.log_history[0] if key.endswith("_loss")}
+    assert "contrastive_loss" in losses
+    assert len(losses) == (3 if "vision" in recipe.training.reconstruct[-1] else 5)
+    moved = {key for key, value in trainer.model.state_dict().items() if not torch.equal(value, before[key])}
+    assert {key for key in before if "language_model.layers." in key and "_proj.weight" in key} < moved
+    assert any(key.startswith("decoders.") for key in moved)
+    assert not any("visual" in key or "vision_tower" in key for key in moved)
+
+
+def test_the_sample_recipe_gives_a_model_that_loads(mllm_checkpoints, words, tmp_path):
+    folder = mllm_checkpoints("qwen2_vl")[0]
+    more = ["--model.config.keep_layers=2", "--model.input_type=cat", f"--model.mllm={folder}"]
+    assert main(["train", str(RECIPES / "sample.yaml"), *more, *words]) == 0
+    log = json.loads((tmp_path / "out/recipe.json").read_text())["log"]
+    assert len([key for key in log[0] if key.endswith("_loss")]) == 5
+    assert not any("decoder" in key for key in load_file(tmp_path / "out/model.safetensors"))
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    processor = AutoProcessor.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert (model.config.keep_layers, processor.input_type) == (2, "cat")
+    query = Products(1)[0]["query"]
+    assert model(**processor([query, "a text", Image.new("RGB", (9, 9))])).embeddings.isfinite().all()
+
+
+def test_the_head_is_that_of_an_untied_whole_model_only(mllm_checkpoints, words):
+    folder, full = mllm_checkpoints("qwen2_vl")
+
+    def head(**more):
+        sizes = {"model__min_pixels": "64", "model__max_pixels": "576", "training__output_dir": "runs/x"}
+        recipe = load_recipe(RECIPES / "qwen2_5_vl_3b.yaml", overrides(words, folder, **(sizes | more)))
+        return build_trainer(recipe, *build_model(recipe.model)).objective._head[0]
+
+    assert torch.equal(head(), full.lm_head.weight)
+    assert head(model__config__keep_layers="3") is None
+    assert head(training__reconstruct="[vision]") is None
+
+    class Run:
+        recipe = load_recipe(RECIPES / "sample.yaml", {"model.mllm": "null"})
+
+    assert prepare_coral(Run()) == {}  # a checkpoint whose MLLM is not named
+
+
+@pytest.mark.parametrize("shards", [True, False])
+def test_a_tied_head_is_the_table_of_inputs(shards, mllm_checkpoints, tmp_path):
+    weights = mllm_checkpoints("qwen2_vl")[1].state_dict()
+    head = weights.pop("lm_head.weight")
+    save_file(weights, tmp_path / "model.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    if shards:
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, "model.safetensors")}))
+    assert load_language_head(tmp_path) is None
+    save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    if shards:
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model.safetensors"}}))
+    assert torch.equal(load_language_head(tmp_path), head)

@@ -1,0 +1,67 @@
+"""A tiny MLLM and interleaved queries, used by the tests of Coral and by the ranks they start."""
+
+import torch
+from PIL import Image as PilImage
+from torch.utils.data import Dataset
+
+from conjoin.methods.coral import CoralConfig, CoralTrainer
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.training import LoraArguments, add_lora
+from tiny_training import SETTINGS
+
+
+def make_model(folder, keep_layers=2, readout="token", lora=True, **lora_arguments):
+    """A retriever of which only adapters on the language model are trained, and its processor."""
+    torch.manual_seed(0)
+    model = MllmRetrieverModel.from_mllm(folder, keep_layers, readout=readout)
+    model.requires_grad_(False)
+    if lora:
+        add_lora(model, LoraArguments(towers=("text_model",), **({"r": 2, "alpha": 4} | lora_arguments)))
+    else:
+        model.text_model.requires_grad_(True)
+        model.norm.requires_grad_(True)
+    return model, MllmRetrieverProcessor.from_mllm(folder, ret_token=None if readout == "last" else "[RET]")
+
+
+def picture(number, size=12):
+    colour = (60 * number % 256, 90 * number % 256, 255 - 40 * number % 256)
+    image = PilImage.new("RGB", (size, size), colour)
+    image.paste(colour[::-1], (0, 0, size // 2, size))
+    return image
+
+
+class Products(Dataset):
+    """Queries with two pictures and texts between; targets have a picture and a title, or one of them."""
+
+    def __init__(self, count, partial=False):
+        self.count, self.partial = count, partial
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        parts = [
+            {"type": "text", "text": f"like {index}"},
+            {"type": "image", "image": picture(index)},
+            {"type": "text", "text": "and"},
+            {"type": "image", "image": picture(index + 7)},
+        ]
+        target = {"image": picture(2 * index, 8 + 4 * (index % 3)), "text": f"title {index} of {'x' * (index % 5)}"}
+        if self.partial:  # every third target lacks its picture, every third its title
+            target.pop("image" if index % 3 == 0 else "text" if index % 3 == 1 else "nothing", None)
+        return {
+            "id": f"q{index}",
+            "query": [{"role": "user", "content": parts}],
+            "instruction": "Find it.",
+            "positive": target,
+            "positive_id": f"p{index}",
+        }
+
+
+def make_trainer(model, processor, folder, rows, eval_rows=None, head=None, **arguments):
+    settings = {"decoder_dropout": 0.0, "temperature": 0.05, "reg_weight": 1.0, "rec_weight": 1.0}
+    config = CoralConfig(**(SETTINGS | settings | {"output_dir": str(folder)} | arguments))
+    return CoralTrainer(model, config, head, train_dataset=rows, eval_dataset=eval_rows, processing_class=processor)
