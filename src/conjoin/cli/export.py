@@ -4,6 +4,7 @@ import argparse
 import shutil
 from typing import Any
 
+from conjoin.cli.options import add_revision
 from conjoin.cli.train import usage
 
 _ONNX_USAGE = """\
@@ -26,6 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         '--query-prompt "Find an image that matches the caption."',
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a model of this package")
+    add_revision(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
     parser.add_argument("--format", choices=FORMATS, default="code", help="see above (default: %(default)s)")
     parser.add_argument("--int8", action="store_true", help="with --format onnx: weights in 8 bits")
@@ -42,18 +44,19 @@ def run(args: argparse.Namespace) -> None:
     """Load, write and print how to use it."""
     from pathlib import Path
 
+    given = {"query": args.query_prompt, "document": args.document_prompt}
+    prompts = {name: text for name, text in given.items() if text is not None}
     if args.int8 and args.format != "onnx":
         raise ValueError(f"--int8 is for --format onnx, not for {args.format}")
-
+    if prompts and args.format == "onnx":
+        raise ValueError("--query-prompt and --document-prompt are for sentence-transformers, which reads no ONNX export")
     if Path(args.out).exists():
         raise FileExistsError(f"{args.out!r} exists; choose another folder")
 
     from conjoin.hub import export, export_onnx, export_stock, load_model
     from conjoin.processing.sentence_files import SentenceFilesMixin
 
-    model, processor = load_model(args.model)
-    given = {"query": args.query_prompt, "document": args.document_prompt}
-    prompts = {name: text for name, text in given.items() if text is not None}
+    model, processor = load_model(args.model, revision=args.revision)
     if prompts and isinstance(processor, SentenceFilesMixin):
         processor.set_prompts((processor.prompts or {}) | prompts)
     if args.format == "onnx":

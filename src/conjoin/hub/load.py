@@ -67,11 +67,11 @@ def load_model(
     return model, load_processor(path, revision)
 
 
-def load_config(path: str | Path) -> PreTrainedConfig:
+def load_config(path: str | Path, revision: str | None = None) -> PreTrainedConfig:
     """Load the configuration of a saved model of this package; raises as `load_model`."""
-    config_class: Any = _classes(path, model_type(path))[0].config_class
-    with loading(path):
-        return config_class.from_pretrained(path)
+    config_class: Any = _classes(path, model_type(path, revision))[0].config_class
+    with loading(path, revision):
+        return config_class.from_pretrained(path, revision=revision or "main")
 
 
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:
