@@ -1,10 +1,12 @@
 """ONNX exports: the vectors of the model, from onnxruntime and OpenVINO, for every kind of item."""
 
+import importlib
 import json
 import shutil
 import sys
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,10 @@ from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 
+for library in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(library)
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = {"config.json", "model.onnx.data", "model.onnx.json", "processor_config.json", "SHA256SUMS"}
 FILES |= {"tokenizer.json", "tokenizer_config.json", *onnx_export.GRAPHS.values()}
 
@@ -119,7 +125,7 @@ def test_what_is_in_the_folder(exported):
         for name, graph in graphs.items()
         for part in [[*graph.graph.input, *graph.graph.output]]
     }
-    words = dict.fromkeys(("input_ids", "attention_mask", "special_tokens_mask"), ["batch", "length"])
+    words = {name: ["batch", "length"] for name in ("input_ids", "attention_mask", "special_tokens_mask")}
     images, vectors = {"pixel_values": ["batch", 3, 16, 16]}, {"embeddings": ["batch", 24]}
     assert shapes == {"text": words | vectors, "image": images | vectors, "fused": images | words | vectors}
     assert "auto_map" not in "".join((folder / name).read_text() for name in FILES if name.endswith("config.json"))
@@ -137,7 +143,7 @@ def test_8_bits(tiny_checkpoints, tmp_path, monkeypatch):
     """Another model, near the first, in less space."""
     monkeypatch.setattr(onnx_export, "GRAPHS", {"text": "model_text.onnx"})  # one graph, to save time
     monkeypatch.setattr("conjoin.retrieval.onnx_encoder.GRAPHS", {"text": "model_text.onnx"})
-    model, processor = build("joint_encoder", tiny_checkpoints)
+    model, processor = build("score_fusion", tiny_checkpoints)
     expected = ItemEncoder(model, processor)
     encoder = load_encoder(export_onnx(model, processor, tmp_path / "int8", "int8"))
     texts = ["a red box", "blue 12", "x"]
@@ -147,6 +153,28 @@ def test_8_bits(tiny_checkpoints, tmp_path, monkeypatch):
     assert (tmp_path / "int8/model.onnx.data").stat().st_size < 0.5 * text_weights
     assert encoder.fingerprint != expected.fingerprint
     assert json.loads((tmp_path / "int8/model.onnx.json").read_text())["precision"] == "int8"
+
+
+def test_the_benchmark(exported, pictures, tmp_path, monkeypatch):
+    """The float32 export has the vectors of PyTorch; a hit that both have or lack is no difference."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("onnx_export")
+    folder = exported("score_fusion")[1]
+    names = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for name, picture in zip(names, pictures, strict=True):
+        picture.save(name)
+    rows = datasets.Dataset.from_dict({"text": ["a", "b c", "d", "e"], "image": names})
+    monkeypatch.setattr(script, "load_emoji", lambda split, styles: rows)
+    words = [str(folder.with_name("model")), str(folder), "--items", "3", "--batch-size", "2", "--turns", "1"]
+    script.main([*words, "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())["throughput"]
+    assert [(row["items"], row["model"]) for row in found[1::2]] == [(kind, "onnx") for kind in script.KINDS]
+    assert all(row["largest_difference"] <= 1e-4 and row["over_pytorch"] > 0 for row in found)
+
+    right, tied = torch.eye(2), torch.tensor([[1.0, 0], [1, 1]])
+    monkeypatch.setattr(script, "sample_vectors", lambda queries: (right, dict.fromkeys(script.KINDS, queries)))
+    loss = script.measure_loss({"PyTorch": right, "onnx": tied})
+    assert [row["hits"] for row in loss[-2:]] == [100.0, 50.0] and loss[-1]["difference"] == -50.0
 
 
 def test_a_folder_holds_one_model(copied, exported, batches):
@@ -165,12 +193,14 @@ def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch, cap
     retriever = MllmRetrieverProcessor.from_mllm(mllm_checkpoints("qwen2_vl")[0])
     with pytest.raises(ValueError, match="not for ScoreFusionModel with MllmRetrieverProcessor"):
         export_onnx(model, retriever, out)
-    with pytest.raises(ValueError, match="computes in its own precision, not in torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"computes in its own precision, not in torch\.bfloat16"):
         load_encoder(copied, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="is an ONNX export, which `load_encoder` runs"):
+    with pytest.raises(ValueError, match="is an ONNX export, which"):
         load_model(copied)
     assert main(["export", str(copied), "--out", str(out), "--int8"]) == 2
     assert "--int8 is for --format onnx, not for code" in capsys.readouterr().err
+    assert main(["export", str(copied), "--out", str(out), "--format", "onnx", "--query-prompt", "Find it."]) == 2
+    assert "are for sentence-transformers, which reads no such export" in capsys.readouterr().err
     for library, call in (("onnxscript", export_onnx), ("onnxruntime", load_encoder)):
         monkeypatch.setitem(sys.modules, library, None)
         with pytest.raises(ImportError, match=r"conjoin\[onnx\]"):
@@ -178,5 +208,5 @@ def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch, cap
         monkeypatch.undo()
     assert not out.exists()
     (copied / "model_image.onnx").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"model_image.onnx' is missing, truncated or damaged"):
+    with pytest.raises(ValueError, match=r"model_image\.onnx' is missing, truncated or damaged"):
         load_encoder(copied)

@@ -64,6 +64,6 @@ def test_what_a_clip_checkpoint_cannot_have(tiny_checkpoints, tmp_path):
     out = tmp_path / "stock"
     with pytest.raises(ValueError, match="normalize_inputs=True cannot be exported"):
         export_stock(*build(tiny_checkpoints["clip"], normalize_inputs=True), out)
-    with pytest.raises(ValueError, match="score fusion over 'siglip' cannot be a stock checkpoint; expected .*'clip'"):
+    with pytest.raises(ValueError, match="over 'siglip' cannot be a stock checkpoint"):
         export_stock(*build(tiny_checkpoints["siglip"]), out)
     assert not out.exists()

@@ -3,14 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import (
-    add_compute_options,
-    add_revision,
-    add_url_options,
-    check_counts,
-    check_out,
-    load_rows,
-)
+from conjoin.cli.options import add_compute_options, add_revision, add_url_options, check_counts, check_out, load_rows
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Curve

@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> None:
     if args.int8 and args.format != "onnx":
         raise ValueError(f"--int8 is for --format onnx, not for {args.format}")
     if prompts and args.format == "onnx":
-        raise ValueError("--query-prompt and --document-prompt are for sentence-transformers, which reads no ONNX export")
+        raise ValueError(
+            "--query-prompt and --document-prompt are for sentence-transformers, which reads no such export"
+        )
     if Path(args.out).exists():
         raise FileExistsError(f"{args.out!r} exists; choose another folder")
 

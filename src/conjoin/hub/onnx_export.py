@@ -59,8 +59,8 @@ def export_onnx(
         model: The model, with adapters merged; its weights are written in float32.
         processor: Its processor.
         folder: Where to write, as `export` does.
-        precision: `"float32"`, or `"int8"`: the weights of matrix products, one scale for each column, and the tables of
-            embeddings in 8 bits (onnxruntime's dynamic quantisation).
+        precision: `"float32"`, or `"int8"`: in 8 bits the weights of matrix products, one scale for each column, and
+            the tables of embeddings (onnxruntime's dynamic quantisation).
 
     Raises:
         ImportError: onnx, onnxscript or, for `"int8"`, onnxruntime is not installed.

@@ -69,8 +69,8 @@ def _check_kind(
 ) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
     if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
         raise ValueError(
-            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} with "
-            f"{type(processor).__name__} is of no architecture of transformers"
+            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
+            f"with {type(processor).__name__} is of no architecture of transformers"
         )
     return model, processor
 
