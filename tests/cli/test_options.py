@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import conjoin.cli
 from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
@@ -100,8 +101,9 @@ def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, c
     """A folder on this machine has no revisions, so each command stops where it loads the model."""
     model, table, out = tiny_checkpoints["clip"], tmp_path / "table.csv", str(tmp_path / "out")
     table.write_text("image,text\na.png,one\n")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     for words in (
-        ["analyze", model, str(table)],
+        ["analyze", model, str(table)],  # reads the picture first
         ["encode", model, str(table), "--only", "text"],
         ["evaluate", model, "--benchmark", "emoji"],
         ["explain", model, "--image", "a.png", "--text", "x"],

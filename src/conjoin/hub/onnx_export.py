@@ -145,11 +145,21 @@ def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision
         if precision == "int8":
             from onnxruntime.quantization import quantize_dynamic
 
+            _drop_shapes(file)
             quantize_dynamic(
                 file, small, _QUANTIZED, per_channel=True, reduce_range=True, use_external_data_format=True
             )
             file = small
     return onnx.load(file)
+
+
+def _drop_shapes(file: str) -> None:
+    """Remove the recorded shapes, which are wrong for a transposed weight; quantisation infers its own."""
+    import onnx
+
+    graph = onnx.load(file, load_external_data=False)
+    graph.graph.ClearField("value_info")
+    onnx.save(graph, file)
 
 
 class _Pool:
