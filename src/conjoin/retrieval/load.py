@@ -52,7 +52,8 @@ def load_encoder(
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
     if _is_onnx(path, revision):
         _check_onnx(path, device, dtype)
-        return OnnxEncoder(*load_onnx_model(path, revision), batch_size, "cpu", **options)
+        loaded: Any = load_onnx_model(path, revision)
+        return OnnxEncoder(*loaded, batch_size, "cpu", **options)
     device = choose_device(device)
     model, processor = _load(path, trust_remote_code, revision)
     return ItemEncoder(model, processor, batch_size, device, dtype, **options)

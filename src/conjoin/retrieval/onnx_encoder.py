@@ -79,7 +79,7 @@ class OnnxEncoder(ItemEncoder):
     """
 
     @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
+    def fingerprint(self) -> str:
         """As the export recorded it."""
         model: Any = self.model
         return model.fingerprint
