@@ -52,7 +52,7 @@ def load_encoder(
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
     if _is_onnx(path, revision):
         _check_onnx(path, device, dtype)
-        loaded: Any = load_onnx_model(path, revision)
+        loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **options)
     device = choose_device(device)
     model, processor = _load(path, trust_remote_code, revision)
