@@ -36,7 +36,7 @@ from conjoin.retrieval import ItemEncoder
 from conjoin.training import LoraArguments, add_lora, merge_lora
 
 WORK = Path("runs/claims/coral")
-DEPTH, KEPT = 30, 12
+DEPTH = 30
 LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
 RECONSTRUCT: dict[str, tuple[str, ...]] = {
     "contrastive": (),
@@ -62,8 +62,8 @@ class Run:
         full: Train all weights of the language model, without LoRA.
     """
 
-    method: str = "contrastive"
-    keep_layers: int = DEPTH
+    method: str
+    keep_layers: int
     images: str = "seq"
     ood: str | None = None
     start: str | None = None
@@ -84,19 +84,11 @@ class Run:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The input types to evaluate."""
-        both = self.method in ("zero-shot", "contrastive", "+ both") and self == Run(self.method)
+        both = self.method in ("zero-shot", "contrastive", "+ both") and self == Run(self.method, self.keep_layers)
         return INPUT_TYPES if both else (self.images,)
 
 
-PARTS = {
-    "methods": [Run(method, depth) for depth in (DEPTH, KEPT) for method in ("zero-shot", *RECONSTRUCT)],
-    "inputs": [Run(method, images="cat") for method in ("contrastive", "+ both")],
-    "puma": [Run(method, KEPT, start="stage 1") for method in ("zero-shot", "contrastive", "+ both")],
-    "ood": [Run(method, ood=kind) for kind in KINDS for method in ("contrastive", "+ both")],
-    "gcl": [Run("GCL")],
-    "full": [Run(method, full=True) for method in ("contrastive", "+ both")],
-}
-"""Runs by part. "full" runs only with `--parts full`."""
+PARTS = ("methods", "pruned", "inputs", "puma", "ood", "gcl", "full")
 COLUMNS = [
     "R@1",
     "R@5",
@@ -157,8 +149,6 @@ class Bench:
     def train(self, run: Run, rate: float, seed: int) -> tuple[MllmRetrieverModel, dict[str, float]]:
         """Train a model; returns it with the last logged value of each term."""
         model = self.start(run, seed)
-        if run.method == "zero-shot":
-            return model, {}
         if run.full:
             model = model.float()
             model.text_model.requires_grad_(True)
@@ -217,36 +207,57 @@ def _scores(scores: MeritScores) -> dict[str, float]:
     return found
 
 
-def choose_rate(run: Run, bench: Bench, record: Record) -> float:
-    """The rate with the best MRR@10 on the validation queries, tried once."""
-    run = run.tuned
-    if run.method == "zero-shot":
-        return 0.0
+def runs_of(part: str, depth: int, kept: int) -> list[Run]:
+    """The runs of a part: models of `depth` layers, or of the first `kept`."""
+    pair = ("contrastive", "+ both")
+    return {
+        "methods": [Run(method, depth) for method in ("zero-shot", *RECONSTRUCT)],
+        "pruned": [Run(method, kept) for method in ("zero-shot", *RECONSTRUCT)],
+        "inputs": [Run(method, depth, images="cat") for method in pair],
+        "puma": [Run(method, kept, start="stage 1") for method in ("zero-shot", *pair)],
+        "ood": [Run(method, depth, ood=kind) for kind in KINDS for method in pair],
+        "gcl": [Run("GCL", depth)],
+        "full": [Run(method, depth, full=True) for method in pair],
+    }[part]
+
+
+def choose_rate(run: Run, bench: Bench, record: Record) -> dict[str, Any]:
+    """Try every rate once, with one seed; returns the trial with the best MRR@10 on the validation queries."""
+    run, trials = run.tuned, []
     for rate in bench.args.rates:
         name = f"{run.name}, rate {rate}"
         if not record.has(name, RATE_SEED):
+            begin = time.time()
             model, terms = bench.train(run, rate / 10 if run.full else rate, RATE_SEED)
+            seconds = round(time.time() - begin)
             found = bench.measure(model, ("seq",), "validation")
-            record.add(name, RATE_SEED, **found, terms=terms)
+            test = bench.measure(model, run.inputs, "test")
+            record.add(name, RATE_SEED, **found, rate=rate, terms=terms, seconds=seconds, test=test)
             _say(f"{name}: validation MRR@10 {100 * found['MRR@10']:.1f}, {_short(terms)}")
-    scores = {run["name"]: run["MRR@10"] for run in record.content["runs"]}
-    return max(bench.args.rates, key=lambda rate: scores[f"{run.name}, rate {rate}"])
+        trials.append(next(trial for trial in record.content["runs"] if trial["name"] == name))
+    return max(trials, key=lambda trial: trial["MRR@10"])
 
 
 def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) -> None:
     """Train and evaluate, unless the record has this run."""
     if record.has(run.name, seed):
         return
-    rate = choose_rate(run, bench, rates)
-    begin = time.time()
-    model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
-    seconds = time.time() - begin
-    found = bench.measure(model, run.inputs, "test")
+    if run.method == "zero-shot":
+        found, extra = bench.measure(bench.start(run, seed), run.inputs, "test"), {}
+    else:
+        trial = choose_rate(run, bench, rates)
+        extra = {name: trial[name] for name in ("rate", "terms", "seconds")}
+        if run == run.tuned and seed == RATE_SEED:
+            found = trial["test"]
+        else:
+            begin, rate = time.time(), trial["rate"]
+            model, extra["terms"] = bench.train(run, rate / 10 if run.full else rate, seed)
+            extra["seconds"] = round(time.time() - begin)
+            found = bench.measure(model, run.inputs, "test")
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
-    record.add(run.name, seed, **found, rate=rate, terms=terms, seconds=round(seconds))
-    shown = ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items())
-    _say(f"{run.name}, rate {rate}, seed {seed}: {shown}; {_short(terms)}; {seconds:.0f} s")
+    record.add(run.name, seed, **found, **extra)
+    _say(f"{run.name}, seed {seed}: " + ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items()))
 
 
 def _short(terms: dict[str, float]) -> str:
@@ -273,7 +284,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
     parser.add_argument("--stage-1-steps", type=int, default=40)
     parser.add_argument("--stage-1-rate", type=float, default=1e-3)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-1])
+    parser.add_argument("--depth", type=int, default=DEPTH, help="layers of the whole model, of 30")
+    parser.add_argument("--kept", type=int, default=12, help="layers of the pruned model")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/coral.json")
     return parser.parse_args()
@@ -311,15 +324,11 @@ def main() -> None:
     rates = Record(args.out.with_name(f"{args.out.stem}-rates.json"), settings)
     for part in args.parts:
         for seed in args.seeds:
-            for run in PARTS[part]:
-                if (not args.only or run.name in args.only) and (seed == args.seeds[0] or run.name not in untrained()):
+            for run in runs_of(part, args.depth, args.kept):
+                trained = run.method != "zero-shot" or run.start is not None
+                if (not args.only or run.name in args.only) and (seed == args.seeds[0] or trained):
                     carry_out(run, seed, bench, rates, record)
     print(record.table(COLUMNS))
-
-
-def untrained() -> set[str]:
-    """The runs that do not depend on the seed."""
-    return {run.name for part in PARTS.values() for run in part if run.method == "zero-shot" and run.start is None}
 
 
 if __name__ == "__main__":

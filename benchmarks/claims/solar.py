@@ -70,11 +70,14 @@ def run(row: Row, seed: int, scenes: Any, args: argparse.Namespace) -> None:  # 
 def _finish(row: Row, seed: int, laboratory: Any, keep: bool) -> None:  # noqa: ANN401
     """Train, measure and write the record."""
     from solar_measure import measure_model, measure_towers
+    from solar_training import Trained
 
     args, scenes = laboratory.args, laboratory.scenes
     record: dict[str, Any] = {"row": row.name, "seed": seed, "settings": _settings(args), "versions": _versions()}
     cost, log = dict.fromkeys(COSTS, 0.0), []
-    if row.method is None:
+    if row.reads:
+        sets = measure_model(Trained(laboratory.load(row.start), None, {}), scenes, True)
+    elif row.method is None:
         sets = measure_towers(scenes, row.name != "towers")
     else:
         trained = laboratory.train(row, _equal_time(row, seed, args) if row.budget == "time" else steps_of(row, args))

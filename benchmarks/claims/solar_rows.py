@@ -48,6 +48,7 @@ class Row:
         shuffled: Move the masks of stage 1 to random places.
         versions: Rows have augmented versions.
         grouped: Mined neighbours beside each anchor in a batch, all of them anchors.
+        reads: The model it starts from, as it is, read also with views masked to the intersection.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Row:
     shuffled: bool = False
     versions: bool = False
     grouped: int = 0
+    reads: bool = False
 
 
 def _first(name: str, group: str, **changes: Any) -> Row:  # noqa: ANN401 - fields of the configuration
@@ -151,6 +153,7 @@ SOLAR = [
     _first("stage 1", "solar"),
     _first("stage 1 with GCL", "solar", itc_weight=0.0, **GCL_TERM),
     Row("GCL, window masks", "solar", "solar_stage1", changes=GCL_ONLY | HALF | WINDOWS | LATE),
+    *(Row(f"{name} + intersection", "solar", None, name, reads=True) for name in ("GCL, window masks", "GCL")),
     *(_second(name, "solar", start, term) for name, (start, term, _) in FAMILIES.items()),
     _second("stage 2 with GCL", "solar", "stage 1", GCL_TERM),
     _second("stage 2 with GCL after stage 1 with GCL", "solar", "stage 1 with GCL", GCL_TERM),

@@ -26,7 +26,7 @@ from conjoin.data.scenes.truth import NEITHER, SHARED
 from conjoin.losses import AlignmentTerms
 from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.masking import construct_samples
-from conjoin.methods.solar.scores import PairTokens
+from conjoin.methods.solar.scores import IntersectionMasks, PairTokens, pair_tokens
 from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.methods.solar.targets import TowerTeacher
@@ -45,7 +45,7 @@ class TrueMasks(SolarStage1Objective):
     """Stage 1 with the true masks of scenes."""
 
     def masks(
-        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks' metrics, with masks that keep what is shared."""
         _, _, metrics = super().masks(alignment, tokens, taught, rows)
@@ -58,7 +58,7 @@ class ShuffledMasks(SolarStage1Objective):
     """Stage 1 with as many masked tokens in every row, at random places."""
 
     def masks(
-        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks, shuffled within each row."""
         image, text, metrics = super().masks(alignment, tokens, taught, rows)
@@ -88,19 +88,33 @@ class TrueSamples(SolarStage2Objective):
 
 
 @torch.inference_mode()
-def embed(model: JointEncoderModel, features: CachedFeatures, dtype: torch.dtype, places: Sequence[int] | None = None,
-          views: Sequence[str] = VIEWS) -> dict[str, Tensor]:  # fmt: skip
-    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view."""
+def embed(
+    model: JointEncoderModel,
+    features: CachedFeatures,
+    dtype: torch.dtype,
+    places: Sequence[int] | None = None,
+    views: Sequence[str] = VIEWS,
+    masks: IntersectionMasks | None = None,
+) -> dict[str, Tensor]:
+    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of shared parts."""
     model.eval()
-    parts: dict[str, list[Tensor]] = {view: [] for view in views}
+    parts: dict[str, list[Tensor]] = {}
     rows = range(len(features)) if places is None else places
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         for start in range(0, len(rows), 128):
-            batch = collate([features[row] for row in rows[start : start + 128]])
-            embedded = model(**batch["pairs"], views=views).embeddings
-            for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
-                parts[view].append(vectors.float())
+            pairs = collate([features[row] for row in rows[start : start + 128]])["pairs"]
+            _keep(parts, views, model(**pairs, views=views).embeddings)
+            if masks is not None:
+                weights = masks(model, pair_tokens(model(**pairs, views=(), output_tokens=True)))
+                shared = model(**pairs, **weights, views=("image", "text")).embeddings
+                _keep(parts, ("shared image", "shared text"), shared)
     return {view: torch.cat(vectors) for view, vectors in parts.items()}
+
+
+def _keep(parts: dict[str, list[Tensor]], views: Sequence[str], embedded: Tensor) -> None:
+    """Add the vectors of a batch, view by view."""
+    for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
+        parts.setdefault(view, []).append(vectors.float())
 
 
 def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:

@@ -265,8 +265,8 @@ class TestRefusals:
             encode_corpus(tiny_rows(8), tiny_encoder(), begun, shard_size=SHARD)
 
     def test_other_settings_of_this_call(self, tmp_path):
-        with pytest.raises(ValueError, match=r"unknown dtype 'int8'; expected one of \['float32', 'float16'\]"):
-            encode_corpus(tiny_rows(), tiny_encoder(), tmp_path, dtype="int8")
+        with pytest.raises(ValueError, match=r"unknown dtype 'int4'; expected one of \['float32', 'float16', "):
+            encode_corpus(tiny_rows(), tiny_encoder(), tmp_path, dtype="int4")
         with pytest.raises(ValueError, match="shard_size must be at least 1, got 0"):
             encode_corpus(tiny_rows(), tiny_encoder(), tmp_path, shard_size=0)
 

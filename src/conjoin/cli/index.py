@@ -2,9 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import INDEX_KINDS
+from conjoin.cli.options import DTYPES, INDEX_KINDS, add_options
+
+if TYPE_CHECKING:
+    from conjoin.retrieval import Index
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -14,16 +17,26 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="make a store of embeddings searchable",
         description="Build an index over the vectors that `conjoin encode` wrote to STORE. An index that is already "
         "in --out is replaced in one step: interrupted, the old one stays.",
-        epilog="example: conjoin index runs/photos-store --out runs/photos-index --kind hnsw",
+        epilog="example: conjoin index runs/photos-store --out runs/photos-index --backend hnsw",
     )
     parser.add_argument("store", metavar="STORE", help="folder that `conjoin encode` wrote")
     parser.add_argument("--out", required=True, metavar="DIR", help="where to put the index")
     parser.add_argument(
+        "--backend",
         "--kind",
+        dest="kind",
         choices=INDEX_KINDS,
-        help="exact: compares with every vector, ties in the order of the data; the others need faiss. flat: the same "
-        "by FAISS; hnsw: a graph, fast and nearly exact; ivfpq: compressed, for millions (default: exact, "
-        "or the kind that --update finds)",
+        help="exact: compares with every vector, ties in the order of the data. FAISS: flat, the same; hnsw, a graph; "
+        "ivfpq, compressed; ivfpqr, rabitq and binary, compressed and rescored. lancedb: a database on disk, for more "
+        "than the memory holds; milvus: a server or a cluster, with --uri (default: exact, lancedb beyond half of the "
+        "memory, or the kind that --update finds)",
+    )
+    parser.add_argument("--uri", help="address of a Milvus server, or a file for Milvus Lite")
+    add_options(parser, "vectors", ("--dims",))
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="how --backend exact holds numbers; int8 and binary (signs) are compact (default: as the store)",
     )
     parser.add_argument(
         "--update",
@@ -36,12 +49,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from conjoin.retrieval import build_index, load_index, update_index
+    from conjoin.retrieval import load_index, update_index
     from conjoin.retrieval.index.base import INDEX
     from conjoin.storage import check_place
     from conjoin.storage.manifest import MANIFEST
 
-    check_place(args.out, INDEX)
+    if args.kind != "lancedb":
+        check_place(args.out, INDEX)
     is_update = args.update and (Path(args.out) / MANIFEST).exists()
     if is_update:
         index = load_index(args.out)
@@ -52,7 +66,26 @@ def run(args: argparse.Namespace) -> None:
         changes = update_index(index, args.store)
         print(f"{changes.added} vectors added, {changes.replaced} replaced, {changes.removed} removed")
     else:
-        index = build_index(args.store, args.kind or "exact")
+        index = _build(args)
     index.save(args.out)
-    print(f"{index.kind} index of {len(index.ids)} vectors in {args.out}")
+    recall = "" if index.recall is None or is_update else f", recall@10 {index.recall:.3f}"
+    print(f"{index.kind} index of {len(index)} vectors in {args.out}{recall}")
     print(f"next: conjoin search {args.out} --text ...")
+
+
+def _build(args: argparse.Namespace) -> "Index":
+    """Build a new index by the options."""
+    from conjoin.retrieval import EmbeddingStore, build_index
+    from conjoin.retrieval.index.build import default_kind
+
+    store = EmbeddingStore.open(args.store, dims=args.dims)
+    kind = args.kind or default_kind(store)
+    options: dict[str, Any] = {"directory": args.out} if kind == "lancedb" else {}
+    for name, owner in (("uri", "milvus"), ("dtype", "exact")):
+        if vars(args)[name] is not None:
+            if kind != owner:
+                raise ValueError(f"--{name} is for --backend {owner}, not {kind}")
+            options[name] = vars(args)[name]
+    if kind == "milvus" and args.uri is None:
+        raise ValueError("--backend milvus needs --uri: http://host:19530, or a file for Milvus Lite")
+    return build_index(store, kind, **options)

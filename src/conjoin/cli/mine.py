@@ -88,7 +88,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add_storing_options(parser, shard_size={"help": "rows per file, and rows searched at once (default: %(default)s)"})
     computing = add_compute_options(parser)
     computing.add_argument(
-        "--index", choices=INDEX_KINDS, default="exact", help="as for `conjoin index` (default: %(default)s)"
+        "--index",
+        choices=[kind for kind in INDEX_KINDS if kind != "milvus"],
+        default="exact",
+        help="as for `conjoin index` (default: %(default)s)",
     )
     computing.add_argument(
         "--estimate", action="store_true", help="print how long it would take, by a probe of every model, and stop"

@@ -52,18 +52,26 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "as one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as "
         "the model was saved, else seq)",
     },
+    "--dims": {
+        "type": int,
+        "metavar": "N",
+        "help": "keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka)",
+    },
     "--quiet": {"action": "store_true", "help": "no progress bars"},
     "--trust-remote-code": {
         "action": "store_true",
         "help": "run Python code from the model's folder, if it needs any; models of this package need none",
     },
 }
+DTYPES = ("float32", "float16", "int8", "binary")
+"""What `conjoin.retrieval.compact.DTYPES` holds, known without importing it."""
 _STORING: dict[str, dict[str, Any]] = {
     "--shard-size": {"type": int, "default": 4096, "metavar": "ROWS", "help": "rows per file (default: %(default)s)"},
     "--dtype": {
-        "choices": ("float32", "float16"),
+        "choices": DTYPES,
         "default": "float32",
-        "help": "type of the stored numbers; 16 bits halve the space and round (default: %(default)s)",
+        "help": "type of the stored numbers; fewer bits take less space and round; binary keeps the signs (default: "
+        "%(default)s)",
     },
 }
 _URLS: dict[str, dict[str, Any]] = {
@@ -83,7 +91,7 @@ COMPUTE_OPTIONS, STORING_OPTIONS, URL_OPTIONS = tuple(_COMPUTE), tuple(_STORING)
 COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
 """The data options of commands that read all parts of every row, more than once."""
 
-INDEX_KINDS = ("exact", "flat", "hnsw", "ivfpq")
+INDEX_KINDS = ("exact", "flat", "hnsw", "ivfpq", "ivfpqr", "rabitq", "binary", "lancedb", "milvus")
 """What `conjoin.retrieval.INDEX_KINDS` holds, known without importing it."""
 
 DATA_HELP = (
@@ -184,7 +192,7 @@ def encoder_loader(
     from conjoin.retrieval import load_encoder
 
     names = {"batch_size": "batch_size", "device": "device", "workers": "num_workers"}
-    names |= {name: name for name in ("trust_remote_code", "input_type", "revision")}
+    names |= {name: name for name in ("trust_remote_code", "input_type", "dims", "revision")}
     given = vars(args)
     options: dict[str, Any] = {target: given[name] for name, target in names.items() if name in given}
     if given.get("bf16"):

@@ -15,6 +15,7 @@ import transformers
 
 from conjoin import __version__
 from conjoin.progress import progress
+from conjoin.retrieval.compact import DTYPES, pack
 from conjoin.retrieval.encode_rows import Row, RowEncoder, RowSource, row_content, row_items
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.kept_rows import kept_values
@@ -29,8 +30,6 @@ from conjoin.retrieval.store import (
     write_left_out,
 )
 from conjoin.storage import FolderWriter
-
-DTYPES = ("float32", "float16")
 
 
 def encode_corpus(
@@ -63,7 +62,7 @@ def encode_corpus(
         directory: The store; made if needed.
         instruction: Given to the model with every row.
         shard_size: Rows per file.
-        dtype: Type of the stored numbers, `"float32"` or `"float16"`.
+        dtype: Type of the stored numbers: `"float32"`, `"float16"`, or of compact vectors `"int8"` or `"binary"`.
         source: What else the store is made from, such as the data set and its columns (plain values, as JSON holds
             them); recorded, and compared on resuming.
         on_error: "skip" leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
@@ -185,8 +184,9 @@ class _Encoding:
         self.writer.details["parts"] = sorted(self.encoding.parts)
         if self.encoding.has_several:
             self.writer.details[SEVERAL_IMAGES] = True
-        matrix = np.concatenate(vectors).astype(dtype)
-        write_embeddings(self.writer, number, all_ids, matrix, contents, left_out, kept, items)
+        matrix = np.concatenate(vectors)
+        packed, dimension = pack(matrix, dtype), matrix.shape[1]
+        write_embeddings(self.writer, number, all_ids, packed, contents, left_out, kept, items, dimension)
         self._done(start, self.source.position - start, shard_size, left_out)
         return True
 
@@ -215,6 +215,8 @@ def store_key(
         "instruction": instruction,
         "source": dict(source or {}),
     }
+    if encoder.dims is not None:
+        key["dims"] = encoder.dims
     if encoder.input_type != "seq":  # stores of earlier versions have no other
         key["input_type"] = encoder.input_type
     return key

@@ -19,6 +19,7 @@ from conjoin.ops import choose_device
 from conjoin.processing.input_types import check_input_type
 from conjoin.processing.item_inputs import check_list, parse_item
 from conjoin.progress import progress
+from conjoin.retrieval.compact import check_dims, truncate
 from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
 from conjoin.storage import model_fingerprint, processor_digest
 
@@ -136,6 +137,7 @@ class ItemEncoder:
             that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
             `"avg"` (the mean of the embeddings of each image with its text, L2-normalised). None for what the
             processor was saved with, else `"seq"`.
+        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
     """
 
     def __init__(
@@ -149,9 +151,13 @@ class ItemEncoder:
         num_workers: int = 0,
         name: str | None = None,
         input_type: str | None = None,
+        dims: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if dims is not None and dims < 1:
+            raise ValueError(f"dims must be at least 1, got {dims}")
+        self.dims = dims
         self.model = model
         self.input_type = own_input_type(processor) if input_type is None else check_input_type(input_type)
         self.processor = in_sequence(processor)
@@ -313,7 +319,10 @@ class ItemEncoder:
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise ValueError(f"{names[int(finite.argmin())]}: {self.name!r} gave an embedding that is not finite")
-        return embeddings
+        if self.dims is None:
+            return embeddings
+        check_dims(self.dims, embeddings.shape[1], repr(self.name))
+        return truncate(embeddings, self.dims)
 
 
 def model_name(path: str | Path) -> str:

@@ -21,9 +21,6 @@ import pyarrow.compute as pc
 
 from conjoin.retrieval.kept_rows import KeptRows
 
-Mask = Callable[[pa.Table], Any]
-"""From a table to true, false or null for each row."""
-
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])|(?P<text>'(?:[^']|'')*')|"""
     r"""(?P<quoted>"(?:[^"]|"")*")|(?P<name>[^\W\d]\w*)|(?P<symbol><=|>=|<>|!=|[=<>(),]))"""
@@ -31,12 +28,12 @@ _TOKEN = re.compile(
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal,
     "!=": pc.not_equal,
-    "<>": pc.not_equal,
     "<": pc.less,
     "<=": pc.less_equal,
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+_LIKE, _NULL = "like", "is null"
 _WORDS = frozenset({"and", "or", "not", "in", "is", "null", "like", "true", "false"})
 _DEEPEST = 100
 
@@ -48,18 +45,46 @@ class _Token(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A column compared with a value; `operator` is one of `=`, `!=`, `<`, `<=`, `>`, `>=`, `like`, `is null`."""
+
+    name: str
+    operator: str
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Negation:
+    """What holds where `part` does not."""
+
+    part: "Node"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What holds where both parts do (`word` is `and`), or one of them (`or`)."""
+
+    word: str
+    first: "Node"
+    second: "Node"
+
+
+Node = Comparison | Negation | Combination
+
+
+@dataclass(frozen=True)
 class Condition:
     """A condition that was read.
 
     Attributes:
         text: As it was written.
         columns: The columns that it names.
-        mask: Evaluates it.
+        node: Its meaning.
     """
 
     text: str
     columns: list[str]
-    mask: Mask
+    node: Node
 
     def select(self, rows: KeptRows) -> np.ndarray:
         """The positions `(M,)` of the rows that it holds for, ascending.
@@ -71,15 +96,35 @@ class Condition:
         found, start = [], 0
         for table in rows.tables(self.columns):
             known.update(table.column_names)
-            mask = np.asarray(pc.fill_null(self.mask(table), False))
+            mask = np.asarray(pc.fill_null(self._mask(self.node, table), False))
             found.append(np.flatnonzero(mask) + start)
             start += table.num_rows
-        if unknown := [name for name in self.columns if name not in known]:
-            columns = sorted({name for table in rows for name in table.column_names})
-            raise ValueError(
-                f"the condition {self.text!r} names the unknown column {unknown[0]!r}; there are {columns}"
-            )
+        self._check_names(known, lambda: {name for table in rows for name in table.column_names})
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+    def check(self, schema: pa.Schema) -> None:
+        """Make sure that it can be evaluated on rows with some columns.
+
+        Raises:
+            ValueError: As `select`.
+        """
+        self._check_names(set(schema.names), lambda: set(schema.names))
+        self._mask(self.node, schema.empty_table())
+
+    def _check_names(self, known: set[str], columns: Callable[[], set[str]]) -> None:
+        if unknown := [name for name in self.columns if name not in known]:
+            raise ValueError(
+                f"the condition {self.text!r} names the unknown column {unknown[0]!r}; there are {sorted(columns())}"
+            )
+
+    def _mask(self, node: Node, table: pa.Table) -> Any:  # noqa: ANN401 - pyarrow has no types
+        """True, false or null for each row."""
+        if isinstance(node, Comparison):
+            return _compare(self.text, table, node)
+        if isinstance(node, Negation):
+            return pc.invert(self._mask(node.part, table))
+        combine = pc.and_kleene if node.word == "and" else pc.or_kleene
+        return combine(self._mask(node.first, table), self._mask(node.second, table))
 
 
 def parse_condition(text: str) -> Condition:
@@ -101,10 +146,10 @@ class _Parser:
         self.columns: dict[str, None] = {}
 
     def parse(self) -> Condition:
-        mask = self._either()
+        node = self._either()
         if self._next.kind != "end":
             self._fail("'and', 'or' or the end")
-        return Condition(self.text, list(self.columns), mask)
+        return Condition(self.text, list(self.columns), node)
 
     def _split(self) -> Iterator[_Token]:
         place, end = 0, len(self.text.rstrip())
@@ -143,67 +188,64 @@ class _Parser:
         place = f"at {found!r}" if found else "at its end"
         raise ValueError(f"cannot read the condition {self.text!r} {place}: expected {expected}")
 
-    def _either(self) -> Mask:
-        mask = self._both()
+    def _either(self) -> Node:
+        node = self._both()
         while self._accept("or"):
-            mask = _combine(pc.or_kleene, mask, self._both())
-        return mask
+            node = Combination("or", node, self._both())
+        return node
 
-    def _both(self) -> Mask:
-        mask = self._one()
+    def _both(self) -> Node:
+        node = self._one()
         while self._accept("and"):
-            mask = _combine(pc.and_kleene, mask, self._one())
-        return mask
+            node = Combination("and", node, self._one())
+        return node
 
-    def _one(self) -> Mask:
+    def _one(self) -> Node:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise ValueError(f"the condition {self.text[:60]!r}... is nested more than {_DEEPEST} deep")
         if self._accept("not"):
-            mask = _invert(self._one())
+            node: Node = Negation(self._one())
         elif self._accept("("):
-            mask = self._either()
+            node = self._either()
             self._expect(")")
         else:
-            mask = self._comparison()
+            node = self._comparison()
         self.depth -= 1
-        return mask
+        return node
 
-    def _comparison(self) -> Mask:
+    def _comparison(self) -> Node:
         if self._next.kind != "name":
             self._fail("the name of a column")
         name = self._next.value
         self.columns[name] = None
         self.place += 1
-        if symbol := self._accept(*_COMPARISONS):
-            value = self._value()
-            return lambda table: _compare(self.text, table, name, value, _COMPARISONS[symbol])
+        if symbol := self._accept(*_COMPARISONS, "<>"):
+            return Comparison(name, "!=" if symbol == "<>" else symbol, self._value())
         if self._accept("is"):
             is_missing = not self._accept("not")
             self._expect("null")
-            return (lambda table: _is_null(table, name)) if is_missing else _invert(lambda t: _is_null(t, name))
+            missing = Comparison(name, _NULL)
+            return missing if is_missing else Negation(missing)
         is_inverted = bool(self._accept("not"))
-        mask = self._membership(name)
-        return _invert(mask) if is_inverted else mask
+        node = self._membership(name)
+        return Negation(node) if is_inverted else node
 
-    def _membership(self, name: str) -> Mask:
+    def _membership(self, name: str) -> Node:
         word = self._accept("in", "like")
         if word == "like":
             pattern = self._value()
             if not isinstance(pattern, str):
                 raise ValueError(f"cannot read the condition {self.text!r}: 'like' needs a text, got {pattern!r}")
-            return lambda table: _compare(self.text, table, name, pattern, pc.match_like)
+            return Comparison(name, _LIKE, pattern)
         if word is None:
             self._fail("a comparison such as '=', '<', 'in', 'like' or 'is null'")
         self._expect("(")
-        mask = self._equal(name, self._value())
+        node: Node = Comparison(name, "=", self._value())
         while self._accept(","):
-            mask = _combine(pc.or_kleene, mask, self._equal(name, self._value()))
+            node = Combination("or", node, Comparison(name, "=", self._value()))
         self._expect(")")
-        return mask
-
-    def _equal(self, name: str, value: Any) -> Mask:  # noqa: ANN401
-        return lambda table: _compare(self.text, table, name, value, pc.equal)
+        return node
 
     def _value(self) -> str | int | float | bool:
         token = self._next
@@ -217,51 +259,40 @@ class _Parser:
         return int(token.value) if re.fullmatch(r"[+-]?\d+", token.value) else float(token.value)
 
 
-def _combine(function: Callable[[Any, Any], Any], first: Mask, second: Mask) -> Mask:
-    return lambda table: function(first(table), second(table))
-
-
-def _invert(mask: Mask) -> Mask:
-    return lambda table: pc.invert(mask(table))
-
-
-def _is_null(table: pa.Table, name: str) -> Any:  # noqa: ANN401 - pyarrow has no types
-    return pc.is_null(table[name]) if name in table.column_names else pa.array([True] * table.num_rows)
-
-
-def _compare(
-    text: str,
-    table: pa.Table,
-    name: str,
-    value: Any,  # noqa: ANN401
-    function: Callable[[Any, Any], Any],
-) -> Any:  # noqa: ANN401
+def _compare(text: str, table: pa.Table, node: Comparison) -> Any:  # noqa: ANN401 - pyarrow has no types
     """Compare a column with a value; a table that lacks the column, or has no values in it, gives nulls."""
+    name, value = node.name, node.value
     type_ = table.schema.field(name).type if name in table.column_names else pa.null()
+    if node.operator == _NULL:
+        return pc.is_null(table[name]) if name in table.column_names else pa.array([True] * table.num_rows)
     if pa.types.is_null(type_):
         return pa.nulls(table.num_rows, pa.bool_())
-    if not _fits(type_, value, function):
+    if not _fits(type_, node):
         raise ValueError(
             f"the condition {text!r} compares the column {name!r} of type {type_} with {value!r} of another type"
         )
-    if function is pc.match_like:
+    if node.operator == _LIKE:
         return pc.match_like(table[name], value)
     try:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        wanted = pa.scalar(value) if number else pa.scalar(value).cast(type_)
-        return function(table[name], wanted)
+        return _COMPARISONS[node.operator](table[name], column_value(type_, value))
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(
             f"the condition {text!r} cannot compare the column {name!r} with {value!r}: {error}"
         ) from error
 
 
-def _fits(type_: pa.DataType, value: Any, function: Callable[[Any, Any], Any]) -> bool:  # noqa: ANN401
+def column_value(type_: pa.DataType, value: Any) -> pa.Scalar:  # noqa: ANN401
+    """A value of a condition as it is compared with a column of some type."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return pa.scalar(value) if number else pa.scalar(value).cast(type_)
+
+
+def _fits(type_: pa.DataType, node: Comparison) -> bool:
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
-    if function is pc.match_like:
+    if node.operator == _LIKE:
         return is_text
-    if isinstance(value, bool):
+    if isinstance(node.value, bool):
         return bool(pa.types.is_boolean(type_))
-    if isinstance(value, str):
+    if isinstance(node.value, str):
         return is_text or bool(pa.types.is_temporal(type_))
     return any(check(type_) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))

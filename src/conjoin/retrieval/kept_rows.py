@@ -74,16 +74,21 @@ class KeptRows:
             where = np.flatnonzero(numbers == number)
             yield number, places[where] - self._starts[number], where
 
-    def write(self, path: Path) -> None:
-        """Write all tables into one Parquet file.
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns of all tables.
 
         Raises:
             ValueError: A column holds numbers in one table and texts in another.
         """
-        try:
-            schema = pa.unify_schemas([table.schema for table in self], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise ValueError(f"the kept columns are of different types in different shards: {error}") from error
+        return unify([table.schema for table in self])
+
+    def write(self, path: Path) -> None:
+        """Write all tables into one Parquet file.
+
+        Raises:
+            ValueError: As `schema`.
+        """
+        schema = self.schema()
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for table in self:
                 whole = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
@@ -99,6 +104,18 @@ class KeptRows:
             return read_columns(file, columns, number)
 
         return cls(sizes, read)
+
+
+def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns of several tables; columns of integers and fractions become fractions.
+
+    Raises:
+        ValueError: A column holds numbers in one table and texts in another.
+    """
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(f"the kept columns are of different types in different shards: {error}") from error
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:

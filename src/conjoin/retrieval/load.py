@@ -25,6 +25,7 @@ def load_encoder(
     num_workers: int = 0,
     input_type: str | None = None,
     revision: str | None = None,
+    dims: int | None = None,
 ) -> ItemEncoder:
     """Load any model as an encoder.
 
@@ -42,6 +43,7 @@ def load_encoder(
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
+        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -50,6 +52,7 @@ def load_encoder(
             such `device` or `input_type`; or an ONNX export is to run elsewhere than on the CPU in its own precision.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
+    options["dims"] = dims
     if _is_onnx(path, revision):
         _check_onnx(path, device, dtype)
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)

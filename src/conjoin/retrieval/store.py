@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
 
+from conjoin.retrieval.compact import check_dims, truncate, unpack
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.kept_rows import KeptRows, read_columns, to_parquet
 from conjoin.storage import (
@@ -54,17 +55,20 @@ class EmbeddingStore(StoredFolder):
 
     Iterating gives `(ids, embeddings)` per shard, the embeddings `(rows, D)` mapped from the file.
 
+    Vectors of an `"int8"` or `"binary"` store are unpacked on reading: see `conjoin.retrieval.compact`.
+
     Args:
         directory: The folder that `encode_corpus` wrote.
         verify: Whether to compare the checksum of a shard when it is first read.
+        dims: Read this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It is unfinished, damaged or of another format.
+        ValueError: It is unfinished, damaged or of another format, or its vectors are shorter than `dims`.
     """
 
-    def __init__(self, directory: str | Path, verify: bool = True) -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: str | Path, verify: bool = True, dims: int | None = None) -> None:
+        self.directory, self.dims = Path(directory), dims
         before: Manifest | None = None
         while True:
             try:
@@ -76,12 +80,14 @@ class EmbeddingStore(StoredFolder):
                     raise
                 before = now  # another process may have updated the store meanwhile
             else:
-                return
+                break
+        if dims is not None:
+            check_dims(dims, self.stored_dimension, f"the store {str(directory)!r}")
 
     @classmethod
-    def open(cls, directory: str | Path, verify: bool = True) -> "EmbeddingStore":
+    def open(cls, directory: str | Path, verify: bool = True, dims: int | None = None) -> "EmbeddingStore":
         """Open the store in `directory`; arguments and errors as for the class."""
-        return cls(directory, verify)
+        return cls(directory, verify, dims)
 
     @property
     def model(self) -> ModelIdentity:
@@ -92,12 +98,17 @@ class EmbeddingStore(StoredFolder):
 
     @property
     def dimension(self) -> int:
-        """Length of a vector."""
+        """Length of a vector that is read."""
+        return self.dims or self.stored_dimension
+
+    @property
+    def stored_dimension(self) -> int:
+        """Length of a vector that is stored."""
         return int(self.manifest.details["dimension"])
 
     @property
     def dtype(self) -> str:
-        """Type of the stored numbers, `"float32"` or `"float16"`."""
+        """Type of the stored numbers: `"float32"`, `"float16"`, `"int8"` or `"binary"`."""
         return str(self.manifest.key["dtype"])
 
     @property
@@ -137,11 +148,21 @@ class EmbeddingStore(StoredFolder):
         removed = self._removed.get(file.file)
         return None if removed is None else np.setdiff1d(np.arange(file.rows + len(removed)), removed)
 
+    def columns(self, number: int) -> pa.Table | None:
+        """The id and the kept columns of the rows of a shard, if the store keeps any."""
+        return None if KEPT not in self.manifest.details else self._read_kept(number)
+
     def digests(self, number: int) -> np.ndarray:
         """Digests `(rows,)` int64 of what the vectors of a shard were made from: equal digests, equal vectors."""
-        digests = _item_digests(self.shard(number))
+        return self._live_rows(number, _item_digests(self.shard(number)))
+
+    def contents(self, number: int) -> np.ndarray:
+        """Digests `(rows,)` int64 of all that is stored of the rows of a shard: equal digests, equal rows."""
+        return self._live_rows(number, _used_contents(self.shard(number)))
+
+    def _live_rows(self, number: int, values: np.ndarray) -> np.ndarray:
         live = self.live(number)
-        return digests if live is None else digests[live]
+        return values if live is None else values[live]
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -166,7 +187,7 @@ class EmbeddingStore(StoredFolder):
             yield self.read(number)
 
     def read(self, number: int) -> tuple[list[str], np.ndarray]:
-        """Read the ids and the memory-mapped vectors `(rows, D)` of a shard.
+        """Read the ids and the vectors `(rows, D)` of a shard, memory-mapped where they are read as they are stored.
 
         Raises:
             ValueError: It is missing, truncated or damaged.
@@ -180,9 +201,26 @@ class EmbeddingStore(StoredFolder):
                 f"{self.path(number)} does not hold embeddings ({error}); {STORE.remedy} again"
             ) from error
         live = self.live(number)
-        if live is None:
-            return ids, embeddings.numpy()
-        return [ids[place] for place in live], embeddings[torch.from_numpy(live)].numpy()
+        if live is not None:
+            ids, embeddings = [ids[place] for place in live], embeddings[torch.from_numpy(live)]
+        vectors = unpack(embeddings.numpy(), self.dtype, self.stored_dimension)
+        return ids, vectors if self.dims is None else truncate(vectors, self.dims)
+
+    def read_ids(self, number: int) -> list[str]:
+        """The ids of a shard."""
+        ids, live = _read_json(self.shard(number), "ids"), self.live(number)
+        return ids if live is None else [ids[place] for place in live]
+
+    def sample(self, count: int) -> tuple[list[str], np.ndarray]:
+        """The ids and vectors `(n, D)` of at most `count` rows, spread evenly over the store."""
+        places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+        starts = np.cumsum([0, *(file.rows for file in self.manifest.files)])
+        numbers = np.searchsorted(starts, places, side="right") - 1
+        ids: list[str] = []
+        for number in np.unique(numbers).tolist():
+            names = self.read_ids(number)
+            ids += [names[place - starts[number]] for place in places[numbers == number]]
+        return ids, self.take(places.tolist())
 
     def take(self, positions: Sequence[int]) -> np.ndarray:
         """The embeddings `(P, D)` at some positions, float32; each shard that holds some is read once."""
@@ -214,6 +252,7 @@ def write_embeddings(
     left_out: Sequence[LeftOut] = (),
     kept: Sequence[Mapping[str, Any]] | None = None,
     items: Sequence[int] | None = None,
+    dimension: int | None = None,
 ) -> None:
     """Write a shard of a store.
 
@@ -226,6 +265,7 @@ def write_embeddings(
         left_out: The rows among them that could not be encoded, counted from the first row of the shard.
         kept: The `kept_values` of each of the N rows.
         items: The `item_digest` of each of the N rows.
+        dimension: Length of a vector, where it is packed.
 
     Raises:
         ValueError: A kept column holds values of different types.
@@ -238,7 +278,7 @@ def write_embeddings(
         tensors["left_out"] = _json_tensor(left_out)
     if any(counts.values()):
         writer.details["left_out"] = {shard: count for shard, count in counts.items() if count}
-    writer.details["dimension"] = embeddings.shape[1]
+    writer.details["dimension"] = dimension or embeddings.shape[1]
     writer.write(number, tensors, len(ids))
 
 

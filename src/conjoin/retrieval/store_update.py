@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from conjoin.progress import progress
+from conjoin.retrieval.compact import pack
 from conjoin.retrieval.encode import store_key, versions
 from conjoin.retrieval.encode_rows import Row, RowEncoder, RowSource, row_content, row_items
 from conjoin.retrieval.encoder import ItemEncoder
@@ -222,7 +223,7 @@ class _Update:
             encoded, reasons = encoder.encode([ids[p] for p in unknown], [rows[p] for p in unknown], bar)
             used = [place for number, place in enumerate(unknown) if number not in reasons]
             self.changes.encoded += len(used)
-            vectors |= dict(zip(used, encoded.astype(self._dtype), strict=True))
+            vectors |= dict(zip(used, pack(encoded, self._dtype), strict=True))
         for place in pending:
             is_replaced = self._remove_old(ids[place])
             if place in vectors:

@@ -249,6 +249,8 @@ def replace_folder(
     key: Mapping[str, Any],
     files: Mapping[str, Callable[[Path], object]],
     details: Mapping[str, Any] | None = None,
+    *,
+    is_locked: bool = False,
 ) -> None:
     """Write all files of a folder; whatever happens, it holds the old files or the new ones.
 
@@ -260,14 +262,16 @@ def replace_folder(
         key: What the files are made from.
         files: By name, such as `"vectors.faiss"`, the function that writes the file to a path.
         details: What else to record.
+        is_locked: Whether the caller holds the folder's lock, and has checked what it holds.
 
     Raises:
         ValueError: The folder holds something else, or another process writes into it.
     """
     folder = Path(folder)
-    check_place(folder, kind, _versions(list(files)))
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder)
+    if not is_locked:
+        check_place(folder, kind, _versions(list(files)))
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = None if is_locked else lock_folder(folder)
     try:
         before: set[str] = set()
         if (folder / MANIFEST).exists():
@@ -280,7 +284,8 @@ def replace_folder(
         Manifest(kind.name, kind.version, True, plain(key), plain(details or {}), stored).save(folder)
         _remove_replaced(folder, list(files), before, {file.file for file in stored})
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
 
 
 def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:

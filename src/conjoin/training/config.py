@@ -27,6 +27,11 @@ class RetrievalConfig(TrainingArguments):
         mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
         activation_checkpointing: Compute activations again in the backward pass: less memory, more compute. Earlier
             versions of transformers name it `gradient_checkpointing`.
+        matryoshka_dims: Widths to train the embeddings at, such as 64 128 256 384: each contrastive loss is the mean
+            over the embeddings cut to each width and normalised again, so vectors can be truncated later. Terms of a
+            teacher and of reconstruction keep the whole width; with projection heads, their output is cut. Name the
+            whole width too. Empty for the whole width alone.
+        matryoshka_weights: Weights of that mean, one for each width; equal when empty.
     """
 
     remove_unused_columns: bool = field(default=False)
@@ -38,6 +43,8 @@ class RetrievalConfig(TrainingArguments):
     eval_ks: tuple[int, ...] = field(default=(1, 5, 10))
     mask_false_negatives: bool = field(default=True)
     activation_checkpointing: bool | None = field(default=None)
+    matryoshka_dims: tuple[int, ...] = field(default=())
+    matryoshka_weights: tuple[float, ...] = field(default=())
     disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
 
     def __post_init__(self) -> None:
@@ -50,6 +57,20 @@ class RetrievalConfig(TrainingArguments):
             raise ValueError(f"gradient_cache_chunk_size={self.gradient_cache_chunk_size} must not be negative")
         if not self.eval_ks or min(self.eval_ks) < 1:
             raise ValueError(f"eval_ks={self.eval_ks}; expected positive numbers")
+        self.matryoshka_dims, self.matryoshka_weights = tuple(self.matryoshka_dims), tuple(self.matryoshka_weights)
+        dims, weights = self.matryoshka_dims, self.matryoshka_weights
+        if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
+            raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
+        if weights and (len(weights) != len(dims) or min(weights) <= 0):
+            raise ValueError(
+                f"matryoshka_weights={weights}; expected {len(dims)} positive numbers, one for each width"
+            )
+
+    @property
+    def widths(self) -> dict[int, float]:
+        """The weight of each of `matryoshka_dims`; the weights sum to 1."""
+        weights = self.matryoshka_weights or (1.0,) * len(self.matryoshka_dims)
+        return {dim: weight / sum(weights) for dim, weight in zip(self.matryoshka_dims, weights, strict=True)}
 
 
 @dataclass

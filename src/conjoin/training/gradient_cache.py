@@ -27,7 +27,7 @@ def cached_backward(
     """Run one forward and backward over `batch` with the graph of at most `chunk_size` rows in memory.
 
     Args:
-        objective: `embed` is called twice per chunk, `contrast` once on all rows.
+        objective: `embed` is called twice per chunk, `terms` once on all rows.
         batch: Parts with model inputs and optional `ids`; see `Objective` and `split_rows`.
         chunk_size: Rows whose activations are in memory at once.
         backward: Receives the total loss, scales it like the trainer, and runs backward.
@@ -52,7 +52,7 @@ def cached_backward(
     for leaf in leaves.values():
         leaf.requires_grad_(leaf.is_floating_point())
     with autocast():
-        terms = objective.contrast(leaves, ids, batch)
+        terms = objective.terms(leaves, ids, batch)
     backward(total_loss(terms))
     replayed = dict.fromkeys(leaves, 0)
     for chunk, replay in zip(chunks, replays, strict=True):

@@ -1,6 +1,6 @@
 """The objective that a trainer minimises: encoder and loss in one forward, so DDP sees one call per step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ class Objective(nn.Module):
 
     Attributes:
         progress: Completed share of training, in [0, 1], updated by the trainer.
+        widths: Widths to contrast the embeddings at, with weights that sum to 1 (Matryoshka); empty for the whole.
     """
 
     accepts_loss_kwargs = False
@@ -36,11 +37,45 @@ class Objective(nn.Module):
         self.loss = loss
         self.views = tuple(views)
         self.progress = 0.0
+        self.widths: dict[int, float] = {}
         self._replay: Replay | None = None
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the loss terms of a batch; rows with equal `ids` `(N,)` show the same item."""
-        return self.contrast(self.embed(**batch), ids, batch)
+        return self.terms(self.embed(**batch), ids, batch)
+
+    @property
+    def embedding_names(self) -> Collection[str]:
+        """Which outputs of `embed` are embeddings `(..., D)`."""
+        return self.views
+
+    def terms(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the loss terms of what `embed` returned for all rows.
+
+        With `widths`, each term of `contrast` is the weighted mean over the embeddings cut to each width, which the
+        loss normalises again (Kusupati et al., "Matryoshka Representation Learning", arXiv 2205.13147, Eq. 1).
+
+        Raises:
+            ValueError: A width is larger than the embeddings.
+        """
+        if not self.widths:
+            return self.contrast(embeddings, ids, batch) | self.whole(embeddings, batch)
+        names = [name for name in embeddings if name in self.embedding_names]
+        for name in names:
+            if max(self.widths) > embeddings[name].shape[-1]:
+                raise ValueError(
+                    f"matryoshka_dims has {max(self.widths)}, the embeddings have {embeddings[name].shape[-1]} numbers"
+                )
+        means: dict[str, Tensor] = {}
+        for width, weight in self.widths.items():
+            cut = embeddings | {name: embeddings[name][..., :width] for name in names}
+            for name, term in self.contrast(cut, ids, batch).items():
+                means[name] = means[name] + weight * term if name in means else weight * term
+        return means | self.whole(embeddings, batch)
+
+    def whole(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the terms that need embeddings at their whole width, such as those of a teacher."""
+        return {}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return the loss terms of embeddings by view; the loss also gets a mask of present modalities."""
@@ -52,7 +87,7 @@ class Objective(nn.Module):
         return self.loss(**embeddings, ids=ids, present=torch.stack([image, text, image & text], dim=1))
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Return the inputs of `contrast` for the given parts, here `{view: (N, D)}` raw embeddings.
+        """Return the inputs of `terms` for the given parts, here `{view: (N, D)}` raw embeddings.
 
         Dimension 0 of every tensor is the row of a part, so a batch can be embedded in chunks.
         """

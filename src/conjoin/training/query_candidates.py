@@ -1,5 +1,6 @@
 """Shared code of methods on queries and candidates: one forward over both, negatives from all devices."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -71,6 +72,11 @@ class QueryCandidateObjective(Objective):
 
     def __init__(self, encoder: PreTrainedModel) -> None:
         super().__init__(encoder, nn.Identity(), ("query", "candidate"))
+
+    @property
+    def embedding_names(self) -> Collection[str]:
+        """Which outputs of `embed` are embeddings."""
+        return PARTS
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the raw embeddings of the given parts, by name."""

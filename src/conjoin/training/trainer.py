@@ -102,6 +102,7 @@ class RetrievalTrainer(Trainer):
         elif loss is not None or not isinstance(model, Objective):
             raise ValueError(f"pass an encoder and a loss, or an Objective alone; got {type(model).__name__}, {loss}")
         self.objective = model
+        model.widths = args.widths
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         self._unfinished: Path | None = None

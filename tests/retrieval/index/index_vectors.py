@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from conjoin.retrieval import Index, new_index
+from conjoin.retrieval import INDEX_KINDS, Index, new_index
+
+DATABASES = ("lancedb", "milvus")
+IN_MEMORY = [kind for kind in INDEX_KINDS if kind not in DATABASES]
 
 
 def unit(count: int, dimension: int, seed: int = 0) -> np.ndarray:

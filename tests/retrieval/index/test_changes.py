@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from index_vectors import clustered, filled, naive, names, unit
+from index_vectors import IN_MEMORY, clustered, filled, naive, names, unit
 
 from conjoin.retrieval import (
     ExactIndex,
@@ -15,13 +15,16 @@ from conjoin.retrieval import (
 )
 from tiny_encoder import tiny_encoder, tiny_rows
 
-KINDS = ["exact", "flat", "hnsw", "ivfpq"]
+KINDS = IN_MEMORY
 CORPUS = clustered(400, 16)
 QUERIES = clustered(6, 16, seed=3)
 
 
+OPTIONS = {"ivfpq": {"subvectors": 16, "probes": 100}, "ivfpqr": {"probes": 100}, "rabitq": {"probes": 100}}
+
+
 def make(kind):
-    return filled(kind, CORPUS, **({"subvectors": 16, "probes": 100} if kind == "ivfpq" else {}))
+    return filled(kind, CORPUS, **OPTIONS.get(kind, {}))
 
 
 def check(index, vectors, ids, among=None, k=8):
@@ -31,7 +34,7 @@ def check(index, vectors, ids, among=None, k=8):
     expected = [[ids[places[int(name.split("/")[1])]] for name in row] for row in order]
     found = index.search(QUERIES, k, among=among)
     assert all(set(row) <= {ids[place] for place in places} for row in found.ids)
-    if index.kind == "ivfpq":
+    if index.kind not in ("exact", "flat", "hnsw"):
         overlap = [len(set(a) & set(b)) / len(b) for a, b in zip(found.ids, expected, strict=True)]
         assert np.mean(overlap) > 0.6
     else:

@@ -14,9 +14,11 @@ class TestFaiss:
         assert flat.ids == exact.ids
         np.testing.assert_allclose(flat.scores, exact.scores, atol=1e-6)
 
-    @pytest.mark.parametrize("kind, least", [("hnsw", 0.95), ("ivfpq", 0.6)])
+    @pytest.mark.parametrize(
+        "kind, least", [("hnsw", 0.95), ("ivfpq", 0.6), ("ivfpqr", 0.9), ("rabitq", 0.9), ("binary", 0.5)]
+    )
     def test_recall_against_exact(self, kind, least):
-        corpus, queries = clustered(4000, 32), clustered(100, 32, seed=1)
+        corpus, queries = clustered(2000, 32), clustered(100, 32, seed=1)
         exact, found = (filled(name, corpus).search(queries, 10) for name in ("exact", kind))
         recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.ids, found.ids, strict=True)])
         assert recall >= least

@@ -121,7 +121,7 @@ class CoralObjective(QueryCandidateObjective):
         return found | pack_targets(inputs, seen[0], self.frame, self.encoder.config.backbone_config.image_token_id)
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `contrastive_loss` and the weighted `{reg,rec}_{vision,language}_loss`."""
+        """Return `contrastive_loss`."""
         candidates = gather_candidates(embeddings, ids, None)
         loss = info_nce(
             embeddings["queries"],
@@ -130,8 +130,11 @@ class CoralObjective(QueryCandidateObjective):
             positive_indices=candidates.positions,
             candidate_ids=candidates.ids,
         )
-        terms = {"contrastive_loss": loss}
-        return terms | self._reconstruct(embeddings, batch.get("mask_seeds")) if self.decoders else terms
+        return {"contrastive_loss": loss}
+
+    def whole(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weighted `{reg,rec}_{vision,language}_loss`."""
+        return self._reconstruct(embeddings, batch.get("mask_seeds")) if self.decoders else {}
 
     def _reconstruct(self, embeddings: dict[str, Tensor], seeds: Tensor | None) -> dict[str, Tensor]:
         """Return the weighted reconstruction terms; blocks of rows are decoded again in the backward pass."""

@@ -99,22 +99,26 @@ class PumaStage1Objective(QueryCandidateObjective):
         return states
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `contrastive_loss` and `distillation_loss`, and the weights.
-
-        Raises:
-            ValueError: Distillation is on and there are no teacher states.
-        """
-        queries, positives = (embeddings[part] for part in TAUGHT)
+        """Return the weighted `contrastive_loss`."""
         candidates = gather_candidates(embeddings, ids, None)
         contrastive = info_nce(
-            queries,
+            embeddings["queries"],
             candidates.embeddings,
             self.args.temperature,
             positive_indices=candidates.positions,
             candidate_ids=candidates.ids,
         )
+        return {"contrastive_loss": self.args.weights(self.progress)[0] * contrastive}
+
+    def whole(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weighted `distillation_loss`, and the weights.
+
+        Raises:
+            ValueError: Distillation is on and there are no teacher states.
+        """
+        queries, positives = (embeddings[part] for part in TAUGHT)
         contrastive_weight, distill_weight = self.args.weights(self.progress)
-        terms = {"contrastive_loss": contrastive_weight * contrastive}
+        terms: dict[str, Tensor] = {}
         if self.args.distill_weight:
             taught = [embeddings.get(f"teacher_{part}") for part in TAUGHT]
             if taught[0] is None or taught[1] is None:

@@ -4,11 +4,12 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from conjoin.losses import AlignmentTerms, LocalScores, alignment_terms
 from conjoin.methods.solar.masking.evolutionary import evolutionary_mask
 from conjoin.methods.solar.masking.threshold import Threshold, qda_threshold
-from conjoin.methods.solar.masking.windows import Modality, window_scores
+from conjoin.methods.solar.masking.windows import Modality, own_window_scores, window_scores
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 
 SCORES = ("global", "windows")
@@ -56,11 +57,56 @@ def align(tokens: PairTokens, margin: float = 0.1, reduce_scores_across_devices:
 @torch.no_grad()
 def score_windows(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[LocalScores, LocalScores]:
     """Return the window scores of a batch of pairs, patches first, by the encoder's E_VL on local tokens."""
-    parts = [
+    return window_scores(encoder.vl_encoder, *_modalities(encoder, tokens))
+
+
+def _modalities(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[Modality, Modality]:
+    image, text = (
         Modality(states[:, 1:], exists, encoder.vl_encoder(states[:, 1:], exists.float()))
         for states, exists in ((tokens.image, tokens.image_mask), (tokens.text, tokens.text_mask))
-    ]
-    return window_scores(encoder.vl_encoder, *parts)
+    )
+    return image, text
+
+
+class IntersectionMasks(NamedTuple):
+    """Masks of what picture and text of an item share, of each item by itself (not in the paper).
+
+    `fit` takes from a batch of pairs what training takes from its batch. Then the mask of an item does not depend on
+    the items beside it, so a query and a candidate can be masked at different times.
+
+    Args:
+        image_centre: `(d,)` mean unit embedding of pictures.
+        text_centre: `(d,)` mean unit embedding of texts.
+        image_threshold: 0-d, of patches.
+        text_threshold: 0-d, of words.
+    """
+
+    image_centre: Tensor
+    text_centre: Tensor
+    image_threshold: Tensor
+    text_threshold: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def fit(cls, encoder: JointEncoderModel, tokens: PairTokens) -> "IntersectionMasks":
+        """Take centres and thresholds from pairs of the training data, some hundreds."""
+        image, text = _modalities(encoder, tokens)
+        scores = window_scores(encoder.vl_encoder, image, text)
+        centres = (functional.normalize(part.embeddings.float(), dim=-1).mean(0) for part in (image, text))
+        return cls(*centres, *(threshold_of(each).threshold for each in scores))
+
+    @torch.no_grad()
+    def __call__(self, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
+        """Return 1 for shared tokens, else 0: the model's inputs `image_weights` `(N, P)`, `text_weights` `(N, T)`.
+
+        The best token stays if no score of a row is above the threshold.
+        """
+        image, text = _modalities(encoder, tokens)
+        scores = own_window_scores(encoder.vl_encoder, image, text, (self.image_centre, self.text_centre))
+        return {
+            "image_weights": evolutionary_mask(scores[0], tokens.image_mask, self.image_threshold, 0.0),
+            "text_weights": evolutionary_mask(scores[1], tokens.text_mask, self.text_threshold, 0.0),
+        }
 
 
 def threshold_of(scores: LocalScores) -> Threshold:

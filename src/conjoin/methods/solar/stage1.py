@@ -1,6 +1,6 @@
 """Stage 1 of SOLAR: separate the shared content of image and text from the rest, and align the shared part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -140,6 +140,11 @@ class PairObjective(Objective):
                 "masks and constructed samples drop; set token_dropout in the model's config"
             )
 
+    @property
+    def embedding_names(self) -> Collection[str]:
+        """Which outputs of `embed` are embeddings."""
+        return (*self.views, *THREE_VIEWS, "anchors", "constructed", "augmented", "mined")
+
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules except frozen towers, which stay in evaluation mode."""
         super().train(mode)
@@ -184,15 +189,24 @@ class SolarStage1Objective(PairObjective):
         output = self.encoder(**inputs, views=views, output_tokens=True)
         whole = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
         tokens = pair_tokens(output)
-        alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
-        terms = {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
+        terms: dict[str, Tensor] = {}
+        alignment = None
+        if self.args.gla_weight or self.args.scores == "global":
+            alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
+            terms |= {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
         terms |= self._distil(taught, output, tokens, whole)
         embeddings: dict[str, Tensor] = {}
         if self.args.itc_weight or self.three_view is not None:
             image, text, metrics = self.once("masks", lambda: self._weights(alignment, tokens, taught))
             terms |= metrics
-            features = {"image_features": output.image_features, "text_features": output.text_features}
-            masked = self.encoder(**inputs | features, image_weights=image, text_weights=text, views=self.views)
+            masked = self.encoder(
+                **inputs | {"image_features": output.image_features, "text_features": output.text_features},
+                image_tokens=output.image_tokens,
+                text_tokens=output.text_tokens,
+                image_weights=image,
+                text_weights=text,
+                views=self.views,
+            )
             parts = masked.pooler_output.chunk(2)
             if self.args.itc_weight:
                 embeddings |= self._project(*parts)
@@ -212,7 +226,7 @@ class SolarStage1Objective(PairObjective):
         return {"itc_loss": self.args.itc_weight * found.pop("contrastive_loss")} | found | terms
 
     def masks(
-        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the masks of patches `(R, P)` and words `(R, T)` of the rows to mask `(R,)`, and metrics.
 
@@ -220,7 +234,7 @@ class SolarStage1Objective(PairObjective):
         """
         rho = self._rho()
         tokens = PairTokens(*(part[rows] for part in tokens))
-        if self.args.scores == "windows":
+        if alignment is None or self.args.scores == "windows":
             image_scores, text_scores = score_windows(self.encoder, tokens)
         else:
             image_scores, text_scores = (
@@ -231,7 +245,7 @@ class SolarStage1Objective(PairObjective):
         return image, text, image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
 
     def _weights(
-        self, alignment: AlignmentTerms, tokens: PairTokens, taught: dict[str, Any]
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the weights of patches and words of all rows, and metrics."""
         count, device = len(tokens.image), tokens.image.device

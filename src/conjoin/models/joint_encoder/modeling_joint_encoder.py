@@ -141,6 +141,8 @@ class JointEncoderModel(PreTrainedModel):
         text_features: Tensor | None = None,
         image_weights: Tensor | None = None,
         text_weights: Tensor | None = None,
+        image_tokens: Tensor | None = None,
+        text_tokens: Tensor | None = None,
         views: Sequence[str] | None = None,
         output_tokens: bool = False,
         inputs_embeds: Tensor | None = None,
@@ -161,6 +163,8 @@ class JointEncoderModel(PreTrainedModel):
             text_features: `(N, 1 + T, h_t)` cached tower output; the text masks are still needed.
             image_weights: `(N, P)` in [0, 1], the evolutionary mask M_V of SOLAR's Eq. 2; ones when absent.
             text_weights: `(N, T)` the same for text, M_L.
+            image_tokens: `(N, 1 + P, d)` adapter tokens of an earlier call, beside the `image_features` they are of.
+            text_tokens: `(N, 1 + T, d)` the same for text.
             views: Views to embed, of `"image"`, `"text"`, `"fused"`; the outputs are stacked view by view,
                 `(len(views) * N, d)`. By default each item is embedded once, in full; an empty list gives tokens only.
             output_tokens: Also return tower features and adapter tokens.
@@ -184,8 +188,10 @@ class JointEncoderModel(PreTrainedModel):
         )
         if image_features is None and text_features is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
-        image_tokens = None if image_features is None else self.vision_adapter(image_features)
-        text_tokens = None if text_features is None else self.text_adapter(text_features)
+        if image_tokens is None and image_features is not None:
+            image_tokens = self.vision_adapter(image_features)
+        if text_tokens is None and text_features is not None:
+            text_tokens = self.text_adapter(text_features)
         parts = {
             "image": self._keys(image_tokens, image_token_mask, image_weights),
             "text": self._keys(text_tokens, text_token_mask, text_weights),

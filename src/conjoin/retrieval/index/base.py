@@ -1,23 +1,29 @@
 """What an index is, and what every backend needs: checks of its arguments, saving and loading."""
 
-import json
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from conjoin.retrieval.encoder import ModelIdentity
-from conjoin.retrieval.kept_rows import KeptRows
+from conjoin.retrieval.filters import Condition
+from conjoin.retrieval.store import EmbeddingStore
+from conjoin.retrieval.store_update import StoreChanges
 from conjoin.storage import FolderKind, StoredFolder, read_folder, read_manifest, replace_folder
 
 INDEX = FolderKind("index", 2, "run `conjoin index`")
-IDS, VECTORS = 0, 1
-"""The numbers of the first files of a saved index; `kept` and `rows` follow, if it has them."""
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
 
+RECALL = "recall@10"
+"""The detail of a saved index that has the share of the ten nearest that it finds, measured when it was built."""
+TABLES = "rows-*.lance"
+"""The tables of LanceDB in the folder of an index."""
+
 Loaded = TypeVar("Loaded")
+Selection = np.ndarray | Condition
+"""Some rows of an index: their positions `(M,)`, or a condition that a database evaluates."""
 
 
 class SearchResult(NamedTuple):
@@ -32,24 +38,33 @@ class SearchResult(NamedTuple):
     scores: np.ndarray
 
 
-class Index(Protocol):
-    """Ranks a corpus of L2-normalised vectors by inner product.
+class Described(Protocol):
+    """What is recorded of an index.
 
     Attributes:
         kind: Name of the backend, as `build_index` takes it.
-        ids: Of the corpus, in the order added.
         dimension: Length of a vector; `None` while empty.
         model: Which model made the vectors, if known.
-        kept: What the store keeps of the rows beside their vectors, in the order of `ids`, if known.
-        digests: What each vector was made from `(N,)` int64, 0 where it is not known; equal digests, equal vectors.
+        recall: Share of the ten nearest vectors that it found when it was built; `None` if it was not measured.
     """
 
     kind: str
-    ids: list[str]
     dimension: int | None
     model: ModelIdentity | None
-    kept: KeptRows | None
-    digests: np.ndarray
+    recall: float | None
+
+    def __len__(self) -> int:
+        """How many vectors there are."""
+        ...
+
+
+class Index(Described, Protocol):
+    """Ranks a corpus of L2-normalised vectors by inner product."""
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids in the order added."""
+        ...
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors `(N, D)` under unique ids; without `copy` the array may be kept and must not change."""
@@ -63,8 +78,20 @@ class Index(Protocol):
         """Replace the vectors under the ids that are in the index, and append the others; all come last then."""
         ...
 
-    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
-        """The k nearest to each query `(Q, D)`, among the rows at some positions of `ids`, or all."""
+    def follow(self, store: EmbeddingStore) -> StoreChanges:
+        """Make the index hold what a store holds now: its vectors, and what it keeps of the rows."""
+        ...
+
+    def select(self, where: str) -> Selection:
+        """The rows that a condition holds for, as `search` takes them."""
+        ...
+
+    def rows(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """What is known of the rows under some ids: one mapping for each, with the columns it has."""
+        ...
+
+    def search(self, queries: np.ndarray, k: int, *, among: Selection | None = None) -> SearchResult:
+        """The k nearest to each query `(Q, D)`, among some rows, or all."""
         ...
 
     def save(self, directory: str | Path) -> None:
@@ -78,57 +105,82 @@ class Index(Protocol):
 
 
 class SavedIndex(NamedTuple):
-    """What a folder says of the index in it; `folder` opens its file `VECTORS`, `rows` are arrays with a row each."""
+    """What a folder says of the index in it.
+
+    Attributes:
+        kind: Name of the backend.
+        model: As of `Index`.
+        recall: As of `Index`.
+        options: To load it with.
+        folder: Opens its files.
+    """
 
     kind: str
     model: ModelIdentity | None
-    ids: list[str]
-    kept: KeptRows | None
-    rows: dict[str, np.ndarray]
+    recall: float | None
     options: dict[str, Any]
     folder: StoredFolder
 
+    def files(self) -> dict[str, int]:
+        """The numbers of the files, by the beginning of their names."""
+        return {file.file.split("-")[0]: number for number, file in enumerate(self.folder.manifest.files)}
+
 
 def save_index(
-    index: Index,
+    index: Described,
     directory: str | Path,
-    file: str,
-    write: Callable[[Path], object],
+    files: Mapping[str, Callable[[Path], object]],
     options: Mapping[str, Any] | None = None,
-    rows: Mapping[str, np.ndarray] | None = None,
+    *,
+    is_locked: bool = False,
 ) -> None:
-    """Save `index` with its vectors in `file`, which `write` makes; replaces an older index in one step.
+    """Save `index`; replaces an older index in one step.
 
     Args:
         index: What to save.
         directory: Where.
-        file: Name of the file of its vectors.
-        write: Writes that file.
+        files: By name, the function that writes the file to a path.
         options: To load it with.
-        rows: Further arrays with an entry for each row.
+        is_locked: Whether the caller holds the lock of `directory`.
 
     Raises:
         ValueError: The index is empty, `directory` holds something else, or another process writes into it.
     """
     if index.dimension is None:
         raise ValueError("the index is empty; add embeddings before saving it")
-    key = {
+    key: dict[str, Any] = {
         "kind": index.kind,
         "model": None if index.model is None else index.model._asdict(),
         "dimension": index.dimension,
-        "count": len(index.ids),
+        "count": len(index),
         "options": dict(options or {}),
     }
-    files: dict[str, Callable[[Path], object]] = {
-        "ids.json": lambda path: path.write_text(json.dumps(index.ids), encoding="ascii"),
-        file: write,
-    }
-    if index.kept is not None:
-        files["kept.parquet"] = index.kept.write
-    arrays = {**({"digests": index.digests} if index.digests.any() else {}), **(rows or {})}
-    if arrays:
-        files["rows.safetensors"] = lambda path: save_file(arrays, path)
-    replace_folder(directory, INDEX, key, files)
+    details = {} if index.recall is None else {RECALL: index.recall}
+    tables = {table_of(directory), key["options"].get("table")}
+    replace_folder(directory, INDEX, key, files, details, is_locked=is_locked)
+    for path in Path(directory).glob(TABLES):
+        if path.stem not in tables:  # the table of the index before stays, for its readers
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def table_of(directory: str | Path) -> str | None:
+    """The name of the table of the index that a folder holds, if it has one."""
+    try:
+        options: Any = read_manifest(Path(directory), INDEX).key["options"]
+    except (FileNotFoundError, ValueError):
+        return None
+    return None if "table" not in options else str(options["table"])
+
+
+def check_not_replaced(directory: Path, options: Mapping[str, Any]) -> None:
+    """Make sure that the index in a folder is still the one that was loaded, with these options.
+
+    Raises:
+        ValueError: Another process changed it meanwhile.
+    """
+    found: Any = read_manifest(directory, INDEX).key["options"]
+    if any(found.get(name) != value for name, value in options.items()):
+        raise ValueError(f"the index in {str(directory)!r} was changed since it was loaded; load it again")
 
 
 def read_index(directory: str | Path, kinds: Collection[str], read: Callable[[SavedIndex], Loaded]) -> Loaded:
@@ -144,11 +196,8 @@ def read_index(directory: str | Path, kinds: Collection[str], read: Callable[[Sa
         if key["kind"] not in kinds:
             raise ValueError(f"the index in {str(directory)!r} is of kind {key['kind']!r}, expected {sorted(kinds)}")
         model = None if key["model"] is None else ModelIdentity(**key["model"])
-        ids = json.loads(folder.path(IDS).read_text(encoding="ascii"))
-        further = {file.file.split("-")[0]: number for number, file in enumerate(folder.manifest.files)}
-        kept = KeptRows.open(folder.path(further["kept"])) if "kept" in further else None
-        rows = load_file(folder.path(further["rows"])) if "rows" in further else {}
-        return read(SavedIndex(key["kind"], model, ids, kept, rows, key["options"], folder))
+        recall = folder.manifest.details.get(RECALL)
+        return read(SavedIndex(key["kind"], model, recall, key["options"], folder))
 
     return read_folder(directory, INDEX, read_saved)
 
@@ -187,22 +236,22 @@ def check_vectors(vectors: np.ndarray, dimension: int | None, ids: Sequence[str]
     return array
 
 
-def check_search(index: Index, queries: np.ndarray, k: int) -> np.ndarray:
-    """Return the queries as `check_vectors` does, if `index` can be searched for `k` neighbours of them."""
+def check_search(dimension: int | None, queries: np.ndarray, k: int) -> np.ndarray:
+    """Return the queries as `check_vectors` does, if an index can be searched for `k` neighbours of them."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"k must be a positive integer, got {k!r}")
-    if index.dimension is None:
+    if dimension is None:
         raise ValueError("the index is empty; add embeddings before searching it")
-    return check_vectors(queries, index.dimension)
+    return check_vectors(queries, dimension)
 
 
-def check_positions(index: Index, among: np.ndarray) -> np.ndarray:
-    """Return positions `(M,)` of rows of `index`, ascending.
+def check_positions(count: int, among: np.ndarray) -> np.ndarray:
+    """Return positions `(M,)` of the `count` rows of an index, ascending.
 
     Raises:
         ValueError: One is not a position.
     """
     positions = np.unique(np.asarray(among, dtype=np.int64))
-    if len(positions) and (positions[0] < 0 or positions[-1] >= len(index.ids)):
-        raise ValueError(f"positions must be from 0 to {len(index.ids) - 1}, got {positions[[0, -1]].tolist()}")
+    if len(positions) and (positions[0] < 0 or positions[-1] >= count):
+        raise ValueError(f"positions must be from 0 to {count - 1}, got {positions[[0, -1]].tolist()}")
     return positions

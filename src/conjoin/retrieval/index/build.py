@@ -3,19 +3,23 @@
 To add a backend, write one file with a class that follows `Index` (see `exact.py`), and add one entry to `BACKENDS`.
 """
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from conjoin.retrieval.compact import COMPACT, truncate
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
-from conjoin.retrieval.filters import parse_condition
-from conjoin.retrieval.index.base import Index, SearchResult, read_kind
+from conjoin.retrieval.index.base import Index, SearchResult, Selection, read_kind
 from conjoin.retrieval.index.exact import ExactIndex
-from conjoin.retrieval.index.faiss import FaissIndex
+from conjoin.retrieval.index.faiss import FaissIndex, training_vectors
+from conjoin.retrieval.index.lance import LanceIndex
+from conjoin.retrieval.index.milvus import MilvusIndex
 from conjoin.retrieval.store import EmbeddingStore
 
 
@@ -25,32 +29,41 @@ class Backend(NamedTuple):
     Attributes:
         new: Makes an empty one; keyword arguments `model` and the options of the kind.
         load: Reads a saved one from its folder.
-        train: Prepares an empty one with a sample `(N, D)` of the vectors; `None` if the kind needs none.
+        train: Prepares an empty one with a sample `(N, D)` of the vectors, and their number; `None` if it needs none.
+        is_exact: Whether it finds the nearest by construction.
     """
 
     new: Callable[..., Index]
     load: Callable[[Path], Index]
-    train: Callable[[Any, np.ndarray], None] | None = None
+    train: Callable[[Any, np.ndarray, int], None] | None = None
+    is_exact: bool = False
 
 
 BACKENDS: dict[str, Backend] = {
-    "exact": Backend(ExactIndex, ExactIndex.load),
-    "flat": Backend(partial(FaissIndex, "flat"), FaissIndex.load),
+    "exact": Backend(ExactIndex, ExactIndex.load, is_exact=True),
+    "flat": Backend(partial(FaissIndex, "flat"), FaissIndex.load, is_exact=True),
     "hnsw": Backend(partial(FaissIndex, "hnsw"), FaissIndex.load),
-    "ivfpq": Backend(partial(FaissIndex, "ivfpq"), FaissIndex.load, FaissIndex.train),
+    **{
+        kind: Backend(partial(FaissIndex, kind), FaissIndex.load, FaissIndex.train)
+        for kind in ("ivfpq", "ivfpqr", "rabitq", "binary")
+    },
+    "lancedb": Backend(LanceIndex, LanceIndex.load),
+    "milvus": Backend(MilvusIndex, MilvusIndex.load),
 }
 INDEX_KINDS = tuple(BACKENDS)
-_TRAINING_VECTORS = 262_144
 _BYTES_AT_ONCE = 8 * 2**30
+_DEPTH = 10
+"""How many of the nearest the recall counts."""
 
 
 def new_index(kind: str = "exact", model: ModelIdentity | None = None, **options: Any) -> Index:  # noqa: ANN401
     """An empty index.
 
     Args:
-        kind: `"exact"`, or one of FAISS: `"flat"`, `"hnsw"`, `"ivfpq"`.
+        kind: `"exact"`; one of FAISS: `"flat"`, `"hnsw"`, `"ivfpq"`, `"ivfpqr"`, `"rabitq"`, `"binary"`; `"lancedb"`;
+            `"milvus"`.
         model: Which model makes the vectors.
-        options: Further arguments of `ExactIndex` or `FaissIndex`.
+        options: Further arguments of `ExactIndex`, `FaissIndex`, `LanceIndex` or `MilvusIndex`.
 
     Raises:
         ValueError: There is no such kind.
@@ -58,24 +71,64 @@ def new_index(kind: str = "exact", model: ModelIdentity | None = None, **options
     return _backend(kind).new(model=model, **options)
 
 
-def build_index(store: str | Path | EmbeddingStore, kind: str = "exact", **options: Any) -> Index:  # noqa: ANN401
+def build_index(
+    store: str | Path | EmbeddingStore,
+    kind: str = "exact",
+    *,
+    recall_queries: int = 100,
+    **options: Any,  # noqa: ANN401
+) -> Index:
     """Index the vectors of a store, shard by shard.
 
     Args:
         store: A store or its folder.
         kind: As for `new_index`.
+        recall_queries: Vectors of the store that an approximate index is searched for, to measure its recall@10
+            against the exact ranking (`Index.recall`); 0 measures nothing.
         options: As for `new_index`.
     """
     opened = store if isinstance(store, EmbeddingStore) else EmbeddingStore.open(store)
-    index = new_index(kind, opened.model, **options)
-    train = BACKENDS[kind].train
-    if train is not None:
-        train(index, _training_sample(opened))
-    for ids, embeddings in opened:
-        index.add(ids, embeddings, copy=False)
-    index.digests = np.concatenate([opened.digests(number) for number in range(opened.shards)])
-    index.kept = opened.kept
+    if kind == "exact" and opened.dtype in COMPACT:
+        options.setdefault("dtype", opened.dtype)
+    index, backend = new_index(kind, opened.model, **options), BACKENDS[kind]
+    if backend.train is not None:
+        backend.train(index, opened.sample(training_vectors(len(opened)))[1], len(opened))
+    index.follow(opened)
+    if isinstance(index, LanceIndex):
+        index.prepare()
+    is_exact = backend.is_exact and options.get("dtype") in (None, "float32", opened.dtype)
+    if recall_queries and not is_exact:
+        index.recall = measure_recall(index, opened, recall_queries)
     return index
+
+
+def measure_recall(index: Index, store: EmbeddingStore, queries: int = 100) -> float | None:
+    """The mean share of the ten nearest of a vector, itself left out, that an index finds.
+
+    Args:
+        index: Of the store.
+        store: What the exact ranking reads, once.
+        queries: How many of its vectors to search for.
+
+    Returns:
+        The recall@10; None if there is one vector only.
+    """
+    ids, vectors = store.sample(queries)
+    exact = search_store(store, vectors, _DEPTH + 1).ids
+    found = index.search(vectors, _DEPTH + 1).ids
+    shares = []
+    for own, wanted, names in zip(ids, exact, found, strict=True):
+        right = [name for name in wanted if name != own][:_DEPTH]
+        if right:
+            shares.append(len(set(right) & set([name for name in names if name != own][:_DEPTH])) / len(right))
+    return float(np.mean(shares)) if shares else None
+
+
+def default_kind(store: EmbeddingStore) -> str:
+    """`"exact"`; beyond half of this machine's memory `"lancedb"`, where it is installed."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**34
+    is_large = 4 * len(store) * store.dimension > memory / 2
+    return "lancedb" if is_large and find_spec("lancedb") is not None else "exact"
 
 
 def search_store(
@@ -149,25 +202,29 @@ def search_items(
             `Index.search`.
     """
     check_model(index, encoder)
-    among = None if where is None else select_rows(index, where)
-    return index.search(encoder.encode(items), k, among=among)
+    among = None if where is None else index.select(where)
+    vectors = encoder.encode(items)
+    if index.model is not None and index.dimension is not None and index.dimension < vectors.shape[1]:
+        vectors = truncate(vectors, index.dimension)  # of the same model, so the index holds truncated vectors
+    return index.search(vectors, k, among=among)
 
 
-def select_rows(index: Index, where: str) -> np.ndarray:
-    """The positions `(M,)` in `index.ids` of the rows that a condition holds for, ascending.
+def select_rows(index: Index, where: str) -> Selection:
+    """The rows that a condition holds for, as `Index.search` takes them.
 
     Args:
         index: Whose kept columns the condition names.
         where: As `conjoin.retrieval.filters` describes.
 
+    Returns:
+        Their positions `(M,)` in `index.ids`, ascending; of an index in a database the condition, which is evaluated
+        in each search.
+
     Raises:
         ValueError: The condition cannot be read, names an unknown column, or compares values of different types; the
             index has no columns.
     """
-    condition = parse_condition(where)
-    if index.kept is None:
-        raise ValueError(f"the index keeps no columns, so it cannot be filtered by {where!r}; encode and index again")
-    return condition.select(index.kept)
+    return index.select(where)
 
 
 def rows_of(index: Index, ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -180,11 +237,7 @@ def rows_of(index: Index, ids: Sequence[str]) -> list[dict[str, Any]]:
     Returns:
         One mapping for each, with those it has of `"text"`, `"image"` (its path) and the columns that were kept.
     """
-    if index.kept is None:
-        return [{} for _ in ids]
-    wanted = set(ids)
-    positions = {id_: position for position, id_ in enumerate(index.ids) if id_ in wanted}
-    return index.kept.take([positions[id_] for id_ in ids])
+    return index.rows(ids)
 
 
 def check_model(index: Index, encoder: ItemEncoder) -> None:
@@ -221,9 +274,3 @@ def _better(first: SearchResult | None, second: SearchResult, k: int) -> SearchR
     names = [[*some, *others] for some, others in zip(first.ids, second.ids, strict=True)]
     ids = [[row[place] for place in places] for row, places in zip(names, order.tolist(), strict=True)]
     return SearchResult(ids, np.take_along_axis(scores, order, axis=1))
-
-
-def _training_sample(store: EmbeddingStore) -> np.ndarray:
-    """Every n-th vector of the store, `(N, D)` float32, at most `_TRAINING_VECTORS` of them."""
-    step = -(-len(store) // _TRAINING_VECTORS)
-    return np.concatenate([np.asarray(embeddings[::step], dtype=np.float32) for _, embeddings in store])

@@ -10,22 +10,16 @@ from typing import Self
 import numpy as np
 import torch
 
+from conjoin.ops import choose_device
+from conjoin.retrieval.compact import DTYPES, pack, unpack
 from conjoin.retrieval.encoder import ModelIdentity
-from conjoin.retrieval.index.base import (
-    VECTORS,
-    SavedIndex,
-    SearchResult,
-    check_positions,
-    check_search,
-    check_vectors,
-    read_index,
-    save_index,
-)
-from conjoin.retrieval.index.rows import IndexRows
+from conjoin.retrieval.index.base import SavedIndex, SearchResult, Selection, check_search, check_vectors, read_index
+from conjoin.retrieval.index.rows import VECTORS, IndexRows
 
 _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
+_DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class ExactIndex(IndexRows):
@@ -35,19 +29,26 @@ class ExactIndex(IndexRows):
     ties are ranked in the order of insertion. A product in float32 selects the few candidates for that: everything
     within its worst rounding error of the k-th best.
 
-    On a CPU, the vectors of a saved index and of a store stay in their files and are read block by block.
+    On a CPU, the vectors of a saved index and of a store stay in their files and are read block by block. A GPU holds
+    them as far as they fit into half of its free memory; the others are moved to it block by block.
 
     Args:
         model: Which model made the vectors; recorded, and checked by `search_items`.
-        device: Where the vectors are kept and multiplied.
+        device: Where the vectors are multiplied; None takes a GPU when there is one.
+        dtype: How they are held, one of `conjoin.retrieval.compact.DTYPES`; None keeps float16 and float32 as given.
+            Queries stay float32; the search is exact among the vectors as they are held.
     """
 
     kind = "exact"
 
-    def __init__(self, model: ModelIdentity | None = None, device: str | torch.device = "cpu") -> None:
-        super().__init__()
-        self.model = model
-        self.device = torch.device(device)
+    def __init__(
+        self, model: ModelIdentity | None = None, device: str | torch.device | None = None, dtype: str | None = None
+    ) -> None:
+        super().__init__(model)
+        if dtype not in (None, *DTYPES):
+            raise ValueError(f"unknown dtype {dtype!r}; expected one of {list(DTYPES)}")
+        self.device = torch.device(choose_device(device))
+        self.dtype = dtype
         self._parts: list[torch.Tensor] = []
         self._places: np.ndarray | None = None  # of the rows among the vectors of all parts, once some were removed
 
@@ -64,39 +65,51 @@ class ExactIndex(IndexRows):
                 normalised.
         """
         vectors = check_vectors(embeddings, self.dimension, ids)
-        if np.asarray(embeddings).dtype == np.float16:
+        dimension = vectors.shape[1]
+        if self.dtype is not None:
+            vectors = pack(vectors, self.dtype)
+        elif np.asarray(embeddings).dtype == np.float16:
             vectors = np.ascontiguousarray(embeddings)
         self._add_ids(ids)
-        self._append(torch.tensor(vectors) if copy else torch.from_numpy(vectors))
+        self._append(torch.tensor(vectors) if copy else torch.from_numpy(vectors), dimension)
 
-    def _append(self, vectors: torch.Tensor) -> None:
-        """Append checked vectors `(N, D)`."""
-        self.dimension = vectors.shape[1]
+    def _append(self, vectors: torch.Tensor, dimension: int) -> None:
+        """Append checked vectors of some dimension, as they are held."""
+        self.dimension = dimension
         if self._places is not None:
             start = sum(map(len, self._parts))
             self._places = np.concatenate([self._places, np.arange(start, start + len(vectors))])
-        self._parts.append(vectors.to(self.device))
+        self._parts.append(vectors.to(self.device) if self._fits(vectors) else vectors)
+
+    def _fits(self, vectors: torch.Tensor) -> bool:
+        return self.device.type != "cuda" or vectors.nbytes < torch.cuda.mem_get_info(self.device)[0] / 2
+
+    def _unpacked(self, block: torch.Tensor) -> torch.Tensor:
+        """The vectors `(n, D)` of a block: float32, where they are multiplied."""
+        if self.dtype in ("int8", "binary"):
+            block = torch.from_numpy(unpack(block.cpu().numpy(), self.dtype, int(self.dimension or 0)))
+        return block.to(self.device).float()
 
     def _remove(self, places: np.ndarray, left: np.ndarray) -> None:
         self._places = left if self._places is None else self._places[left]
 
-    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
+    def search(self, queries: np.ndarray, k: int, *, among: Selection | None = None) -> SearchResult:
         """Rank the corpus for each query.
 
         Args:
             queries: `(Q, D)`, L2-normalised.
             k: How many to return; the whole corpus if it is larger.
-            among: Positions `(M,)` in `ids` to search among; all when None. See `select_rows`.
+            among: Positions `(M,)` in `ids`, or a condition; all when None. See `select_rows`.
 
         Raises:
             ValueError: An empty index, `k` below 1, or queries of another dimension, not finite or not normalised.
         """
-        vectors = torch.tensor(check_search(self, queries, k), device=self.device)
+        vectors = torch.tensor(check_search(self.dimension, queries, k), device=self.device)
         places = self._places
-        if among is not None:
-            among = check_positions(self, among)
-            places = among if places is None else places[among]
-        k = min(k, len(self.ids) if among is None else len(among))
+        chosen = None if among is None else self._positions(among)
+        if chosen is not None:
+            places = chosen if places is None else places[chosen]
+        k = min(k, len(self.ids) if chosen is None else len(chosen))
         rows_at_once = max(1, _SCORES_AT_ONCE // _CORPUS_BLOCK)
         parts = vectors.split(rows_at_once) if k and len(vectors) else ()
         found = [self._search_rows(part, k, places) for part in parts]
@@ -104,8 +117,8 @@ class ExactIndex(IndexRows):
         scores = np.concatenate([np.empty((0, k), dtype=np.float32), *(part[1] for part in found)])
         if k == 0:
             return SearchResult([[] for _ in vectors], np.empty((len(vectors), 0), dtype=np.float32))
-        if among is not None:
-            indices = among[indices]
+        if chosen is not None:
+            indices = chosen[indices]
         return SearchResult([[self.ids[index] for index in row] for row in indices.tolist()], scores)
 
     def _search_rows(self, queries: torch.Tensor, k: int, places: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +129,7 @@ class ExactIndex(IndexRows):
         rows, columns = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         scores = np.empty(0, dtype=np.float32)
         for offset, stored in self._blocks(places):
-            block = stored.float()
+            block = self._unpacked(stored)
             rough = queries @ block.T
             if len(block) >= k:
                 floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
@@ -138,20 +151,21 @@ class ExactIndex(IndexRows):
         Raises:
             ValueError: The index is empty.
         """
-        save_index(self, directory, "vectors.safetensors", self._write)
+        self._save(directory, "vectors.safetensors", self._write, {} if self.dtype is None else {"dtype": self.dtype})
 
     def _write(self, path: Path) -> None:
         """Write a safetensors file block by block, as the library's writers hold a copy of all vectors in memory."""
-        dtype = np.float16 if all(part.dtype == torch.float16 for part in self._parts) else np.float32
-        shape = (len(self.ids), self.dimension or 0)
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        tensor = {"dtype": "F16" if dtype == np.float16 else "F32", "shape": shape, "data_offsets": (0, size)}
+        found = {part.dtype for part in self._parts}
+        dtype = next(iter(found)) if len(found) == 1 else torch.float32
+        shape = (len(self.ids), self._parts[0].shape[1])
+        size = math.prod(shape) * dtype.itemsize
+        tensor = {"dtype": _DTYPE_NAMES[dtype], "shape": shape, "data_offsets": (0, size)}
         header = json.dumps({"embeddings": tensor}).encode()
         header += b" " * (-len(header) % 8)
         with path.open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for _, block in self._blocks(self._places):
-                file.write(block.cpu().numpy().astype(dtype, copy=False).data)
+                file.write(np.ascontiguousarray(block.cpu().to(dtype).numpy()).data)
 
     def _blocks(self, places: np.ndarray | None) -> Iterator[tuple[int, torch.Tensor]]:
         """The vectors `(n, D)` at some places, ascending, block by block, each with the position of its first row."""
@@ -168,7 +182,7 @@ class ExactIndex(IndexRows):
                 offset += len(block)
 
     @classmethod
-    def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
+    def load(cls, directory: str | Path, device: str | torch.device | None = None) -> Self:
         """Read a saved index.
 
         Raises:
@@ -178,11 +192,11 @@ class ExactIndex(IndexRows):
         return read_index(directory, (cls.kind,), partial(cls._read, device=device))
 
     @classmethod
-    def _read(cls, saved: SavedIndex, device: str | torch.device) -> Self:
-        index = cls(saved.model, device)
+    def _read(cls, saved: SavedIndex, device: str | torch.device | None) -> Self:
+        index = cls(saved.model, device, saved.options.get("dtype"))
         index._load_rows(saved)
         with saved.folder.shard(VECTORS) as file:
-            index._append(file.get_tensor("embeddings"))
+            index._append(file.get_tensor("embeddings"), saved.folder.manifest.key["dimension"])
         return index
 
 

@@ -1,4 +1,4 @@
-"""FAISS behind the index protocol: flat, HNSW and IVF-PQ."""
+"""FAISS behind the index protocol, by its index factory: flat, HNSW, IVF-PQ, RaBitQ and sign bits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,36 +10,53 @@ import numpy as np
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.index.base import (
     INDEX,
-    VECTORS,
     SavedIndex,
     SearchResult,
-    check_positions,
+    Selection,
     check_search,
     check_vectors,
     read_index,
-    save_index,
 )
-from conjoin.retrieval.index.rows import IndexRows
+from conjoin.retrieval.index.rows import VECTORS, IndexRows
 from conjoin.storage import DamagedError
 
-KINDS = ("flat", "hnsw", "ivfpq")
+_RESCORED = ",Refine(SQfp16)"
+_FACTORY = {
+    "flat": "Flat",
+    "hnsw": "HNSW{links}",
+    "ivfpq": "IVF{lists},PQ{subvectors}np",
+    "ivfpqr": "IVF{lists},PQ{subvectors}np" + _RESCORED,
+    "rabitq": "IVF{lists},RaBitQ" + _RESCORED,
+    "binary": "LSH" + _RESCORED,
+}
+KINDS = tuple(_FACTORY)
+_IN_LISTS = ("ivfpq", "ivfpqr", "rabitq")
+_KEEPING = ("hnsw", "ivfpqr", "rabitq")
+"""The kinds that keep removed vectors, and are built again when there are many."""
 _PQ_CENTROIDS = 256
-_MOST_REMOVED = 0.25  # of a graph, which keeps removed vectors; beyond it the graph is built again
+_MOST_REMOVED = 0.25
 _TRAINING_POINTS_PER_LIST = 39  # below it faiss warns that clusters are poorly trained
+_TRAINING_VECTORS = 262_144
 
 
 class FaissIndex(IndexRows):
     """Nearest neighbours by FAISS, inner product throughout.
 
+    `"ivfpqr"`, `"rabitq"` and `"binary"` find candidates by compressed vectors and rescore them with float16 vectors,
+    which a loaded index reads from its file.
+
     Args:
         kind: `"flat"` compares with every vector; `"hnsw"` walks a graph: fast and nearly exact, with some more
-            memory; `"ivfpq"` keeps D/4 bytes per vector and looks into a few clusters only: small, fast, approximate.
+            memory; `"ivfpq"` keeps D/4 bytes per vector and looks into a few clusters only: small, fast, approximate;
+            `"ivfpqr"` is the same with rescoring; `"rabitq"` keeps D/8 bytes and a few more, in clusters; `"binary"`
+            keeps the signs, D/8 bytes, and compares with all of them.
         model: Which model made the vectors; recorded, and checked by `search_items`.
         links: Graph neighbours per vector (`"hnsw"`).
         breadth: Candidates kept while searching (`"hnsw"`): more is slower and more exact.
-        lists: Clusters (`"ivfpq"`); `None` takes 4 √N of the training vectors.
-        subvectors: Bytes per vector (`"ivfpq"`), a divisor of D; `None` takes the largest up to D/4.
-        probes: Clusters looked into (`"ivfpq"`): more is slower and more exact.
+        lists: Clusters; `None` takes 4 √N, as far as the training vectors suffice.
+        subvectors: Bytes per vector (`"ivfpq"`, `"ivfpqr"`), a divisor of D; `None` takes the largest up to D/4.
+        probes: Clusters looked into: more is slower and more exact.
+        refine: Candidates rescored for each result.
     """
 
     def __init__(
@@ -52,67 +69,91 @@ class FaissIndex(IndexRows):
         lists: int | None = None,
         subvectors: int | None = None,
         probes: int = 16,
+        refine: int = 20,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r} of FAISS index; expected one of {list(KINDS)}")
-        super().__init__()
+        super().__init__(model)
         self._faiss = _import_faiss()
         self.kind = kind
-        self.model = model
         self.options: dict[str, Any] = {
             "links": links,
             "breadth": breadth,
             "lists": lists,
             "subvectors": subvectors,
             "probes": probes,
+            "refine": refine,
         }
         self._index: Any = None
+        self._mapped: Path | None = None  # the file in which the vectors of the index stay
         self._labels = np.empty(0, dtype=np.int64)  # what FAISS calls each row, ascending
 
-    def train(self, sample: np.ndarray) -> None:
-        """Make an `"ivfpq"` index learn its clusters from vectors like the corpus; the other kinds learn nothing.
+    def train(self, sample: np.ndarray, corpus: int | None = None) -> None:
+        """Make an index learn its clusters from vectors like the corpus; `"flat"` and `"hnsw"` learn nothing.
 
         Args:
             sample: `(N, D)`, L2-normalised.
+            corpus: How many vectors will be added; N when None.
 
         Raises:
-            ValueError: Already trained, fewer than 256 vectors, or `subvectors` that does not divide D.
+            ValueError: Already trained, too few vectors, or `subvectors` that does not divide D.
         """
         if self._index is not None:
             raise ValueError("the index is trained already; make a new one")
         vectors = check_vectors(sample, None)
-        count, dimension = vectors.shape
-        if self.kind == "flat":
-            index = self._faiss.IndexFlatIP(dimension)
-        elif self.kind == "hnsw":
-            index = self._new_hnsw(dimension)
-        else:
-            index = self._new_ivfpq(count, dimension)
+        index = self._make(len(vectors), vectors.shape[1], corpus or len(vectors))
+        if self.kind == "hnsw":
+            index.hnsw.efConstruction = 200
+        elif self.kind != "flat":
             index.train(vectors)
         self._index = index
 
-    def _new_hnsw(self, dimension: int) -> Any:  # noqa: ANN401 - faiss has no types
-        index = self._faiss.IndexHNSWFlat(dimension, self.options["links"], self._faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = 200
+    def _make(self, count: int, dimension: int, corpus: int) -> Any:  # noqa: ANN401 - faiss has no types
+        """An empty index for `corpus` vectors that will be trained with `count` of them."""
+        faiss, chosen = self._faiss, dict(self.options)
+        if self.kind in ("ivfpq", "ivfpqr"):
+            chosen["subvectors"] = self._subvectors(count, dimension)
+        if self.kind in _IN_LISTS:
+            most_lists = max(1, count // _TRAINING_POINTS_PER_LIST)
+            chosen["lists"] = self.options["lists"] or min(round(4 * corpus**0.5), most_lists)
+            if chosen["lists"] > count:
+                raise ValueError(
+                    f"lists must be at most the number of training vectors {count}, got {chosen['lists']}"
+                )
+        metric = faiss.METRIC_L2 if self.kind == "binary" else faiss.METRIC_INNER_PRODUCT  # of unit vectors the same
+        index = faiss.index_factory(dimension, _FACTORY[self.kind].format(**chosen), metric)
+        if self.kind in _IN_LISTS:
+            lists = self._base(index)
+            lists.cp.min_points_per_centroid = 1  # checked above, no warning needed
+            if "subvectors" in chosen and self.kind != "rabitq":
+                lists.pq.cp.min_points_per_centroid = 1
         return index
 
-    def _new_ivfpq(self, count: int, dimension: int) -> Any:  # noqa: ANN401 - faiss has no types
+    def _subvectors(self, count: int, dimension: int) -> int:
         if count < _PQ_CENTROIDS:
-            raise ValueError(f'"ivfpq" needs at least {_PQ_CENTROIDS} vectors to learn from, got {count}; use "flat"')
-        most_lists = max(1, count // _TRAINING_POINTS_PER_LIST)
-        lists: int = self.options["lists"] or min(round(4 * count**0.5), most_lists)
+            raise ValueError(
+                f'"{self.kind}" needs at least {_PQ_CENTROIDS} vectors to learn from, got {count}; use "flat"'
+            )
         subvectors: int = self.options["subvectors"] or max(
             size for size in range(1, max(1, dimension // 4) + 1) if dimension % size == 0
         )
         if dimension % subvectors:
             raise ValueError(f"subvectors must divide the dimension {dimension}, got {subvectors}")
-        if lists > count:
-            raise ValueError(f"lists must be at most the number of training vectors {count}, got {lists}")
-        quantizer = self._faiss.IndexFlatIP(dimension)
-        index = self._faiss.IndexIVFPQ(quantizer, dimension, lists, subvectors, 8, self._faiss.METRIC_INNER_PRODUCT)
-        index.cp.min_points_per_centroid = 1  # checked above, no warning needed
-        index.pq.cp.min_points_per_centroid = 1
-        return index
+        return subvectors
+
+    @property
+    def _is_rescored(self) -> bool:
+        return _FACTORY[self.kind].endswith(_RESCORED)
+
+    def _base(self, index: Any) -> Any:  # noqa: ANN401
+        """The index that finds the candidates."""
+        return self._faiss.downcast_index(index.base_index) if self._is_rescored else index
+
+    def _storage(self) -> Any:  # noqa: ANN401
+        """The index that has the vectors of all candidates, and can be searched among some of them."""
+        if self._is_rescored:
+            return self._faiss.downcast_index(self._index.refine_index)
+        return self._faiss.downcast_index(self._index.storage) if self.kind == "hnsw" else self._index
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors; the first ones train an index that was not trained.
@@ -129,6 +170,7 @@ class FaissIndex(IndexRows):
         vectors = check_vectors(embeddings, dimension, ids)
         if self._index is None:
             self.train(vectors)
+        self._take_into_memory()
         self._add_ids(ids)
         if self.kind == "ivfpq":
             first = int(self._labels[-1]) + 1 if len(self._labels) else 0
@@ -141,16 +183,32 @@ class FaissIndex(IndexRows):
         self.dimension = vectors.shape[1]
 
     def _remove(self, places: np.ndarray, left: np.ndarray) -> None:
-        if self.kind != "hnsw":
-            self._index.remove_ids(self._labels[places])
-        self._labels = np.arange(len(left)) if self.kind == "flat" else self._labels[left]
-        if self.kind == "hnsw" and len(left) < (1 - _MOST_REMOVED) * self._index.ntotal:
-            graph = self._new_hnsw(self._index.d)
-            if len(left):
-                graph.add(self._index.reconstruct_batch(self._labels))
-            self._index, self._labels = graph, np.arange(len(left))
+        self._take_into_memory()
+        if self.kind in _KEEPING:
+            self._labels = self._labels[left]
+            if len(left) < (1 - _MOST_REMOVED) * self._index.ntotal:
+                self._build_again()
+            return
+        parts = [self._base(self._index), self._storage()] if self._is_rescored else [self._index]
+        for part in parts:
+            part.remove_ids(self._labels[places])
+        self._index.ntotal = parts[0].ntotal
+        self._labels = self._labels[left] if self.kind == "ivfpq" else np.arange(len(left))
 
-    def search(self, queries: np.ndarray, k: int, *, among: np.ndarray | None = None) -> SearchResult:
+    def _build_again(self) -> None:
+        """Build the index of the vectors that are left, with the clusters that it has."""
+        vectors = self._storage().reconstruct_batch(self._labels) if len(self._labels) else None
+        self._index.reset()
+        if vectors is not None:
+            self._index.add(vectors)
+        self._labels = np.arange(len(self._labels))
+
+    def _take_into_memory(self) -> None:
+        """Read the vectors that are still in the file of a loaded index; they can be changed then."""
+        if self._mapped is not None:
+            self._index, self._mapped = self._faiss.read_index(str(self._mapped)), None
+
+    def search(self, queries: np.ndarray, k: int, *, among: Selection | None = None) -> SearchResult:
         """Rank the corpus for each query.
 
         Among chosen rows, the search compares with all of them, in place of walking a graph or choosing clusters:
@@ -159,18 +217,20 @@ class FaissIndex(IndexRows):
         Args:
             queries: `(Q, D)`, L2-normalised.
             k: How many to return; the whole corpus if it is larger.
-            among: Positions `(M,)` in `ids` to search among; all when None. See `select_rows`.
+            among: Positions `(M,)` in `ids`, or a condition; all when None. See `select_rows`.
 
         Raises:
             ValueError: As `ExactIndex.search`.
         """
-        vectors = check_search(self, queries, k)
-        labels = self._labels if among is None else self._labels[check_positions(self, among)]
+        vectors = check_search(self.dimension, queries, k)
+        labels = self._labels if among is None else self._labels[self._positions(among)]
         k = min(k, len(labels))
         if k == 0:
             return SearchResult([[] for _ in vectors], np.empty((len(vectors), 0), dtype=np.float32))
         index, options = self._options(k, labels, among is not None)
         scores, found_labels = index.search(vectors, k, params=options)
+        if self.kind == "binary":
+            scores = 1 - scores / 2  # from the squared distance of unit vectors
         missing = found_labels < 0
         scores[missing] = -np.inf
         positions = np.where(missing, len(self.ids), np.searchsorted(self._labels, found_labels))
@@ -182,18 +242,23 @@ class FaissIndex(IndexRows):
     def _options(self, k: int, labels: np.ndarray, is_filtered: bool) -> tuple[Any, Any]:
         """The FAISS index to search, and how, for `k` of the rows with some labels."""
         faiss, selector = self._faiss, {}
-        if is_filtered or (self.kind == "hnsw" and len(labels) < self._index.ntotal):
+        if is_filtered or (self.kind in _KEEPING and len(labels) < self._index.ntotal):
             mask = np.zeros(int(labels[-1]) + 1, dtype=bool)
             mask[labels] = True
             selector["sel"] = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
         if self.kind == "ivfpq":
             probes = self._index.nlist if is_filtered else self.options["probes"]
             return self._index, faiss.SearchParametersIVF(nprobe=probes, **selector)
-        if self.kind == "hnsw" and not is_filtered:
+        if is_filtered or self.kind == "flat":
+            return self._storage(), faiss.SearchParameters(**selector)
+        if self.kind == "hnsw":
             breadth = max(k, self.options["breadth"])
             return self._index, faiss.SearchParametersHNSW(efSearch=breadth, **selector)
-        index = faiss.downcast_index(self._index.storage) if self.kind == "hnsw" else self._index
-        return index, faiss.SearchParameters(**selector)
+        inner = {}
+        if self.kind in _IN_LISTS:
+            inner["base_index_params"] = faiss.SearchParametersIVF(nprobe=self.options["probes"], **selector)
+        factor = max(1, min(self.options["refine"], self._index.ntotal // k))
+        return self._index, faiss.IndexRefineSearchParameters(k_factor=factor, **inner)
 
     def save(self, directory: str | Path) -> None:
         """Write the index; whatever happens, `directory` holds either the old index or the new one.
@@ -203,7 +268,7 @@ class FaissIndex(IndexRows):
         """
         are_positions = np.array_equal(self._labels, np.arange(len(self.ids)))
         rows = {} if are_positions else {"labels": self._labels}
-        save_index(self, directory, "vectors.faiss", self._write, self.options, rows)
+        self._save(directory, "vectors.faiss", self._write, self.options, rows)
 
     def _write(self, path: Path) -> None:
         self._faiss.write_index(self._index, str(path))
@@ -221,15 +286,20 @@ class FaissIndex(IndexRows):
     @classmethod
     def _read(cls, saved: SavedIndex) -> Self:
         index = cls(saved.kind, saved.model, **saved.options)
-        index._load_rows(saved)
-        index._labels = saved.rows.get("labels", np.arange(len(saved.ids)))
+        index._labels = index._load_rows(saved).get("labels", np.arange(len(index.ids)))
         path = saved.folder.path(VECTORS)
         try:
-            index._index = index._faiss.read_index(str(path))
+            flags = index._faiss.IO_FLAG_MMAP_IFC if index._is_rescored else 0
+            index._index, index._mapped = index._faiss.read_index(str(path), flags), path if flags else None
         except RuntimeError as error:
             raise DamagedError(f"FAISS cannot read {str(path)!r} ({error}); {INDEX.remedy} again") from error
         index.dimension = index._index.d
         return index
+
+
+def training_vectors(corpus: int) -> int:
+    """How many of `corpus` vectors the clusters are learned from."""
+    return min(corpus, max(_TRAINING_VECTORS, _TRAINING_POINTS_PER_LIST * round(4 * corpus**0.5)))
 
 
 def _import_faiss() -> ModuleType:

@@ -1,23 +1,46 @@
-"""The rows of an index, which every backend keeps the same way: their ids, digests and kept columns."""
+"""The rows of an index in memory, which its backends keep the same way: their ids, digests and kept columns."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from conjoin.retrieval.index.base import SavedIndex, check_vectors
+from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.filters import parse_condition
+from conjoin.retrieval.index.base import SavedIndex, Selection, check_positions, check_vectors, save_index
 from conjoin.retrieval.kept_rows import KeptRows
+from conjoin.retrieval.store import EmbeddingStore
+from conjoin.retrieval.store_update import StoreChanges
+
+IDS, VECTORS = 0, 1
+"""The numbers of the first files of a saved index; `kept` and `rows` follow, if it has them."""
 
 
 class IndexRows(ABC):
-    """Ids in the order added, what their vectors were made from, and what is kept of them."""
+    """Ids in the order added, what their vectors were made from, and what is kept of them.
 
-    def __init__(self) -> None:
+    Attributes:
+        kept: What the store keeps of the rows beside their vectors, in the order of `ids`, if known.
+        digests: What each vector was made from `(N,)` int64, 0 where it is not known; equal digests, equal vectors.
+    """
+
+    kind: str
+
+    def __init__(self, model: ModelIdentity | None = None) -> None:
         self.ids: list[str] = []
         self.dimension: int | None = None
+        self.model = model
+        self.recall: float | None = None
         self.kept: KeptRows | None = None
         self.digests = np.empty(0, dtype=np.int64)
         self._known: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     @abstractmethod
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
@@ -67,6 +90,89 @@ class IndexRows(ABC):
         self.remove([id_ for id_ in ids if id_ in self._known])
         self.add(ids, vectors)
 
+    def follow(self, store: EmbeddingStore) -> StoreChanges:
+        """Make the index hold what a store holds now: add, replace and remove vectors, and take over its columns.
+
+        Raises:
+            ValueError: The index does not say what its vectors were made from; it stays as it was.
+        """
+        if len(self.ids) and not self.digests.any():
+            raise ValueError("the index does not say what its vectors were made from; build it again")
+        before = dict(zip(self.ids, self.digests.tolist(), strict=True))
+        gone, replaced = set(before), []
+        order: dict[str, int] = {}
+        new: list[list[int]] = []
+        for number in range(store.shards if before else 0):
+            ids, digests = store.read_ids(number), store.digests(number).tolist()
+            gone.difference_update(ids)
+            changed = [place for place, id_ in enumerate(ids) if before.get(id_) != digests[place]]
+            replaced += [ids[place] for place in changed if ids[place] in before]
+            new.append(changed)
+            order |= dict(zip(ids, range(len(order), len(order) + len(ids)), strict=True))
+        self.remove([*gone, *replaced])
+        for number in range(store.shards):
+            if not before or new[number]:
+                self._add_shard(store, number, new[number] if before else None)
+        self.kept = store.kept
+        if before and self.kept is not None:
+            self.kept = self.kept.choose(np.array([order[id_] for id_ in self.ids]))
+        left = len(before) - len(gone) - len(replaced)
+        return StoreChanges(len(self.ids) - left - len(replaced), len(replaced), len(gone), left)
+
+    def _add_shard(self, store: EmbeddingStore, number: int, places: list[int] | None) -> None:
+        """Add the rows at some places of a shard, or all of them, whose vectors may then stay in their file."""
+        (ids, vectors), digests = store.read(number), store.digests(number)
+        if places is not None:
+            ids, vectors, digests = [ids[place] for place in places], vectors[places], digests[places]
+        self.add(ids, vectors, copy=False)
+        self.digests[len(self.ids) - len(ids) :] = digests
+
+    def select(self, where: str) -> np.ndarray:
+        """The positions `(M,)` in `ids` of the rows that a condition holds for, ascending.
+
+        Raises:
+            ValueError: The condition cannot be read, names an unknown column, or compares values of different types;
+                the index has no columns.
+        """
+        condition = parse_condition(where)
+        if self.kept is None:
+            raise ValueError(
+                f"the index keeps no columns, so it cannot be filtered by {where!r}; encode and index again"
+            )
+        return condition.select(self.kept)
+
+    def rows(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """What the index knows of the rows under some ids."""
+        if self.kept is None:
+            return [{} for _ in ids]
+        wanted = set(ids)
+        positions = {id_: position for position, id_ in enumerate(self.ids) if id_ in wanted}
+        return self.kept.take([positions[id_] for id_ in ids])
+
+    def _positions(self, among: Selection) -> np.ndarray:
+        """Positions `(M,)` of rows, ascending."""
+        return check_positions(len(self), among if isinstance(among, np.ndarray) else self.select(among.text))
+
+    def _save(
+        self,
+        directory: str | Path,
+        file: str,
+        write: Callable[[Path], object],
+        options: Mapping[str, Any] | None = None,
+        rows: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Save the index with its vectors in `file`, which `write` makes, and with further arrays of its rows."""
+        files: dict[str, Callable[[Path], object]] = {
+            "ids.json": lambda path: path.write_text(json.dumps(self.ids), encoding="ascii"),
+            file: write,
+        }
+        if self.kept is not None:
+            files["kept.parquet"] = self.kept.write
+        arrays = {**({"digests": self.digests} if self.digests.any() else {}), **(rows or {})}
+        if arrays:
+            files["rows.safetensors"] = lambda path: save_file(arrays, path)
+        save_index(self, directory, files, options)
+
     def _add_ids(self, new: Sequence[str], digests: np.ndarray | None = None) -> None:
         """Append ids if all of them are new; otherwise change nothing and raise ValueError."""
         check_ids(new, self._known)
@@ -75,10 +181,15 @@ class IndexRows(ABC):
         added = np.zeros(len(new), dtype=np.int64) if digests is None else digests
         self.digests = np.concatenate([self.digests, added])
 
-    def _load_rows(self, saved: SavedIndex) -> None:
-        """Take over the rows of a saved index."""
-        self.kept = saved.kept
-        self._add_ids(saved.ids, saved.rows.get("digests"))
+    def _load_rows(self, saved: SavedIndex) -> dict[str, np.ndarray]:
+        """Take over the rows of a saved index; returns the further arrays that it was saved with."""
+        self.recall = saved.recall
+        numbers = saved.files()
+        if "kept" in numbers:
+            self.kept = KeptRows.open(saved.folder.path(numbers["kept"]))
+        rows = load_file(saved.folder.path(numbers["rows"])) if "rows" in numbers else {}
+        self._add_ids(json.loads(saved.folder.path(IDS).read_text(encoding="ascii")), rows.pop("digests", None))
+        return rows
 
 
 def check_ids(new: Sequence[str], known: set[str]) -> None:

@@ -80,7 +80,7 @@ class MinerSearch:
     def index(self) -> Index:
         """The index of the corpus."""
         if self._index is None:
-            self._index = build_index(self.corpus, self.kind, **self.options)
+            self._index = build_index(self.corpus, self.kind, recall_queries=0, **self.options)
             self._positions = {id_: position for position, id_ in enumerate(self._index.ids)}
         return self._index
 
@@ -144,7 +144,7 @@ class MinerSearch:
 
     def _nearest(self, ids: list[str], vectors: np.ndarray, miner: Miner, limits: list[float]) -> list[Hits]:
         """The hits of each anchor; searched again more deeply where too few of the first results can be used."""
-        corpus = len(self.index.ids)
+        corpus = len(self.index)
         wanted = miner.range_min + self.k * (1 if miner.reranker is None else _RERANKED)
         limit = min(corpus, max(_DEEPEST, wanted + _SPARE))
         depth = min(limit, wanted + _SPARE)
