@@ -41,10 +41,13 @@ def test_a_folder_with_its_code(saved, tmp_path, capsys):
 
 def test_mistakes_are_one_line(saved, tiny_checkpoints, tmp_path, capsys):
     clip = tiny_checkpoints["clip"]
-    model, processor = ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip)
+    model, processor = (
+        ScoreFusionModel.from_clip(clip, normalize_inputs=True),
+        ImageTextProcessor.from_backbones(clip, clip),
+    )
     fused = export(model, processor, tmp_path / "fused")
     for words, message in (
-        ([str(fused), "--out", str(tmp_path / "x"), "--format", "stock"], "a stock checkpoint is for the MLLM"),
+        ([str(fused), "--out", str(tmp_path / "x"), "--format", "stock"], "normalize_inputs=True cannot be exported"),
         ([saved, "--out", str(fused)], "exists; choose another folder"),
         ([clip, "--out", str(tmp_path / "x")], "is a clip; expected a model of this package"),
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import conjoin.cli
 from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
@@ -94,6 +95,24 @@ def test_encoders_are_loaded_by_the_options(tiny_checkpoints):
     assert (encoder.batch_size, encoder.dtype, encoder.num_workers) == (7, torch.bfloat16, 1)
     plain = options.encoder_loader(parse(search, "index"), "cpu")(tiny_checkpoints["clip"])
     assert (plain.batch_size, plain.dtype, plain.device.type) == (32, None, "cpu")
+
+
+def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, capsys):
+    """A folder on this machine has no revisions, so each command stops where it loads the model."""
+    model, table, out = tiny_checkpoints["clip"], tmp_path / "table.csv", str(tmp_path / "out")
+    table.write_text("image,text\na.png,one\n")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    for words in (
+        ["analyze", model, str(table)],  # reads the picture first
+        ["encode", model, str(table), "--only", "text"],
+        ["evaluate", model, "--benchmark", "emoji"],
+        ["explain", model, "--image", "a.png", "--text", "x"],
+        ["export", model],
+        ["teacher-cache", model, str(table), "--vision", "v", "--text", "t"],
+    ):
+        assert main([*words, "--out", out, "--revision", "v1"]) == 2, words
+        assert "only a model on the hub has revisions" in capsys.readouterr().err, words
+    assert parse(search, "index", "--revision", "v1").revision == "v1"
 
 
 def test_the_parser_knows_every_kind_of_index():

@@ -296,6 +296,19 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_what_push_has_no_card_for_names_the_way(model, tmp_path):
+    for name, content, message in (
+        ("onnx", {"model_type": "score_fusion"}, "is an ONNX export, which push does not take"),
+        ("clip", {"model_type": "clip"}, "a model of type 'clip'; there are cards for"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+        if name == "onnx":
+            (tmp_path / name / "model.onnx.json").write_text("{}")
+        with pytest.raises(ValueError, match=message):
+            model_upload(tmp_path / name, "me/model")
+
+
 def test_the_script_of_the_clone_is_the_command(model, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(model), "me/model", "--dry-run"])
     with pytest.raises(SystemExit) as stopped:

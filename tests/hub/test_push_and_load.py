@@ -48,11 +48,17 @@ push(second, "me/model", "--replace")
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoProcessor
 from conjoin import load_encoder, load_model
+from conjoin.retrieval import EmbeddingStore
 
 for name, revision in (("new", None), ("pinned", sha)):
     found[f"conjoin {name}"] = load_encoder("me/model", revision=revision).encode(texts)
     sentence = SentenceTransformer("me/model", trust_remote_code=True, revision=revision)
     found[f"sentence {name}"] = sentence.encode(texts)
+(folder / "rows.csv").write_text("\\n".join(["text", *texts]))
+words = ("encode", "me/model", folder / "rows.csv", "--only", "text", "--revision", sha, "--out", folder / "store")
+if main([*map(str, words)]) != 0:
+    sys.exit(1)
+found["command pinned"] = EmbeddingStore.open(folder / "store").load()[1]
 options = {"trust_remote_code": True, "revision": sha, "code_revision": sha}
 model, processor = (c.from_pretrained("me/model", **options) for c in (AutoModel, AutoProcessor))
 found["transformers pinned"] = model.eval()(**processor(texts)).embeddings.detach().numpy()
@@ -90,7 +96,8 @@ def test_push_then_load(hub, tiny_checkpoints, pictures, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(tmp_path / "found.npz") as found:
-        for name in ("conjoin new", "conjoin pinned", "sentence new", "sentence pinned", "transformers pinned"):
+        names = ("conjoin new", "conjoin pinned", "sentence new", "sentence pinned", "transformers pinned")
+        for name in (*names, "command pinned"):
             np.testing.assert_allclose(found[name], expected[name.split()[1]], atol=1e-6, err_msg=name)
         assert np.array_equal(found["picture"], np.asarray(pictures[0])) and found["mrr"] == 0.5
     assert not np.allclose(expected["new"], expected["pinned"], atol=1e-2)

@@ -13,7 +13,6 @@ from transformers.utils import is_torchvision_available
 
 from conjoin.hub import export_stock
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import load_encoder
 from tiny_mllms import MLLMS, save_mllm
@@ -229,8 +228,8 @@ def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, mllm_che
     with pytest.raises(ValueError, match="prompts of version 1 cannot be exported"):
         export_stock(*retriever("qwen2_vl", processor={"prompt_version": 1}), out)
     clip = tiny_checkpoints["clip"]
-    with pytest.raises(ValueError, match="for the MLLM retriever; ScoreFusionModel with ImageTextProcessor"):
-        export_stock(ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip), out)
+    with pytest.raises(ValueError, match="over CLIP; MllmRetrieverModel with ImageTextProcessor is of no arch"):
+        export_stock(model, ImageTextProcessor.from_backbones(clip, clip), out)
     assert not out.exists()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
+    add_revision,
     add_url_options,
     check_counts,
     check_out,
@@ -25,6 +26,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog="example: conjoin analyze Qwen/Qwen2-VL-2B-Instruct photos.csv --out runs/layers",
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of the model")
+    add_revision(parser)
     parser.add_argument("data", metavar="DATA", help="pairs of image and text, as `conjoin encode` reads them")
     parser.add_argument("--out", required=True, metavar="DIR", help="where analysis.json and analysis.html go")
     parser.add_argument(
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     device = choose_device(args.device)
     rows: Any = load_rows(args, args.data)
     rows = rows.select(range(min(args.pairs, len(rows))))
-    model, processor = _load(args.model)
+    model, processor = _load(args.model, args.revision)
     model = model.to(device).eval()
     results = analyse_mllm(
         model,
@@ -75,14 +77,15 @@ def run(args: argparse.Namespace) -> None:
     print(f"wrote {out / 'analysis.json'} and {page}")
 
 
-def _load(name: str) -> tuple[Any, Any]:
+def _load(name: str, revision: str | None) -> tuple[Any, Any]:
     """An MLLM retriever and its processor, or those of an MLLM with all its layers."""
     from conjoin.hub import load_model, loading, model_type
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
     from conjoin.processing import MllmRetrieverProcessor
 
-    if model_type(name) not in ARCHITECTURES:
-        return load_model(name)
-    with loading(name):
-        return MllmRetrieverModel.from_mllm(name), MllmRetrieverProcessor.from_mllm(name)
+    if model_type(name, revision) not in ARCHITECTURES:
+        return load_model(name, revision=revision)
+    with loading(name, revision):
+        model = MllmRetrieverModel.from_mllm(name, revision=revision)
+        return model, MllmRetrieverProcessor.from_mllm(name, revision=revision)

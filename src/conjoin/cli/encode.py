@@ -9,6 +9,7 @@ from conjoin.cli.options import (
     MODEL_HELP,
     add_compute_options,
     add_data_options,
+    add_revision,
     add_storing_options,
     add_url_options,
     load_rows,
@@ -32,6 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog="example: conjoin encode runs/demo/model photos/ --only image --out runs/photos-store",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_revision(parser)
     parser.add_argument("data", metavar="DATA", help=DATA_HELP)
     parser.add_argument("--out", required=True, metavar="DIR", help="the store to write or to resume")
     add_data_options(parser).add_argument(

@@ -11,6 +11,7 @@ from .options import (
     MODEL_HELP,
     add_compute_options,
     add_rerank_options,
+    add_revision,
     add_url_options,
     check_out,
     make_encoder,
@@ -107,6 +108,7 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_revision(parser)
     parser.add_argument("--benchmark", required=True, metavar="NAME", help="the benchmark")
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")

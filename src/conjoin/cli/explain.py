@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, add_url_options, check_counts, check_out, load_rows
+from conjoin.cli.options import add_compute_options, add_revision, add_url_options, check_counts, check_out, load_rows
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Curve
@@ -22,6 +22,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--data photos.csv --out runs/explained",
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a joint encoder")
+    add_revision(parser)
     parser.add_argument(
         "--image",
         required=True,
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.ops import choose_device
 
     device = choose_device(args.device)
-    loaded, processor = load_model(args.model)
+    loaded, processor = load_model(args.model, revision=args.revision)
     model: Any = loaded.to(device)  # type: ignore[arg-type]
     if is_interleaved(args.image, args.text):
         check_placeholders(args.text, len(args.image), "--text")

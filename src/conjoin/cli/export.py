@@ -4,9 +4,14 @@ import argparse
 import shutil
 from typing import Any
 
+from conjoin.cli.options import add_revision
 from conjoin.cli.train import usage
 
-FORMATS = ("code", "stock")
+_ONNX_USAGE = """\
+from conjoin import load_encoder
+vectors = load_encoder("{}").encode(["a red apple", "photo.jpg", {{"image": "photo.jpg", "text": "but green"}}])
+"""
+FORMATS = ("code", "stock", "onnx")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -15,14 +20,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "export",
         help="write a model in a form that other programs load",
         description="Write MODEL to --out. Format code: a folder with its own Python code, as training saves it. "
-        "Format stock: an MLLM retriever as an ordinary checkpoint of its architecture, without code, for "
-        "sentence-transformers, transformers and serving engines such as vLLM.",
+        "Format stock: an MLLM retriever, or score fusion over CLIP, as an ordinary checkpoint of its architecture, "
+        "without code, for sentence-transformers, transformers and serving engines such as vLLM. Format onnx: a joint "
+        "encoder, score fusion or token fusion as ONNX graphs, for onnxruntime and OpenVINO.",
         epilog="example: conjoin export runs/puma --format stock --out runs/puma-stock "
         '--query-prompt "Find an image that matches the caption."',
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a model of this package")
+    add_revision(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
     parser.add_argument("--format", choices=FORMATS, default="code", help="see above (default: %(default)s)")
+    parser.add_argument("--int8", action="store_true", help="with --format onnx: weights in 8 bits")
     for name in ("query", "document"):
         parser.add_argument(
             f"--{name}-prompt",
@@ -36,17 +44,27 @@ def run(args: argparse.Namespace) -> None:
     """Load, write and print how to use it."""
     from pathlib import Path
 
+    given = {"query": args.query_prompt, "document": args.document_prompt}
+    prompts = {name: text for name, text in given.items() if text is not None}
+    if args.int8 and args.format != "onnx":
+        raise ValueError(f"--int8 is for --format onnx, not for {args.format}")
+    if prompts and args.format == "onnx":
+        raise ValueError(
+            "--query-prompt and --document-prompt are for sentence-transformers, which reads no such export"
+        )
     if Path(args.out).exists():
         raise FileExistsError(f"{args.out!r} exists; choose another folder")
 
-    from conjoin.hub import export, export_stock, load_model
+    from conjoin.hub import export, export_onnx, export_stock, load_model
     from conjoin.processing.sentence_files import SentenceFilesMixin
 
-    model, processor = load_model(args.model)
-    given = {"query": args.query_prompt, "document": args.document_prompt}
-    prompts = {name: text for name, text in given.items() if text is not None}
+    model, processor = load_model(args.model, revision=args.revision)
     if prompts and isinstance(processor, SentenceFilesMixin):
         processor.set_prompts((processor.prompts or {}) | prompts)
+    if args.format == "onnx":
+        export_onnx(model, processor, args.out, "int8" if args.int8 else "float32")
+        print(f"Saved to {args.out}. Load it with onnxruntime:\n\n{_ONNX_USAGE.format(args.out)}")
+        return
     if args.format == "stock":
         export_stock(model, processor, args.out)
     else:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conjoin.cli.options import MODEL_HELP, add_compute_options, make_encoder
+from conjoin.cli.options import MODEL_HELP, add_compute_options, add_revision, make_encoder
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -18,6 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog='example: conjoin mteb runs/model --benchmark "ViDoRe(v2)" --out runs/mteb',
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_revision(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tasks", nargs="+", metavar="NAME", help="names of tasks")
     what.add_argument("--benchmark", metavar="NAME", help="a benchmark of MTEB: all of its tasks")

@@ -192,7 +192,7 @@ def encoder_loader(
     from conjoin.retrieval import load_encoder
 
     names = {"batch_size": "batch_size", "device": "device", "workers": "num_workers"}
-    names |= {"trust_remote_code": "trust_remote_code", "input_type": "input_type", "dims": "dims"}
+    names |= {name: name for name in ("trust_remote_code", "input_type", "dims", "revision")}
     given = vars(args)
     options: dict[str, Any] = {target: given[name] for name, target in names.items() if name in given}
     if given.get("bf16"):
@@ -209,6 +209,13 @@ def encoder_loader(
 def make_encoder(args: argparse.Namespace, model: str) -> "ItemEncoder":
     """Load the encoder of a model by the compute options that the command has."""
     return encoder_loader(args)(model)
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    """Add the option for one version of the command's model."""
+    parser.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit of a model on the Hub (default: its main branch)"
+    )
 
 
 def add_rerank_options(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, add_rerank_options, add_url_options, make_encoder, make_reranker
+from conjoin.cli.options import (
+    add_compute_options,
+    add_rerank_options,
+    add_revision,
+    add_url_options,
+    make_encoder,
+    make_reranker,
+)
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Index
@@ -36,6 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="folder or Hub name of the model that made the index (default: the folder that the index records, if it "
         "holds a model of this package)",
     )
+    add_revision(parser)
     parser.add_argument(
         "--where",
         metavar="CONDITION",

@@ -7,6 +7,7 @@ from conjoin.cli.options import (
     COLUMN_OPTIONS,
     add_compute_options,
     add_data_options,
+    add_revision,
     add_storing_options,
     add_url_options,
     check_counts,
@@ -27,6 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--text BAAI/bge-m3 --out runs/teachers",
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of the student")
+    add_revision(parser)
     parser.add_argument("data", metavar="DATA", help="the rows, any source that `conjoin encode` reads")
     parser.add_argument("--vision", required=True, metavar="NAME", help="vision teacher: a folder or Hub name")
     parser.add_argument("--text", required=True, metavar="NAME", help="text teacher: a folder or Hub name")
@@ -53,16 +55,16 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.methods.solar.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
     from conjoin.ops import choose_device
 
-    device, kind = choose_device(args.device), model_type(args.model)
+    device, kind = choose_device(args.device), model_type(args.model, args.revision)
     if kind != "joint_encoder":
         raise ValueError(f"{args.model!r} is a {kind}; teachers are for a joint encoder")
-    config: Any = load_config(args.model)
+    config: Any = load_config(args.model, args.revision)
     rows: Any = load_rows(args, args.data)
     teachers = Teachers(
         VisionTeacher.from_pretrained(args.vision, args.vision_layer),
         TextTeacher.from_pretrained(args.text, args.max_text_length, args.global_text),
     )
-    processor: Any = load_processor(args.model)
+    processor: Any = load_processor(args.model, args.revision)
     collator = TeacherCollator(processor, config.vision_config.patch_size, teachers)
     dtype = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[args.dtype]
     size = bytes_per_row(teachers, collator, [rows[index] for index in range(min(8, len(rows)))], dtype)

@@ -12,4 +12,5 @@ from conjoin.hub.load import (
     model_type as model_type,
 )
 from conjoin.hub.model_upload import model_upload as model_upload
+from conjoin.hub.onnx_export import export_onnx as export_onnx
 from conjoin.hub.stock import export_stock as export_stock

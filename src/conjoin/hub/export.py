@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence_settings, write_json_file
 from conjoin.storage import flush, write_checksums
 
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
 
 
@@ -90,9 +90,9 @@ def _move_files(staging: Path, folder: Path) -> None:
         os.replace(staging / name, folder / name)
 
 
-def drop_local_paths(file: Path) -> None:
-    """Remove from a configuration where its parts were loaded from."""
-    config = _without(json.loads(file.read_text(encoding="utf-8")), _LOCAL_PATH_KEYS)
+def drop_local_paths(file: Path, *more: str) -> None:
+    """Remove from a configuration where its parts were loaded from, and `more` keys."""
+    config = _without(json.loads(file.read_text(encoding="utf-8")), (*_LOCAL_PATH_KEYS, *more))
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.hub.find import check_model
+from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -46,8 +47,12 @@ def load_model(
 
     Raises:
         FileNotFoundError: There is no such model.
-        ValueError: A file is damaged, or the model is not one of this package.
+        ValueError: A file is damaged, the model is not one of this package, or it is an ONNX export.
     """
+    if (Path(path) / ONNX_SETTINGS).is_file():
+        raise ValueError(
+            f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed"
+        )
     if verify:
         check_checksums(Path(path), _REMEDY)
     kind = model_type(path, revision)
@@ -62,11 +67,11 @@ def load_model(
     return model, load_processor(path, revision)
 
 
-def load_config(path: str | Path) -> PreTrainedConfig:
+def load_config(path: str | Path, revision: str | None = None) -> PreTrainedConfig:
     """Load the configuration of a saved model of this package; raises as `load_model`."""
-    config_class: Any = _classes(path, model_type(path))[0].config_class
-    with loading(path):
-        return config_class.from_pretrained(path)
+    config_class: Any = _classes(path, model_type(path, revision))[0].config_class
+    with loading(path, revision):
+        return config_class.from_pretrained(path, revision=revision or "main")
 
 
 def load_processor(path: str | Path, revision: str | None = None) -> ProcessorMixin:

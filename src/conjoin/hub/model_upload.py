@@ -12,6 +12,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from conjoin.hub.card import CARDS, card_name, render_card
 from conjoin.hub.commit import Upload
 from conjoin.hub.local_paths import is_absolute, without_paths
+from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.storage import FOLDER_CHECKSUMS
 
 NEEDED = ("config.json", "modules.json", "processor_config.json")
@@ -91,19 +92,24 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         FileNotFoundError: The folder does not exist, or lacks weights or a file that loading needs.
-        ValueError: The folder has a model type without a card.
+        ValueError: The folder has a model type without a card, or is an ONNX export.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {str(folder)!r}")
+    if (folder / ONNX_SETTINGS).is_file():
+        raise ValueError(
+            f"{str(folder)!r} is an ONNX export, which push does not take: push the model that it was made from, and "
+            f"the export as it is: hf upload OWNER/NAME {folder}"
+        )
+    if (folder / "config.json").is_file() and card_name(folder) is None:
+        kind = read_json(folder / "config.json").get("model_type")
+        known = sorted(path.stem for path in CARDS.glob("*.md"))
+        raise ValueError(f"{str(folder)!r} holds a model of type {kind!r}; there are cards for {known}")
     absent = [name for name in NEEDED if not (folder / name).is_file()]
     if not list(folder.glob("model*.safetensors")):
         absent.append("*.safetensors")
     if absent:
         raise FileNotFoundError(f"{str(folder)!r} lacks {', '.join(absent)}: was it written by `conjoin train`?")
-    kind = read_json(folder / "config.json").get("model_type")
-    if card_name(folder) is None:
-        known = sorted(path.stem for path in CARDS.glob("*.md"))
-        raise ValueError(f"{str(folder)!r} holds a model of type {kind!r}; there are cards for {known}")
 
 
 def choose_files(folder: Path) -> list[Path]:

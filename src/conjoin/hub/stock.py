@@ -1,4 +1,4 @@
-"""An MLLM retriever as an ordinary checkpoint of its architecture, for programs that run no code of a checkpoint."""
+"""A model as an ordinary checkpoint of its backbone's architecture, for programs that run no code of a checkpoint."""
 
 import copy
 import logging
@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
 from conjoin.hub.export import drop_local_paths, staged
+from conjoin.hub.stock_clip import export_stock_clip
 from conjoin.hub.stock_files import save_modules, save_processor
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.storage import write_checksums
 
 logger = logging.getLogger(__name__)
@@ -21,7 +23,9 @@ logger = logging.getLogger(__name__)
 def export_stock(
     model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, prompts: dict[str, str] | None = None
 ) -> Path:
-    """Save an MLLM retriever as a checkpoint of its backbone's own architecture, without code.
+    """Save an MLLM retriever, or score fusion over CLIP, as a checkpoint of its backbone's own architecture.
+
+    For score fusion see `export_stock_clip`; what follows is about the MLLM retriever.
 
     The configuration has the kept layers only. The vector of [RET] is a row of the embedding table: a row that the
     tokenizer does not use, or a new one. There is no head; the configuration ties it to the table. The prompt is
@@ -33,15 +37,18 @@ def export_stock(
     and the white background of transparent images.
 
     Args:
-        model: The retriever, with adapters merged.
+        model: The model, with adapters merged.
         processor: Its processor.
         folder: Where to write, as `export` does.
         prompts: Named instructions for sentence-transformers; those of the processor when None.
 
     Raises:
-        ValueError: The model is of another kind; the processor is for another model; or the retriever has what no
-            stock checkpoint can have: `position_mode="1d"` with Qwen, or prompts of version 1.
+        ValueError: The model is of another kind; the processor is for another model; or the model has what no stock
+            checkpoint can have: `position_mode="1d"` with Qwen, prompts of version 1, score fusion of normalised
+            vectors or over another model than CLIP.
     """
+    if isinstance(model, ScoreFusionModel) and isinstance(processor, ImageTextProcessor):
+        return export_stock_clip(model, processor, folder, prompts)
     retriever, own = _check_kind(model, processor)
     _check_exportable(retriever, own)
     if own.max_text_length is not None:
@@ -62,8 +69,8 @@ def _check_kind(
 ) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
     if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
         raise ValueError(
-            f"a stock checkpoint is for the MLLM retriever; {type(model).__name__} with {type(processor).__name__} is "
-            "of no architecture of transformers"
+            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
+            f"with {type(processor).__name__} is of no architecture of transformers"
         )
     return model, processor
 

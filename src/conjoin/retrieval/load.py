@@ -1,4 +1,4 @@
-"""One function that loads an encoder from any model: ours, sentence-transformers', or a stock checkpoint."""
+"""One function that loads an encoder from any model: ours, sentence-transformers', stock, or an ONNX export."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,10 @@ import torch
 from transformers.utils import cached_file
 
 from conjoin.hub.load import is_own_model, load_model, loading
+from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.ops import choose_device
 from conjoin.retrieval.encoder import ItemEncoder, model_name
+from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
 from conjoin.retrieval.sentence_encoder import load_sentence_transformer
 from conjoin.retrieval.stock_encoder import load_stock_model
 
@@ -28,8 +30,9 @@ def load_encoder(
     """Load any model as an encoder.
 
     The folder decides how it is read. A `config.json` with a `model_type` of this package: with the installed classes,
-    never with code from the folder. Else a `modules.json`: with sentence-transformers. Else as a stock transformers
-    checkpoint: a text encoder, a vision transformer, or one with a tower for each.
+    never with code from the folder; an ONNX export of such a model with onnxruntime, on the CPU. Else a
+    `modules.json`: with sentence-transformers. Else as a stock transformers checkpoint: a text encoder, a vision
+    transformer, or one with a tower for each.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
@@ -46,13 +49,29 @@ def load_encoder(
         FileNotFoundError: There is no such model.
         ImportError: sentence-transformers is needed and not installed.
         ValueError: The weights are damaged, the model is no encoder, it needs code that is not trusted, or there is no
-            such `device` or `input_type`.
+            such `device` or `input_type`; or an ONNX export is to run elsewhere than on the CPU in its own precision.
     """
-    device = choose_device(device)
-    model, processor = _load(path, trust_remote_code, revision)
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
     options["dims"] = dims
+    if _is_onnx(path, revision):
+        _check_onnx(path, device, dtype)
+        loaded: tuple[Any, Any] = load_onnx_model(path, revision)
+        return OnnxEncoder(*loaded, batch_size, "cpu", **options)
+    device = choose_device(device)
+    model, processor = _load(path, trust_remote_code, revision)
     return ItemEncoder(model, processor, batch_size, device, dtype, **options)
+
+
+def _is_onnx(path: str | Path, revision: str | None) -> bool:
+    has_config = _has_file(path, "config.json", revision)
+    return has_config and is_own_model(path, revision) and _has_file(path, ONNX_SETTINGS, revision)
+
+
+def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
+    if device is not None and choose_device(device).type != "cpu":
+        raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
+    if dtype is not None:
+        raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
 
 
 def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:

@@ -73,7 +73,7 @@ class VLEncoder(nn.Module):
         mask of Eq. 2). CLS is never masked: in an item without tokens, CLS attends to itself.
         """
         weights = F.pad(weights, (1, 0), value=1.0)
-        hidden = torch.cat([self.cls_token.expand(len(tokens), 1, -1).to(tokens.dtype), tokens], dim=1)
+        hidden = torch.cat([self.cls_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
         key_bias = weights.log()[:, None, None]
         for layer in self.layers[:-1]:
             hidden, _ = layer(hidden, key_bias, None, return_attention)

@@ -215,7 +215,7 @@ class TokenFusionModel(PreTrainedModel):
         if text is None:
             if image is None:
                 raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
-            text = self._text_tokens(self._empty_text(image[0]).expand(len(image[0]), -1), None, None)
+            text = self._text_tokens(self._empty_text(image[0]).expand(image[0].shape[0], -1), None, None)
         tokens, exists = text
         if image is not None:
             tokens = torch.cat([tokens[:, :1], image[0].to(tokens.dtype), tokens[:, 1:]], dim=1)

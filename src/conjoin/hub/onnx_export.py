@@ -1,0 +1,234 @@
+"""Encoders as ONNX graphs, which onnxruntime and OpenVINO run without PyTorch: one graph for each kind of item."""
+
+import copy
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import PreTrainedModel, ProcessorMixin
+
+from conjoin.hub.export import drop_local_paths, staged
+from conjoin.processing import ImageTextProcessor
+from conjoin.processing.sentence_files import SENTENCE_FILES, write_json_file
+from conjoin.progress import progress
+from conjoin.storage import model_fingerprint, text_digest, write_checksums
+
+if TYPE_CHECKING:
+    import onnx
+
+GRAPHS = {name: f"model_{name}.onnx" for name in ("text", "image", "fused")}
+"""Of each kind of item, the file of the graph that embeds it."""
+WEIGHTS = "model.onnx.data"
+SETTINGS = "model.onnx.json"
+PRECISIONS = ("float32", "int8")
+
+_INPUTS = {
+    "pixel_values": {0: "batch"},
+    "input_ids": {0: "batch", 1: "length"},
+    "attention_mask": {0: "batch", 1: "length"},
+    "special_tokens_mask": {0: "batch", 1: "length"},
+}
+"""The inputs of a graph, with the names of their free dimensions."""
+_EXAMPLE = {"text": "a red box", "image": Image.new("RGB", (64, 64), "red")}
+_KINDS = {"text": ("text",), "image": ("image",), "fused": ("text", "image")}
+_QUANTIZED = ["MatMul", "Gather"]  # products with weights, and tables of embeddings
+_INLINE = 1024
+_ALIGNMENT = 64
+
+
+def export_onnx(
+    model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, precision: str = "float32"
+) -> Path:
+    """Save a joint encoder, score fusion or token fusion as ONNX graphs; `load_encoder` runs them with onnxruntime.
+
+    There is one graph for texts, one for images and one for images with a text, so that no item passes through a tower
+    that it does not need. All weights are in `model.onnx.data`, each once. The inputs are those of the model
+    (`pixel_values` `(N, 3, H, W)`; `input_ids`, `attention_mask` and `special_tokens_mask` `(N, T)`), as far as the
+    model reads them; N and T are free. The output is `embeddings` `(N, D)`, L2-normalised; it equals that of `model`
+    to 1e-4 in float32. The processor and the model's configuration are in the folder, and no code.
+
+    Args:
+        model: The model, with adapters merged; its weights are written in float32.
+        processor: Its processor.
+        folder: Where to write, as `export` does.
+        precision: `"float32"`, or `"int8"`: in 8 bits the weights of matrix products, one scale for each column, and
+            the tables of embeddings (onnxruntime's dynamic quantisation).
+
+    Raises:
+        ImportError: onnx, onnxscript or, for `"int8"`, onnxruntime is not installed.
+        ValueError: The model does not take images and texts through an `ImageTextProcessor`, or `precision` is
+            unknown.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}; expected one of {PRECISIONS}")
+    if not isinstance(processor, ImageTextProcessor):
+        raise ValueError(
+            f"ONNX is for the joint encoder, score fusion and token fusion, not for {type(model).__name__} with "
+            f"{type(processor).__name__}; an MLLM retriever is exported as a stock checkpoint"
+        )
+    _check_installed(precision)
+    wrapped = _Embeddings(copy.deepcopy(model).cpu().float()).eval()
+    with staged(folder) as staging, tempfile.TemporaryDirectory() as scratch:
+        with (staging / WEIGHTS).open("wb") as data:
+            pool = _Pool(data)
+            for name, file in progress(GRAPHS.items(), "exporting", unit="graph"):
+                graph = _graph(wrapped, _example(processor, _KINDS[name]), Path(scratch), precision)
+                pool.move_weights(graph)
+                _drop_traces(graph)
+                (staging / file).write_bytes(graph.SerializeToString())
+        _save_settings(model, processor, staging, precision)
+    return Path(folder)
+
+
+class _Embeddings(nn.Module):
+    """A model whose only output is its embeddings."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        special_tokens_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return `(N, D)`."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "special_tokens_mask": special_tokens_mask}
+        return self.model(pixel_values=pixel_values, **inputs).embeddings
+
+
+def _check_installed(precision: str) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+
+        if precision == "int8":
+            import onnxruntime.quantization  # noqa: F401
+    except ImportError as error:
+        raise ImportError('ONNX export needs onnx, onnxscript and onnxruntime: pip install "conjoin[onnx]"') from error
+
+
+def _example(processor: ImageTextProcessor, parts: tuple[str, ...]) -> dict[str, Tensor]:
+    """Inputs of two items; sizes of 1 would be taken for constants."""
+    batch = processor([{part: _EXAMPLE[part] for part in parts}] * 2)
+    return {name: batch[name] for name in _INPUTS if name in batch}
+
+
+def _graph(model: nn.Module, inputs: dict[str, Tensor], scratch: Path, precision: str) -> "onnx.ModelProto":
+    """Return the graph of `model`, with its weights."""
+    import onnx
+
+    file, small = str(scratch / "graph.onnx"), str(scratch / "int8.onnx")
+    shapes = {name: _INPUTS[name] for name in inputs}
+    with torch.no_grad(), _without_notes():
+        program: Any = torch.onnx.export(
+            model,
+            (),
+            kwargs=inputs,
+            dynamic_shapes=shapes,
+            input_names=list(inputs),
+            output_names=["embeddings"],
+            dynamo=True,
+            verbose=False,
+        )
+        program.save(file, external_data=True)
+        if precision == "int8":
+            from onnxruntime.quantization import quantize_dynamic
+
+            _drop_shapes(file)
+            quantize_dynamic(
+                file, small, _QUANTIZED, per_channel=True, reduce_range=True, use_external_data_format=True
+            )
+            file = small
+    return onnx.load(file)
+
+
+def _drop_shapes(file: str) -> None:
+    """Remove the recorded shapes, which are wrong for a transposed weight; quantisation infers its own."""
+    import onnx
+
+    graph = onnx.load(file, load_external_data=False)
+    graph.graph.ClearField("value_info")
+    onnx.save(graph, file)
+
+
+class _Pool:
+    """A file of weights that several graphs share."""
+
+    def __init__(self, data: BinaryIO) -> None:
+        self.data = data
+        self.places: dict[bytes, int] = {}
+
+    def move_weights(self, graph: "onnx.ModelProto") -> None:
+        """Move the weights of a graph into the file, unless they are there; small ones stay."""
+        from hashlib import sha256
+
+        from onnx.external_data_helper import set_external_data
+
+        for tensor in graph.graph.initializer:
+            raw = tensor.raw_data
+            if len(raw) < _INLINE:
+                continue
+            key = sha256(raw).digest()
+            if key not in self.places:
+                self.data.write(bytes(-self.data.tell() % _ALIGNMENT))
+                self.places[key] = self.data.tell()
+                self.data.write(raw)
+            set_external_data(tensor, WEIGHTS, self.places[key], len(raw))
+            tensor.ClearField("raw_data")
+
+
+def _drop_traces(graph: "onnx.ModelProto") -> None:
+    """Remove the lines of Python, with their paths, that each part of a graph comes from."""
+    inner = graph.graph
+    for part in (graph, inner, *inner.node, *inner.value_info, *inner.input, *inner.output, *inner.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+
+
+def _save_settings(model: PreTrainedModel, processor: ProcessorMixin, folder: Path, precision: str) -> None:
+    """Write the configuration, the processor, which model this is, and the checksums; no code."""
+    fingerprint = model_fingerprint(model)
+    if precision != "float32":
+        fingerprint = text_digest(f"{fingerprint} {precision}")
+    write_json_file(folder / SETTINGS, {"fingerprint": fingerprint, "precision": precision})
+    model.config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    for file in sorted(folder.iterdir()):
+        if file.suffix == ".py" or file.name in SENTENCE_FILES:  # nothing that cannot be loaded
+            file.unlink()
+    for name in ("config.json", "processor_config.json", "tokenizer_config.json"):
+        drop_local_paths(folder / name, "auto_map")
+    write_checksums(folder, sorted(file.name for file in folder.iterdir()))
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Hide what the libraries log of every export: operators of libraries that are not installed, and advice."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "root", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def onnx_settings(folder: Path) -> dict[str, str]:
+    """Return the fingerprint and the precision of an ONNX export."""
+    settings: dict[str, str] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    return settings

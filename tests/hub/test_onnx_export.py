@@ -1,0 +1,212 @@
+"""ONNX exports: the vectors of the model, from onnxruntime and OpenVINO, for every kind of item."""
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, CLIPConfig, CLIPModel
+
+from conjoin.cli.main import main
+from conjoin.hub import export, export_onnx, load_model, onnx_export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.retrieval import ItemEncoder, load_encoder
+
+for library in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(library)
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FILES = {"config.json", "model.onnx.data", "model.onnx.json", "processor_config.json", "SHA256SUMS"}
+FILES |= {"tokenizer.json", "tokenizer_config.json", *onnx_export.GRAPHS.values()}
+
+
+def one_layer(folder):
+    """A tower of one layer, since the time of an export grows with the depth."""
+    return AutoModel.from_pretrained(folder, num_hidden_layers=1)
+
+
+def build(kind, folders):
+    torch.manual_seed(0)
+    if kind == "score_fusion":
+        config = CLIPConfig.from_pretrained(folders["clip"])
+        config.text_config.num_hidden_layers = config.vision_config.num_hidden_layers = 1
+        clip = CLIPModel.from_pretrained(folders["clip"], config=config)
+        model = ScoreFusionModel.from_clip(clip, text_weight=0.5)
+        return model, ImageTextProcessor.from_backbones(folders["clip"], folders["clip"])
+    processor = ImageTextProcessor.from_backbones(folders["vit"], folders["bert"])
+    towers = one_layer(folders["vit"]), one_layer(folders["bert"])
+    if kind == "token_fusion":
+        return TokenFusionModel.from_backbones(*towers), processor
+    sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": 1, "vl_init": "normal"}
+    return JointEncoderModel.from_backbones(*towers, **sizes), processor
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoints, tmp_path_factory):
+    """`exported(kind)`: the encoder of a model, and the folder of its export; that of score fusion by the command."""
+    cache = {}
+
+    def get(kind):
+        if kind not in cache:
+            model, processor = build(kind, tiny_checkpoints)
+            out = tmp_path_factory.mktemp(kind) / "onnx"
+            if kind == "score_fusion":
+                source = export(model, processor, out.with_name("model"))
+                assert main(["export", str(source), "--format", "onnx", "--out", str(out)]) == 0
+            else:
+                export_onnx(model, processor, out)
+            cache[kind] = ItemEncoder(model.eval(), processor), out
+        return cache[kind]
+
+    return get
+
+
+@pytest.fixture
+def copied(exported, tmp_path):
+    """A copy of an export that a test may change."""
+    return Path(shutil.copytree(exported("score_fusion")[1], tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def batches(pictures):
+    both = [{"text": text, "image": picture} for text, picture in zip(("x", "blue 12"), pictures, strict=False)]
+    texts = ["a red box", "x", "a b c d e f g h 1 2 3"]
+    return [[*texts, *pictures, *both], texts[:1], texts, pictures[:1], pictures, both[:1], both, [texts[2], both[0]]]
+
+
+@pytest.mark.parametrize("kind", ["joint_encoder", "score_fusion", "token_fusion"])
+def test_the_vectors_in_onnxruntime(kind, exported, batches):
+    """One item or several, of one kind or mixed, long or short."""
+    expected, folder = exported(kind)
+    encoder = load_encoder(folder)
+    for batch in batches:
+        assert np.abs(encoder.encode(batch) - expected.encode(batch)).max() <= 1e-5
+    told = encoder.encode(["a red box"], instruction="find it")
+    assert np.abs(told - expected.encode(["a red box"], instruction="find it")).max() <= 1e-5
+    assert np.abs(told - encoder.encode(["a red box"])).max() > 1e-3
+    assert encoder.fingerprint == expected.fingerprint and encoder.device.type == "cpu"
+    assert (encoder.processing, encoder.dimension) == (expected.processing, expected.dimension)
+
+
+@pytest.mark.parametrize("kind", ["joint_encoder", "score_fusion", "token_fusion"])
+def test_the_vectors_in_openvino(kind, exported, batches):
+    openvino = pytest.importorskip("openvino")
+    expected, folder = exported(kind)
+    core, options = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    for name, batch in (("text", batches[2]), ("image", batches[4]), ("fused", batches[6])):
+        graph = core.compile_model(folder / onnx_export.GRAPHS[name], "CPU", options)
+        for items in (batch, batch[:1]):
+            inputs = expected.processor(items)
+            found = graph({each.any_name: inputs[each.any_name].numpy() for each in graph.inputs})["embeddings"]
+            assert np.abs(found - expected.encode(items)).max() <= 1e-5
+
+
+def test_what_is_in_the_folder(exported):
+    """No code, no weights twice, no paths of the machine; free dimensions have names."""
+    import onnx
+
+    encoder, folder = exported("joint_encoder")
+    assert {file.name for file in folder.iterdir()} == FILES
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in encoder.model.state_dict().values())
+    graphs = {name: onnx.load(folder / file, load_external_data=False) for name, file in onnx_export.GRAPHS.items()}
+    assert (folder / "model.onnx.data").stat().st_size < weights
+    assert all(str(Path.cwd()).encode() not in graph.SerializeToString() for graph in graphs.values())
+    assert all(b".py" not in graph.SerializeToString() for graph in graphs.values())
+    shapes = {
+        name: {each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in part}
+        for name, graph in graphs.items()
+        for part in [[*graph.graph.input, *graph.graph.output]]
+    }
+    words = {name: ["batch", "length"] for name in ("input_ids", "attention_mask", "special_tokens_mask")}
+    images, vectors = {"pixel_values": ["batch", 3, 16, 16]}, {"embeddings": ["batch", 24]}
+    assert shapes == {"text": words | vectors, "image": images | vectors, "fused": images | words | vectors}
+    assert "auto_map" not in "".join((folder / name).read_text() for name in FILES if name.endswith("config.json"))
+
+
+def test_only_the_graphs_that_items_need_are_loaded(exported, batches):
+    encoder = load_encoder(exported("score_fusion")[1])
+    encoder.encode(batches[2])
+    assert encoder.model.session.cache_info().currsize == 1
+    encoder.encode(batches[0])
+    assert encoder.model.session.cache_info().currsize == 3
+
+
+def test_8_bits(tiny_checkpoints, tmp_path, monkeypatch):
+    """Another model, near the first, in less space."""
+    monkeypatch.setattr(onnx_export, "GRAPHS", {"text": "model_text.onnx"})  # one graph, to save time
+    monkeypatch.setattr("conjoin.retrieval.onnx_encoder.GRAPHS", {"text": "model_text.onnx"})
+    model, processor = build("score_fusion", tiny_checkpoints)
+    expected = ItemEncoder(model, processor)
+    encoder = load_encoder(export_onnx(model, processor, tmp_path / "int8", "int8"))
+    texts = ["a red box", "blue 12", "x"]
+    similarities = (encoder.encode(texts) * expected.encode(texts)).sum(1)
+    assert similarities.min() > 0.98 and np.abs(encoder.encode(texts) - expected.encode(texts)).max() > 1e-5
+    text_weights = sum(value.nbytes for name, value in model.state_dict().items() if not name.startswith("vision"))
+    assert (tmp_path / "int8/model.onnx.data").stat().st_size < 0.5 * text_weights
+    assert encoder.fingerprint != expected.fingerprint
+    assert json.loads((tmp_path / "int8/model.onnx.json").read_text())["precision"] == "int8"
+
+
+def test_the_benchmark(exported, pictures, tmp_path, monkeypatch):
+    """The float32 export has the vectors of PyTorch; a hit that both have or lack is no difference."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("onnx_export")
+    folder = exported("score_fusion")[1]
+    names = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for name, picture in zip(names, pictures, strict=True):
+        picture.save(name)
+    rows = datasets.Dataset.from_dict({"text": ["a", "b c", "d", "e"], "image": names})
+    monkeypatch.setattr(script, "load_emoji", lambda split, styles: rows)
+    words = [str(folder.with_name("model")), str(folder), "--items", "3", "--batch-size", "2", "--turns", "1"]
+    script.main([*words, "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())["throughput"]
+    assert [(row["items"], row["model"]) for row in found[1::2]] == [(kind, "onnx") for kind in script.KINDS]
+    assert all(row["largest_difference"] <= 1e-4 and row["over_pytorch"] > 0 for row in found)
+
+    right, tied = torch.eye(2), torch.tensor([[1.0, 0], [1, 1]])
+    monkeypatch.setattr(script, "sample_vectors", lambda queries: (right, dict.fromkeys(script.KINDS, queries)))
+    loss = script.measure_loss({"PyTorch": right, "onnx": tied})
+    assert [row["hits"] for row in loss[-2:]] == [100.0, 50.0] and loss[-1]["difference"] == -50.0
+
+
+def test_a_folder_holds_one_model(copied, exported, batches):
+    """A model that is saved over an export replaces it."""
+    expected, _ = exported("score_fusion")
+    export(expected.model, expected.processor, copied)
+    assert not list(copied.glob("*.onnx*"))
+    assert type(load_encoder(copied).model) is ScoreFusionModel
+
+
+def test_mistakes(copied, exported, mllm_checkpoints, tmp_path, monkeypatch, capsys):
+    model, processor = exported("score_fusion")[0].model, exported("score_fusion")[0].processor
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="precision='int4'; expected one of"):
+        export_onnx(model, processor, out, "int4")
+    retriever = MllmRetrieverProcessor.from_mllm(mllm_checkpoints("qwen2_vl")[0])
+    with pytest.raises(ValueError, match="not for ScoreFusionModel with MllmRetrieverProcessor"):
+        export_onnx(model, retriever, out)
+    with pytest.raises(ValueError, match=r"computes in its own precision, not in torch\.bfloat16"):
+        load_encoder(copied, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="is an ONNX export, which"):
+        load_model(copied)
+    assert main(["export", str(copied), "--out", str(out), "--int8"]) == 2
+    assert "--int8 is for --format onnx, not for code" in capsys.readouterr().err
+    assert main(["export", str(copied), "--out", str(out), "--format", "onnx", "--query-prompt", "Find it."]) == 2
+    assert "are for sentence-transformers, which reads no such export" in capsys.readouterr().err
+    for library, call in (("onnxscript", export_onnx), ("onnxruntime", load_encoder)):
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(ImportError, match=r"conjoin\[onnx\]"):
+            call(*((model, processor, out) if call is export_onnx else (copied,)))
+        monkeypatch.undo()
+    assert not out.exists()
+    (copied / "model_image.onnx").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"model_image\.onnx' is missing, truncated or damaged"):
+        load_encoder(copied)
