@@ -46,6 +46,7 @@ class StandIn:
     dtype = None
     batch_size = 256
     dimension = 16
+    dims = None
     identity = ModelIdentity("stand-in", "0")
 
     def encode(self, items: Sequence[Any], names: Any = None, *, on_batch: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
