@@ -1,6 +1,7 @@
 """`conjoin encode`: a dataset through a model into an embedding store."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="encode a dataset into shards of embeddings",
         description="Encode every row of DATA with MODEL and write the vectors to --out: shards (safetensors with the "
         "ids) and a manifest. After an interruption, the same command resumes and ends with the bytes of an "
-        "uninterrupted run. If --out holds a complete store, rows of DATA that are new there are added and those that "
+        "uninterrupted run. Under `accelerate launch -m` or `torchrun -m`, the processes share the shards, and any number "
+        "of them resumes. If --out holds a complete store, rows of DATA that are new there are added and those that "
         "changed are replaced; readers see the old state until the end.",
         epilog="example: conjoin encode runs/demo/model photos/ --only image --out runs/photos-store",
     )
@@ -58,20 +60,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from conjoin.retrieval import EmbeddingStore, encode_corpus
+    from conjoin.retrieval import EmbeddingStore, encode_rank
     from conjoin.retrieval.store import LEFT_OUT_FILE, UPDATES
     from conjoin.storage import DamagedError
 
+    rank, world_size = _share()
     rows = load_rows(args, args.data, on_error="keep" if args.on_error == "skip" else "raise", keep=args.keep)
-    encoder = make_encoder(args, args.model)
+    encoder = make_encoder(args, args.model, _own_gpu(args, world_size))
     options: dict[str, Any] = {
         "source": {"data": args.data, "only": args.only} | ({"keep": args.keep} if args.keep else {}),
         "on_error": args.on_error,
-        "show_progress": not args.quiet,
+        "show_progress": not args.quiet and rank == 0,
     }
     found = _manifest(args)
     is_encoded = found is None or not (found.complete or args.sync)
     if found is not None and not is_encoded:
+        if rank > 0:
+            print(f"process {rank} of {world_size}: process 0 updates {args.out}")
+            return
         try:
             _update(args, rows, encoder, options)
         except DamagedError:
@@ -79,12 +85,37 @@ def run(args: argparse.Namespace) -> None:
                 raise
             is_encoded = True  # encoding again mends it
     if is_encoded:
-        encode_corpus(rows, encoder, args.out, shard_size=args.shard_size, dtype=args.dtype, **options)
+        sizes = {"shard_size": args.shard_size, "dtype": args.dtype}
+        if encode_rank(rows, encoder, args.out, rank, world_size, **sizes, **options) is None:
+            print(f"process {rank} of {world_size} has ended; the last one completes {args.out}")
+            return
     store = EmbeddingStore.open(args.out)
     if store.left_out:
         print(f"left out {len(store.left_out)} rows that cannot be used: {Path(args.out) / LEFT_OUT_FILE}")
     print(f"{len(store)} vectors of {store.dimension} dimensions in {args.out}")
     print(f"next: conjoin index {args.out} --out ...")
+
+
+def _share() -> tuple[int, int]:
+    """The rank of this process and how many there are, as `accelerate launch` and `torchrun` tell.
+
+    Raises:
+        ValueError: What they tell is no number.
+    """
+    told = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
+    for name, value in told.items():
+        if not value.isdecimal():
+            raise ValueError(f"the environment variable {name} must be a number, got {value!r}")
+    return int(told["RANK"]), int(told["WORLD_SIZE"])
+
+
+def _own_gpu(args: argparse.Namespace, world_size: int) -> str | None:
+    """The GPU of this process, if several share the machine."""
+    import torch
+
+    if args.device is not None or world_size == 1 or not torch.cuda.is_available():
+        return None
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
 
 
 def _manifest(args: argparse.Namespace) -> "Manifest | None":
