@@ -99,9 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--steps", nargs="+", metavar="STEP", help="measure some steps only; each needs those before it"
-    )
+    parser.add_argument("--steps", nargs="+", metavar="STEP", help="some only; each needs those before it")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
