@@ -100,6 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", nargs="+", metavar="STEP", help="some only; each needs those before it")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -116,6 +117,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             floor = 0.0
             for step in steps(count, Path(folder)):
+                if args.steps and step not in ("imports", *args.steps):
+                    continue
                 found = measure(step, count, folder)
                 floor = floor or found["bytes"]
                 row = {"rows": count, "step": step, **found, "bytes_per_row": (found["bytes"] - floor) / count}

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from conjoin.processing.item_inputs import parse_items
-from conjoin.retrieval import ItemEncoder, encode_corpus
+from conjoin.retrieval import ItemEncoder, encode_rank
 
 
 class TinyConfig:
@@ -73,5 +73,7 @@ def slow_rows(delay: float) -> Iterator[dict]:
         yield row
 
 
-if __name__ == "__main__":  # python tiny_encoder.py DIRECTORY DELAY
-    encode_corpus(slow_rows(float(sys.argv[2])), tiny_encoder(batch_size=1), sys.argv[1], shard_size=5)
+if __name__ == "__main__":  # python tiny_encoder.py DIRECTORY DELAY [RANK WORLD_SIZE]
+    share = [int(word) for word in sys.argv[3:]] or [0, 1]
+    rows = slow_rows(float(sys.argv[2]))
+    encode_rank(rows, tiny_encoder(batch_size=1), sys.argv[1], *share, shard_size=5)

@@ -391,3 +391,34 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
         assert not logging.is_progress_bar_enabled()
     finally:
         datasets.enable_progress_bars()
+
+
+def test_two_processes_share_a_store(built, model, data, tmp_path):
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "conjoin", "encode"]
+    words += [model, data, "--only", "image", "--out", tmp_path, "--shard-size", 3, "--quiet"]
+    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.count(f"7 vectors of 16 dimensions in {tmp_path}") == 1
+    assert found.stdout.count(f"of 2 has ended; the last one completes {tmp_path}") == 1
+    for path in (built / "store").glob("[!.]*"):
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+
+
+def test_ranks_of_a_launcher(model, data, tmp_path, monkeypatch, capsys):
+    command = ("encode", model, data, "--only", "image", "--out", tmp_path, "--shard-size", 3, "--quiet")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(ValueError, match="the environment variable RANK must be a number, got 'one'"):
+        conjoin(*command)
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        conjoin(*command)
+    assert "7 vectors of 16 dimensions" in capsys.readouterr().out
+    conjoin(*command)
+    assert "process 1 of 2: process 0 updates" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--engine ray starts its own workers"):
+        conjoin(*command, "--engine", "ray")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="--ray-workers 2 needs --engine ray"):
+        conjoin(*command, "--ray-workers", 2)

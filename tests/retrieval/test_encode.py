@@ -344,7 +344,7 @@ class TestBadRows:
 
 
 class TestDisk:
-    @pytest.mark.parametrize("failing_call, safe", [(0, 0), (4, 10), (5, 10), (8, 20)])
+    @pytest.mark.parametrize("failing_call, safe", [(0, 0), (4, 5), (5, 10), (8, 15)])
     def test_full(self, failing_call, safe, reference, tmp_path, monkeypatch):
         calls = iter(range(100))
         original = os.fsync

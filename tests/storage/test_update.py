@@ -59,10 +59,10 @@ def test_the_cost_of_a_shard_does_not_grow(tmp_path):
         for number in range(40):
             writer.write(number, tensors(number), 3)
             sizes.append((tmp_path / "manifest.json").stat().st_size)
-        assert len(set(sizes)) == 1 and len((tmp_path / "manifest.jsonl").read_text().splitlines()) == 39
+        assert len(set(sizes)) == 1 and len((tmp_path / "manifest-0.jsonl").read_text().splitlines()) == 40
         assert len(read_manifest(tmp_path, STORE).files) == 40
         writer.finish()
-    assert not (tmp_path / "manifest.jsonl").exists() and len(numbers(tmp_path)) == 40
+    assert not (tmp_path / "manifest-0.jsonl").exists() and len(numbers(tmp_path)) == 40
 
 
 class TestUpdate:

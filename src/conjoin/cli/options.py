@@ -206,9 +206,9 @@ def encoder_loader(
     return load
 
 
-def make_encoder(args: argparse.Namespace, model: str) -> "ItemEncoder":
-    """Load the encoder of a model by the compute options that the command has."""
-    return encoder_loader(args)(model)
+def make_encoder(args: argparse.Namespace, model: str, device: "str | None" = None) -> "ItemEncoder":
+    """Load the encoder of a model by the compute options that the command has; `device` as for `encoder_loader`."""
+    return encoder_loader(args, device)(model)
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:

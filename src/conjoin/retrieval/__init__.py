@@ -1,6 +1,7 @@
 """Encoding a corpus to disk, indexing it and searching it."""
 
-from conjoin.retrieval.encode import encode_corpus as encode_corpus
+from conjoin.retrieval.encode import encode_corpus as encode_corpus, encode_rank as encode_rank
+from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
 from conjoin.retrieval.index.base import Index as Index, SearchResult as SearchResult
 from conjoin.retrieval.index.build import (

@@ -4,31 +4,20 @@ Rows are cut into shards of fixed size and every shard into batches on its own, 
 on where an earlier run stopped: interrupted and resumed, a store ends with the bytes of an uninterrupted run.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import transformers
 
 from conjoin import __version__
 from conjoin.progress import progress
-from conjoin.retrieval.compact import DTYPES, pack
-from conjoin.retrieval.encode_rows import Row, RowEncoder, RowSource, row_content, row_items
+from conjoin.retrieval.compact import DTYPES
+from conjoin.retrieval.encode_rows import Row, RowEncoder, RowSource
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.kept_rows import kept_values
-from conjoin.retrieval.store import (
-    SEVERAL_IMAGES,
-    STORE,
-    UPDATES,
-    EmbeddingStore,
-    LeftOut,
-    read_contents,
-    write_embeddings,
-    write_left_out,
-)
+from conjoin.retrieval.shards import ShardRows, encode_shard, end_of, finish_store, read_left_out
+from conjoin.retrieval.store import STORE, UPDATES, EmbeddingStore, write_left_out
 from conjoin.storage import FolderWriter
 
 
@@ -75,131 +64,98 @@ def encode_corpus(
             with other settings, another model or other data, or that another process writes.
         OSError: The disk is full or fails; the message says how many rows are safe.
     """
+    options: dict[str, Any] = {"instruction": instruction, "shard_size": shard_size, "dtype": dtype, "source": source}
+    options |= {"on_error": on_error, "show_progress": show_progress}
+    encode_rank(rows, encoder, directory, 0, 1, **options)
+    return EmbeddingStore(directory)
+
+
+def encode_rank(
+    rows: Iterable[Row],
+    encoder: ItemEncoder,
+    directory: str | Path,
+    rank: int,
+    world_size: int,
+    *,
+    instruction: str | None = None,
+    shard_size: int = 4096,
+    dtype: str = "float32",
+    source: Mapping[str, Any] | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    show_progress: bool = False,
+) -> EmbeddingStore | None:
+    """Encode the shards `rank`, `rank + world_size` ... of a store, while other processes encode the others.
+
+    The processes do not talk to each other. Each records what it finished in the folder; the one that ends last makes
+    sure that no id occurs twice, and completes the store, which has the bytes that one process writes. Any number of
+    processes resumes.
+
+    Args:
+        rows: As for `encode_corpus`, the same in all processes.
+        encoder: As for `encode_corpus`.
+        directory: The store, on a file system that all processes share.
+        rank: Which process this one is, counted from 0.
+        world_size: How many there are.
+        instruction: As for `encode_corpus`.
+        shard_size: As for `encode_corpus`.
+        dtype: As for `encode_corpus`.
+        source: As for `encode_corpus`.
+        on_error: As for `encode_corpus`.
+        show_progress: As for `encode_corpus`.
+
+    Returns:
+        The store; None if other processes have not ended yet.
+
+    Raises:
+        ValueError: As for `encode_corpus`; the processes do not read the same data, or another run writes the store.
+        OSError: As for `encode_corpus`.
+    """
+    check_options(shard_size, dtype, on_error)
+    key = store_key(encoder, dtype, shard_size, instruction, source)
+    found, skip = RowSource(rows), on_error == "skip"
+    with (
+        FolderWriter(directory, STORE, key, rank, world_size) as writer,
+        progress(total=found.count, unit="row", desc="encoding", show=show_progress) as bar,
+    ):
+        check_not_updated(writer)
+        writer.details |= {"model": encoder.name, "versions": versions()}
+        encoding = RowEncoder(encoder, instruction, skip)
+        sizes = shard_size, encoding.rows_at_once
+        shards = ShardRows(
+            found, writer.folder, writer.files, *sizes, skip, end_of(writer), rank, world_size, bar.update
+        )
+        for number, parts in shards:
+            writer.write(number, *encode_shard(encoding, number, parts, dtype, bar))
+        with writer.ending(found.position) as is_last:
+            if is_last:
+                finish_store(writer, found.position, check_ids=world_size > 1)
+            elif rank == 0 and writer.manifest.complete:
+                write_left_out(writer.folder, read_left_out(writer))  # it may be damaged
+        return EmbeddingStore(directory) if writer.manifest.complete else None
+
+
+def check_options(shard_size: int, dtype: str, on_error: str) -> None:
+    """Refuse settings that no store can have.
+
+    Raises:
+        ValueError: The message names the one.
+    """
     if shard_size < 1:
         raise ValueError(f"shard_size must be at least 1, got {shard_size}")
     if on_error not in ("raise", "skip"):
         raise ValueError(f"unknown on_error {on_error!r}; expected 'raise' or 'skip'")
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; expected one of {list(DTYPES)}")
-    key = store_key(encoder, dtype, shard_size, instruction, source)
-    found = RowSource(rows)
-    with (
-        FolderWriter(directory, STORE, key) as writer,
-        progress(total=found.count, unit="row", desc="encoding", show=show_progress) as bar,
-    ):
-        if UPDATES in writer.details:
-            raise ValueError(f"the store in {str(directory)!r} was updated; update it again, or encode into a new one")
-        writer.details |= {"model": encoder.name, "versions": versions()}
-        _Encoding(writer, found, encoder, instruction, skip=on_error == "skip").run(shard_size, dtype, bar)
-    return EmbeddingStore(directory)
 
 
-class _Encoding:
-    """A store in the making: encodes the rows that no finished shard holds, and checks the rows of the others."""
+def check_not_updated(writer: FolderWriter) -> None:
+    """Refuse a store that no longer follows the order of its data.
 
-    def __init__(
-        self, writer: FolderWriter, source: RowSource, encoder: ItemEncoder, instruction: str | None, skip: bool
-    ) -> None:
-        self.writer, self.source = writer, source
-        self.skip = skip
-        self.encoding = RowEncoder(encoder, instruction, skip)
-        self.left_out: list[LeftOut] = []
-        self._is_closed = writer.manifest.complete  # whether an earlier run saw the end of the data
-        self.encoding.parts |= set(writer.details.get("parts", ()))
-        self.encoding.has_several = bool(writer.details.get(SEVERAL_IMAGES))
-        self._rows_at_once = self.encoding.rows_at_once
-
-    def run(self, shard_size: int, dtype: str, bar: Any) -> None:  # noqa: ANN401 - a progress bar
-        """Write all shards that are missing, and mark the store as complete."""
-        for number in itertools.count():
-            if self.writer.has(number):
-                bar.update(self._check_rows(number, shard_size))
-            elif not self._encode_shard(number, shard_size, dtype, bar):
-                break
-        if self.source.position == 0:
-            raise ValueError("the dataset is empty: there are no rows to encode")
-        if self.source.position != self.writer.manifest.rows + len(self.left_out):
-            raise self._changed(
-                f"it holds {self.writer.manifest.rows} rows and now the data ends after {self.source.position}"
-            )
-        if len(self.left_out) == self.source.position:
-            raise ValueError(f"none of the {len(self.left_out)} rows can be used; {self.left_out[0].reason}")
-        write_left_out(self.writer.folder, self.left_out)
-        self.writer.finish()
-
-    def _check_rows(self, number: int, shard_size: int) -> int:
-        """Pass over the rows of a finished shard, making sure that it was made from them; returns their number."""
-        ids, contents, left_out = read_contents(self.writer.folder / self.writer.manifest.files[number].file)
-        start = self.source.position
-        if left_out and not self.skip:
-            raise ValueError(
-                f"cannot resume {str(self.writer.folder)!r}: it leaves out row {start + left_out[0].row} with the id "
-                f"{left_out[0].id!r} ({left_out[0].reason}); pass --on-error skip (on_error) or encode into another "
-                "folder"
-            )
-        for first in range(0, len(ids), self._rows_at_once):
-            some = slice(first, first + self._rows_at_once)
-            self._check_some(ids[some], contents[some])
-        self._done(start, len(ids), shard_size, left_out)
-        return len(ids)
-
-    def _check_some(self, stored_ids: list[str], contents: list[int]) -> None:
-        """Compare the next rows with the ids and digests that are stored of them."""
-        first = self.source.position
-        ids, rows = self.source.take(len(stored_ids))
-        for offset, (before, content) in enumerate(zip(stored_ids, contents, strict=True)):
-            row = f"row {first + offset}"
-            if ids[offset : offset + 1] != [before]:
-                found = f"it is {ids[offset]!r}" if offset < len(ids) else "the data ends there"
-                raise self._changed(f"{row} had the id {before!r} and now {found}")
-            if row_content(before, rows[offset]) != content:
-                raise self._changed(f"{row} with the id {before!r} has another text, image or kept column")
-
-    def _encode_shard(self, number: int, shard_size: int, dtype: str, bar: Any) -> bool:  # noqa: ANN401
-        """Encode the next rows into shard `number`; returns whether there were any."""
-        start = self.source.position
-        all_ids: list[str] = []
-        contents: list[int] = []
-        items: list[int] = []
-        kept: list[dict[str, Any]] = []
-        vectors: list[np.ndarray] = []
-        left_out: list[LeftOut] = []
-        while self.source.position - start < shard_size:
-            done = self.source.position - start
-            ids, rows = self.source.take(min(self._rows_at_once, shard_size - done))
-            if not ids:
-                break
-            if number == len(self.writer.manifest.files) and self._is_closed:
-                raise self._changed(f"it ended after {start} rows, and now the data continues with id {ids[0]!r}")
-            embeddings, reasons = self.encoding.encode(ids, rows, bar)
-            vectors.append(embeddings)
-            contents += map(row_content, ids, rows)
-            used = [place for place in range(len(ids)) if place not in reasons]
-            all_ids += [ids[place] for place in used]
-            items += row_items([ids[place] for place in used], [rows[place] for place in used])
-            kept += [kept_values(rows[place], f"item {ids[place]!r}") for place in used]
-            left_out += [LeftOut(done + place, ids[place], reasons[place]) for place in sorted(reasons)]
-        if self.source.position == start:
-            return False
-        self.writer.details["parts"] = sorted(self.encoding.parts)
-        if self.encoding.has_several:
-            self.writer.details[SEVERAL_IMAGES] = True
-        matrix = np.concatenate(vectors)
-        packed, dimension = pack(matrix, dtype), matrix.shape[1]
-        write_embeddings(self.writer, number, all_ids, packed, contents, left_out, kept, items, dimension)
-        self._done(start, self.source.position - start, shard_size, left_out)
-        return True
-
-    def _done(self, start: int, count: int, shard_size: int, left_out: list[LeftOut]) -> None:
-        """Record that a shard holds the `count` rows from `start` on."""
-        self.left_out += [row._replace(row=start + row.row) for row in left_out]
-        self._is_closed = self.writer.manifest.complete or count < shard_size
-
-    def _changed(self, what: str) -> ValueError:
-        return ValueError(
-            f"cannot resume {str(self.writer.folder)!r}: {what}; the data has changed, encode it into another folder "
-            "or update the store (--sync, update_store)"
-        )
+    Raises:
+        ValueError: It does not.
+    """
+    if UPDATES in writer.details:
+        raise ValueError(f"the store in {str(writer.folder)!r} was updated; update it again, or encode into a new one")
 
 
 def store_key(

@@ -47,6 +47,13 @@ class RowSource:
             rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         return [self._next_id(row) for row in rows], rows
 
+    def skip(self, count: int) -> None:
+        """Pass over the next `count` rows, fewer at the end, without checking them."""
+        if self._dataset is None:
+            self.position += sum(1 for _ in itertools.islice(self._iterator, count))
+        else:
+            self.position = min(self.position + count, len(self._dataset))
+
     def _next_id(self, row: Row) -> str:
         """Check and count a row."""
         name = f"row {self.position}"

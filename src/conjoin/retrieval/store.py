@@ -270,16 +270,28 @@ def write_embeddings(
     Raises:
         ValueError: A kept column holds values of different types.
     """
+    tensors, details = shard_content(number, ids, embeddings, contents, left_out, kept, items, dimension)
+    writer.write(number, tensors, len(ids), details)
+
+
+def shard_content(
+    number: int,
+    ids: Sequence[str],
+    embeddings: np.ndarray,
+    contents: Sequence[int],
+    left_out: Sequence[LeftOut],
+    kept: Sequence[Mapping[str, Any]] | None,
+    items: Sequence[int] | None,
+    dimension: int | None = None,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of a shard, arguments as for `write_embeddings`, and the store's details that follow from it."""
     tensors, columns = shard_tensors(ids, embeddings, contents, kept, items)
-    if kept is not None:
-        writer.details[KEPT] = sorted({*writer.details.get(KEPT, ()), *columns})
-    counts: dict[str, int] = writer.details.pop("left_out", {}) | {str(number): len(left_out)}
+    details: dict[str, Any] = {} if kept is None else {KEPT: sorted(columns)}
     if left_out:
         tensors["left_out"] = _json_tensor(left_out)
-    if any(counts.values()):
-        writer.details["left_out"] = {shard: count for shard, count in counts.items() if count}
-    writer.details["dimension"] = dimension or embeddings.shape[1]
-    writer.write(number, tensors, len(ids))
+    details["left_out"] = {str(number): len(left_out) or None}
+    details["dimension"] = dimension or embeddings.shape[1]
+    return tensors, details
 
 
 def shard_tensors(

@@ -24,14 +24,14 @@ from .fingerprints import (
     weights_digest as weights_digest,
 )
 from .folder import (
-    FolderWriter as FolderWriter,
     StoredFolder as StoredFolder,
     check_place as check_place,
     is_current as is_current,
-    lock_folder as lock_folder,
     read_folder as read_folder,
     replace_folder as replace_folder,
+    write_shard as write_shard,
 )
+from .locks import lock_folder as lock_folder
 from .manifest import (
     DamagedError as DamagedError,
     FolderKind as FolderKind,
@@ -45,3 +45,4 @@ from .manifest import (
 )
 from .row_shards import NAMES as NAMES, RowShards as RowShards
 from .update import FolderUpdate as FolderUpdate
+from .writer import FolderWriter as FolderWriter, is_intact as is_intact

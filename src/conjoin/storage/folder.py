@@ -1,8 +1,8 @@
 """Folders of files under a manifest: resumed after an interruption, verified on reading, replaced in one step.
 
-A folder is written in one of three ways. `FolderWriter` adds numbered shards, one after the other, and resumes.
-`FolderUpdate` (`update.py`) adds shards to a folder that is read meanwhile. `replace_folder` writes all files at once
-beside the old ones. All end by replacing the manifest, so a reader finds the old state or the new one.
+A folder is written in one of three ways. `FolderWriter` (`writer.py`) adds numbered shards and resumes. `FolderUpdate`
+(`update.py`) adds shards to a folder that is read meanwhile. `replace_folder` writes all files at once beside the old
+ones. All end by replacing the manifest, so a reader finds the old state or the new one.
 """
 
 import json
@@ -10,34 +10,19 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from filelock import BaseFileLock, FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from .atomic import TEMPORARY, commit, remove_temporary, temporary_path
-from .manifest import (
-    MANIFEST,
-    DamagedError,
-    FolderKind,
-    Manifest,
-    StoredFile,
-    check_file,
-    check_key,
-    file_digest,
-    file_record,
-    manifest_journal,
-    read_manifest,
-)
+from .locks import lock_folder
+from .manifest import MANIFEST, DamagedError, FolderKind, Manifest, StoredFile, check_file, file_digest, read_manifest
 
 logger = logging.getLogger(__name__)
 
-LOCK = ".lock"
 Result = TypeVar("Result")
 
 
@@ -130,119 +115,6 @@ def is_current(folder: Path, kind: FolderKind, key: Mapping[str, Any]) -> bool:
     return True
 
 
-class FolderWriter:
-    """Writes numbered shards into a folder, or resumes; a context manager.
-
-    From entering to leaving, the folder is locked; a complete one only from the first write on.
-
-    Args:
-        folder: Made if needed.
-        kind: What it holds.
-        key: What the shards are made from, each part under a name that an error message can use.
-
-    Attributes:
-        details: What else the manifest records; those of the run that began the folder until they are changed.
-
-    Raises:
-        ValueError: On entering: the folder was made from another key (the message names what differs), another
-            process writes into it, or it holds something else. A damaged manifest of a cache is replaced.
-    """
-
-    def __init__(self, folder: str | Path, kind: FolderKind, key: Mapping[str, Any]) -> None:
-        self.folder, self.kind, self._key = Path(folder), kind, plain(key)
-        self._lock: BaseFileLock | None = None
-        self.manifest = Manifest(kind.name, kind.version, False, self._key, {})
-        self.details: dict[str, Any] = {}
-        self._is_begun = False  # whether an unfinished manifest is on the disk, to which a journal adds
-        self._journal = manifest_journal(self.folder)
-
-    def __enter__(self) -> Self:
-        check_place(self.folder, self.kind, rf"{re.escape(self.kind.prefix)}-\d{{5,}}\.safetensors")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not _is_complete(self.folder, self.kind):
-            self._acquire()
-        try:
-            self._read()
-        except BaseException:
-            self._release()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._release()
-
-    def has(self, number: int) -> bool:
-        """Whether a shard is finished and intact; warns if it is damaged."""
-        if number >= len(self.manifest.files):
-            return False
-        try:
-            check_file(self.folder, self.manifest.files[number], self.kind)
-        except DamagedError as error:
-            logger.warning("%s; making the file again", error)
-            return False
-        return True
-
-    def write(self, number: int, tensors: Mapping[str, Tensor], rows: int) -> None:
-        """Write a shard, the next one or one that is damaged.
-
-        Raises:
-            OSError: The disk is full or fails; the message says what is safe.
-        """
-        self._acquire()
-        path = self.folder / self.kind.file(number)
-        content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-        try:
-            stored = write_file(path, rows, lambda temporary: temporary.write_bytes(content), named_by_content=False)
-            details = plain(self.details)
-            manifest = replace(self.manifest.with_file(number, stored), details=details)
-            if self._is_begun:
-                self._journal.append(file_record(number, stored, self.manifest.details, details))
-            else:
-                manifest.save(self.folder)
-        except OSError as error:
-            done = f"{self.manifest.rows} rows in {len(self.manifest.files)} shards are safe"
-            raise OSError(
-                error.errno,
-                f"{error.strerror or error} while writing {str(path)!r}: {done}; "
-                "make room and run the same again, it resumes after them",
-            ) from error
-        self.manifest = manifest
-        self._is_begun = not manifest.complete
-
-    def finish(self) -> None:
-        """Mark the folder as complete."""
-        if not self.manifest.complete:
-            self.manifest = replace(self.manifest, complete=True, details=plain(self.details))
-            self.manifest.save(self.folder)
-            self._is_begun = False
-
-    def _read(self) -> None:
-        if not (self.folder / MANIFEST).exists():
-            return
-        try:
-            found = read_manifest(self.folder, self.kind)
-        except DamagedError as error:
-            if not self.kind.is_cache:
-                raise
-            logger.warning("%s; making all files again", error)
-            return
-        check_key(found.key, self._key, self.folder, self.kind)
-        self.manifest, self.details = found, dict(found.details)
-        self._is_begun = not found.complete
-
-    def _acquire(self) -> None:
-        if self._lock is None:
-            self._lock = lock_folder(self.folder)
-            remove_temporary(self.folder)
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-
 def replace_folder(
     folder: str | Path,
     kind: FolderKind,
@@ -314,31 +186,6 @@ def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
             )
 
 
-def lock_folder(folder: Path) -> BaseFileLock:
-    """Lock an existing folder for writing, until `release` or the end of the process.
-
-    The operating system holds the lock, so a killed process leaves none behind.
-
-    Raises:
-        ValueError: Another writer holds the lock.
-    """
-    lock = FileLock(folder / LOCK, blocking=False, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(
-            f"another process is writing into {str(folder)!r}; wait until it ends, or choose another folder"
-        ) from error
-    return lock
-
-
-def _is_complete(folder: Path, kind: FolderKind) -> bool:
-    try:
-        return read_manifest(folder, kind).complete
-    except (FileNotFoundError, DamagedError):
-        return False
-
-
 def write_file(path: Path, rows: int, write: Callable[[Path], object], named_by_content: bool) -> StoredFile:
     """Write a file atomically; `named_by_content` adds a digest to its name."""
     with temporary_path(path) as temporary:
@@ -348,6 +195,13 @@ def write_file(path: Path, rows: int, write: Callable[[Path], object], named_by_
             path = path.with_name(f"{path.stem}-{digest[:16]}{path.suffix}")
         commit(temporary, path)
     return StoredFile(path.name, rows, size, digest)
+
+
+def write_shard(folder: Path, kind: FolderKind, number: int, tensors: Mapping[str, Tensor], rows: int) -> StoredFile:
+    """Write a numbered file of tensors atomically."""
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    path = folder / kind.file(number)
+    return write_file(path, rows, lambda temporary: temporary.write_bytes(content), named_by_content=False)
 
 
 def _remove_replaced(folder: Path, names: list[str], before: set[str], kept: set[str]) -> None:

@@ -15,7 +15,6 @@ from .atomic import write_json
 from .journal import Journal
 
 MANIFEST = "manifest.json"
-_JOURNAL = "manifest.jsonl"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _CLOCK_TICK = 10**9  # a file that changes twice within it may keep its time
 _verified: set[tuple[str, int, int, int, str]] = set()
@@ -47,8 +46,19 @@ class FolderKind:
         """The name of a numbered file."""
         return f"{self.prefix}-{number:05d}.safetensors"
 
+    def number(self, file: str) -> int:
+        """The number of a file.
 
-@dataclass(frozen=True)
+        Raises:
+            ValueError: It is not a numbered file.
+        """
+        found = re.fullmatch(rf"{re.escape(self.prefix)}-(\d{{5,}})\.safetensors", file)
+        if found is None:
+            raise ValueError(f"{file!r} is not the name of a numbered file, such as {self.file(0)!r}")
+        return int(found[1])
+
+
+@dataclass(frozen=True, slots=True)
 class StoredFile:
     """One file: its bare name, the rows in it, its size in bytes and its checksum."""
 
@@ -83,34 +93,48 @@ class Manifest:
         """Rows in the finished files."""
         return sum(file.rows for file in self.files)
 
-    def with_file(self, number: int, file: StoredFile) -> "Manifest":
-        """This manifest with file `number` added or replaced."""
-        return replace(self, files=(*self.files[:number], file, *self.files[number + 1 :]))
-
     def save(self, folder: Path) -> None:
-        """Write the manifest atomically."""
-        content, journal = asdict(self), manifest_journal(folder)
+        """Write the manifest atomically; it names all files, so the journals go."""
+        journals = rank_journals(folder)
         if not self.complete:
-            journal.remove()  # of files that an earlier manifest did not name yet
+            _remove(journals)  # of files that no manifest named
+        content = asdict(self)
         write_json(folder / MANIFEST, content | {"checksum": _content_digest(content)})
-        journal.remove()  # a complete manifest names all files
-
-    def replay(self, record: Mapping[str, Any]) -> "Manifest":
-        """This manifest with what a `file_record` says."""
-        changed = self.details | record["details"]
-        details = {name: value for name, value in changed.items() if value is not None}
-        return replace(self.with_file(record["number"], StoredFile(**record["file"])), details=details)
+        _remove(journals)
 
 
-def file_record(number: int, file: StoredFile, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What a journal says of file `number`, and of the details that changed with it; a dropped one is None."""
-    changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
-    return {"number": number, "file": asdict(file), "details": changed | dict.fromkeys(before.keys() - after.keys())}
+def rank_journal(folder: Path, rank: int) -> Journal:
+    """The journal in which a process lists the files that it finished, while the folder grows."""
+    return Journal(folder / f"manifest-{rank}.jsonl")
 
 
-def manifest_journal(folder: Path) -> Journal:
-    """The files that were finished since the manifest of an unfinished folder was written."""
-    return Journal(folder / _JOURNAL)
+def rank_journals(folder: Path) -> list[Journal]:
+    """The journals of all processes."""
+    return [Journal(path) for path in sorted(folder.glob("manifest-*.jsonl"))]
+
+
+def file_record(number: int, file: StoredFile, details: Mapping[str, Any]) -> dict[str, Any]:
+    """What a journal says of file `number`; `details` are those of the folder that follow from this file."""
+    return {"number": number, "file": asdict(file), "details": dict(details)}
+
+
+def merge_details(details: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Details with those of another file: lists are united, mappings joined, all else replaced.
+
+    The result does not depend on the order of the files if they agree on all else. A None removes an entry of a
+    mapping.
+    """
+    merged = dict(details)
+    for name, value in new.items():
+        if isinstance(value, list):
+            merged[name] = sorted({*merged.get(name, ()), *value})
+        elif isinstance(value, dict):
+            joined = merged.pop(name, {}) | value
+            if joined := {key: entry for key, entry in joined.items() if entry is not None}:
+                merged[name] = joined
+        else:
+            merged[name] = value
+    return merged
 
 
 def read_manifest(folder: Path, kind: FolderKind) -> Manifest:
@@ -140,14 +164,39 @@ def read_manifest(folder: Path, kind: FolderKind) -> Manifest:
         if content.pop("checksum", None) != _content_digest(content):
             raise ValueError("its content differs from its checksum")
         manifest: Manifest = build(Manifest, content, "manifest")
-        for record in [] if manifest.complete else manifest_journal(folder).read():
-            manifest = manifest.replay(record)
+        if not manifest.complete:
+            manifest = _with_finished(folder, kind, manifest)
         for file in manifest.files:
             if not _FILE_NAME.fullmatch(file.file):
                 raise ValueError(f"{file.file!r} is not a bare file name")
     except ValueError as error:
         raise DamagedError(f"{str(path)!r} is damaged ({error}); remove the folder and {kind.remedy} again") from error
     return manifest
+
+
+def _with_finished(folder: Path, kind: FolderKind, manifest: Manifest) -> Manifest:
+    """An unfinished manifest with the files that the journals list, in the order of their numbers."""
+    files = {kind.number(file.file): file for file in manifest.files}
+    found: dict[int, list[dict[str, Any]]] = {}
+    for journal in rank_journals(folder):
+        for record in journal.read():
+            if "file" in record:
+                found.setdefault(record["number"], []).append(record)
+    details = manifest.details
+    for number, records in sorted(found.items()):
+        record = records[-1] if len(records) == 1 else _latest(folder, records)
+        files[number] = StoredFile(**record["file"])
+        details = merge_details(details, record["details"])
+    return replace(manifest, details=details, files=tuple(file for _, file in sorted(files.items())))
+
+
+def _latest(folder: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of several records of one file, which was made again, the one that it has the checksum of."""
+    for record in records:
+        path = folder / record["file"]["file"]
+        if path.is_file() and has_checksum(path, record["file"]["sha256"]):
+            return record
+    return records[-1]
 
 
 def recorded_rows(folder: Path, kind: FolderKind) -> int:
@@ -226,6 +275,11 @@ def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = 
 def _content_digest(content: dict[str, Any]) -> str:
     """The checksum of a manifest."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _remove(journals: list[Journal]) -> None:
+    for journal in journals:
+        journal.remove()
 
 
 def _short(value: object) -> str:

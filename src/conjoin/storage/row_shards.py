@@ -8,8 +8,9 @@ from torch import Tensor
 
 from conjoin.progress import progress
 
-from .folder import FolderWriter, StoredFolder
+from .folder import StoredFolder
 from .manifest import FolderKind
+from .writer import FolderWriter
 
 NAMES = "names"
 """The tensor `(rows,)` in every shard that names what its rows were made from."""

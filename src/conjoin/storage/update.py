@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from filelock import BaseFileLock
-from safetensors.torch import save
 from torch import Tensor
 
 from .atomic import remove_temporary
-from .folder import lock_folder, plain, write_file
+from .folder import plain, write_file, write_shard
 from .journal import Journal
+from .locks import lock_folder
 from .manifest import DamagedError, FolderKind, Manifest, StoredFile, check_file, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -81,9 +81,8 @@ class FolderUpdate:
             OSError: The disk is full or fails.
         """
         path = self.folder / self.kind.file(self._next)
-        content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         try:
-            stored = write_file(path, rows, lambda temporary: temporary.write_bytes(content), named_by_content=False)
+            stored = write_shard(self.folder, self.kind, self._next, tensors, rows)
             self._journal.append(asdict(stored))
         except OSError as error:
             raise OSError(
