@@ -109,7 +109,7 @@ def main() -> None:
         run, start = steps(args.rows[0], Path(args.folder))[args.step], time.perf_counter()
         run()
         seconds, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "bytes": peak}))
+        print(json.dumps({"seconds": seconds, "cpu_seconds": time.process_time(), "bytes": peak}))
         return
     table = []
     print(f"{'rows':>9}  {'step':16}{'s':>8}{'µs per row':>12}{'peak MiB':>10}{'bytes per row':>15}")

@@ -73,7 +73,9 @@ def test_a_killed_rank(tmp_path, killed, world_size):
     """One of two processes is killed in the middle; others finish the store."""
     whole, store = tmp_path / "whole", tmp_path / "store"
     encode_corpus(tiny_rows(), tiny_encoder(batch_size=1), whole, shard_size=SHARD)
-    ranks = [subprocess.Popen([sys.executable, tiny.__file__, str(store), "0.05", str(r), "2"]) for r in range(2)]
+    delays = ["0.2" if rank == killed else "0.01" for rank in range(2)]
+    command = [sys.executable, tiny.__file__, str(store)]
+    ranks = [subprocess.Popen([*command, delay, str(rank), "2"]) for rank, delay in enumerate(delays)]
     try:
         deadline = time.monotonic() + 120
         while not (store / f"manifest-{killed}.jsonl").exists() and time.monotonic() < deadline:

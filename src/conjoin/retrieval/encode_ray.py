@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.progress import progress
 from conjoin.retrieval.encode import check_not_updated, check_options, store_key, versions
 from conjoin.retrieval.encode_rows import Row, RowEncoder, RowSource
@@ -18,8 +19,6 @@ from conjoin.storage import FolderWriter, StoredFile, write_shard
 
 MakeEncoder = Callable[[str | None], ItemEncoder]
 """Loads the encoder on a device; None takes a GPU when there is one."""
-
-_URLS = "CONJOIN_ALLOW_URLS"
 
 
 def encode_on_ray(
@@ -75,7 +74,7 @@ def encode_on_ray(
         skip = on_error == "skip"
         reader = _Reader(rows, directory, dict(writer.files), shard_size, at_once, skip, end_of(writer))
         settings = _Settings(
-            make_encoder, encoder.fingerprint, directory, instruction, dtype, skip, os.environ.get(_URLS)
+            make_encoder, encoder.fingerprint, directory, instruction, dtype, skip, os.environ.get(ALLOW_URLS)
         )
         total = _run(ray, reader, settings, workers, writer, bar)
         with writer.ending(total) as is_last:
@@ -131,7 +130,7 @@ class _Worker:
 
     def __init__(self, settings: _Settings) -> None:
         if settings.urls:
-            os.environ[_URLS] = settings.urls
+            os.environ[ALLOW_URLS] = settings.urls
         self.settings = settings
         encoder = settings.make_encoder(None)
         if encoder.fingerprint != settings.fingerprint:
@@ -196,8 +195,8 @@ def _cause(error: BaseException) -> ValueError | OSError | None:
     while seen is not None:
         inner = vars(seen).get("cause")
         for found in (inner, seen):
-            if type(found) in (ValueError, FileNotFoundError, OSError):
-                return found  # type: ignore[return-value]
+            if isinstance(found, ValueError | OSError) and not type(found).__module__.startswith("ray."):
+                return found
         seen = inner if isinstance(inner, BaseException) and inner is not seen else seen.__cause__
     return None
 
