@@ -82,6 +82,11 @@ class Condition:
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether a condition can name a column without double quotes."""
+    return re.fullmatch(r"[^\W\d]\w*", name) is not None and name.lower() not in _WORDS
+
+
 def parse_condition(text: str) -> Condition:
     """Read a condition.
 
