@@ -18,8 +18,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "app",
         help="search an index in the browser",
-        description="Open a page that searches INDEX by text, images or both, with filters, and shows what a query and "
-        'a result share. Two indexes are shown side by side. Needs pip install "conjoin[app]" and no network.',
+        description="Open a page that searches INDEX by text, images or both, with filters, and shows what a query "
+        'and a result share. Two indexes are shown side by side. Needs pip install "conjoin[app]" and no network.',
         epilog="examples: conjoin app runs/demo/index; conjoin app runs/a/index runs/b/index --port 7861",
     )
     parser.add_argument("indexes", metavar="INDEX", nargs="+", help="one or two folders that `conjoin index` wrote")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     loaded: Future[list[Searcher]] = Future()
     app = make_app(loaded, len(args.indexes), limits=limits, k=args.k, host=args.host)
 
-    def load(stop: Callable[[], None]) -> None:
+    def load(url: str, stop: Callable[[], None]) -> None:
         try:
             loaded.set_result(_load(args, limits))
             print_line("the model is loaded")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
             stop()
 
     run_server(
-        app, args.host, args.port, lambda stop: threading.Thread(target=load, args=(stop,), daemon=True).start()
+        app, args.host, args.port, lambda *given: threading.Thread(target=load, args=given, daemon=True).start()
     )
     if loaded.done():
         loaded.result()  # raises what went wrong

@@ -12,15 +12,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve embeddings and search over HTTP",
-        description="Answer POST /embed, POST /search and GET /health as JSON; the reference is at /docs. The items of "
-        'concurrent requests share forward passes. Needs pip install "conjoin[serve]".',
+        description="Answer POST /embed, POST /search and GET /health as JSON; the reference is at /docs. The "
+        'items of concurrent requests share forward passes. Needs pip install "conjoin[serve]".',
         epilog="examples: conjoin serve runs/demo/index; conjoin serve --model runs/demo/model",
     )
     parser.add_argument("index", metavar="INDEX", nargs="?", help="folder of an index; without it, only /embed works")
     parser.add_argument(
         "--model",
-        help="folder or Hub name of the model (default: the folder that the index records, if it holds a model of this "
-        "package)",
+        help="folder or Hub name of the model (default: the folder that the index records, if it holds a model of "
+        "this package)",
     )
     parser.add_argument(
         "--max-items", type=int, default=64, metavar="N", help="items of a request (default: %(default)s)"

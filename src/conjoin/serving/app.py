@@ -5,10 +5,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
 from conjoin.serving.html import CLICK, STYLE, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, missing, protect
@@ -26,13 +26,12 @@ _FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", 
 _MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 
 
-@dataclass
-class Query:
+class Query(NamedTuple):
     """The last query of a session, and what each index found."""
 
-    text: str | None = None
-    images: list[Any] = field(default_factory=list)
-    found: "list[list[Found]]" = field(default_factory=list)
+    text: str | None
+    images: list[Any]
+    found: "list[list[Found]]"
 
 
 class SearchPage:
@@ -58,7 +57,7 @@ class SearchPage:
         for searcher in self.searchers:
             index = searcher.index
             rows = 0 if index is None else len(index.ids)
-            shown.append(f"{rows:,} rows, model {searcher.model_name}")
+            shown.append(f"{searcher.model_name}: {rows:,} rows")
         columns = [searcher.columns for searcher in self.searchers]
         shared = [column for column in columns[0] if all(column.name in [c.name for c in some] for some in columns)]
         choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
@@ -67,7 +66,7 @@ class SearchPage:
 
     def search(
         self, text: str | None, files: Sequence[Any] | None, k: float, where: str | None, *chosen: Sequence[str] | None
-    ) -> tuple[list[str], str, Query]:
+    ) -> tuple[list[str], str, Query | None]:
         """Search; returns the results of each index as HTML, the code, and the query."""
         try:
             query, item, names = self._read(text, files)
@@ -78,10 +77,9 @@ class SearchPage:
                 started = time.perf_counter()
                 found.append(searcher.search([item], int(k), where)[0])
                 times.append(1000 * (time.perf_counter() - started))
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
-            return [problem, *[""] * (len(self.searchers) - 1)], "", Query()
-        query.found = found
+            return [problem, *[""] * (len(self.searchers) - 1)], "", None
         shared = None
         if len(found) > 1:
             shared = len(set.intersection(*({hit.id for hit in hits} for hits in found)))
@@ -93,14 +91,14 @@ class SearchPage:
             python_code(searcher.source, searcher.encoder.name, query.text, names, int(k), where)
             for searcher in self.searchers
         ]
-        return pages, "\n".join(codes), query
+        return pages, "\n".join(codes), query._replace(found=found)
 
-    def why(self, query: Query, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
+    def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
         from conjoin.serving.why import NotExplainedError, explain_result
 
-        hits = query.found[side] if side < len(query.found) else []
-        if not isinstance(rank, int) or not 1 <= rank <= len(hits):
+        hits = [] if query is None else query.found[side]
+        if query is None or not isinstance(rank, int) or not 1 <= rank <= len(hits):
             return message("Search first, then choose a result.")
         hit = hits[rank - 1]
         try:
@@ -122,7 +120,7 @@ class SearchPage:
         if text is None and not paths:
             raise ValueError("nothing to search for: write a text, add an image, or both")
         images = [self._image(path) for path in paths]
-        return Query(text, images), make_item(text, images, self.limits), [path.name for path in paths]
+        return Query(text, images, []), make_item(text, images, self.limits), [path.name for path in paths]
 
     def _image(self, path: Path) -> Any:  # noqa: ANN401
         """An uploaded image; Gradio made sure that it was uploaded."""
@@ -159,13 +157,15 @@ def make_app(
     if sides not in (1, 2):
         raise ValueError(f"the app shows one index, or two side by side, got {sides}")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ.setdefault("GRADIO_TEMP_DIR", tempfile.mkdtemp(prefix="conjoin-app-"))
+    uploads = tempfile.TemporaryDirectory(prefix="conjoin-app-")
+    os.environ["GRADIO_TEMP_DIR"] = uploads.name
     try:
         import gradio
         from fastapi import FastAPI
     except ImportError as error:
         missing("app", error)
     blocks = _blocks(SearchPage(searchers, limits), sides, k)
+    _accept_only_uploads(blocks, uploads)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     protect(app, limits.body_bytes, host)
     return gradio.mount_gradio_app(
@@ -177,8 +177,9 @@ def make_app(
         max_file_size=limits.image_bytes,
         allowed_paths=[],
         ssr_mode=False,
+        show_error=False,
         enable_monitoring=False,
-        theme=gradio.themes.Default(font=_FONT, font_mono=_MONO),
+        theme=gradio.themes.Default(primary_hue="blue", font=_FONT, font_mono=_MONO),
         css=STYLE,
     )
 
@@ -210,6 +211,25 @@ def _blocks(page: SearchPage, sides: int, k: int) -> Any:  # noqa: ANN401 - grad
     return blocks.queue(max_size=256, default_concurrency_limit=16)
 
 
+def _accept_only_uploads(blocks: Any, folder: tempfile.TemporaryDirectory[str]) -> None:  # noqa: ANN401
+    """Refuse every path and URL that a browser sends, but those of uploads.
+
+    A browser sends the path of what it uploaded. Gradio checks that path only in an app that it has launched itself,
+    never a URL, and copies or downloads what it names, whichever component it is sent to.
+    """
+    root = Path(folder.name).resolve()
+
+    async def own(path: str) -> str:
+        if not Path(path).resolve().is_relative_to(root):
+            raise PermissionError("this file was not uploaded")
+        return path
+
+    blocks.has_launched = True
+    blocks.uploads = folder  # removed with the page
+    for block in blocks.blocks.values():
+        block.async_move_resource_to_block_cache = own
+
+
 def _lay_out(sides: int, most: int, k: int) -> _Parts:
     import gradio as gr
 
@@ -221,6 +241,7 @@ def _lay_out(sides: int, most: int, k: int) -> _Parts:
             images = gr.Gallery(
                 label="Images",
                 type="filepath",
+                file_types=["image"],
                 sources=["upload", "clipboard"],
                 interactive=True,
                 columns=3,
@@ -245,7 +266,7 @@ def _lay_out(sides: int, most: int, k: int) -> _Parts:
                 ]
             with gr.Accordion("Copy as Python", open=False, elem_id="python"):
                 code = gr.Code(language="python", interactive=False, show_label=False)
-    last = gr.State(Query)
+    last = gr.State()
     return _Parts(status, text, images, count, where, chosen, columns, button, clear, results, why, code, last)
 
 
@@ -267,7 +288,7 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
 
     def clear() -> list[Any]:
         empty = [*[[] for _ in parts.chosen], message(START), *[""] * (len(parts.results) - 1)]
-        return ["", None, "", *empty, "", "", Query()]
+        return ["", None, "", *empty, "", "", None]
 
     blocks.load(describe, outputs=[parts.status, parts.columns, *parts.chosen], **hidden)
     shown = [*parts.results, parts.why, parts.code, parts.last]
@@ -275,7 +296,7 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
     parts.clear.click(clear, outputs=[parts.text, parts.images, parts.where, *parts.chosen, *shown], **hidden)
     for side, found in enumerate(parts.results):
 
-        def explain(query: Query, event: gr.EventData, side: int = side) -> str:
+        def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
             return page.why(query, side, event._data.get("rank") if isinstance(event._data, dict) else None)
 
         found.select(explain, parts.last, parts.why, scroll_to_output=True, **hidden)

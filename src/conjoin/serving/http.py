@@ -103,7 +103,7 @@ def run_server(
     app: Any,  # noqa: ANN401 - an ASGI application
     host: str,
     port: int,
-    on_start: Callable[[Callable[[], None]], object] | None = None,
+    on_start: Callable[[str, Callable[[], None]], object] | None = None,
 ) -> None:
     """Serve until interrupted.
 
@@ -111,7 +111,7 @@ def run_server(
         app: The application.
         host: The address to listen at.
         port: 0 for any that is free.
-        on_start: Called once the server answers, with a function that stops it.
+        on_start: Called once the server answers, with its URL and a function that stops it.
 
     Raises:
         OSError: The address cannot be used.
@@ -125,11 +125,12 @@ def run_server(
     async def startup(sockets: Sequence[Any] | None = None) -> None:
         await uvicorn.Server.startup(server, list(sockets or ()))
         shown = f"[{host}]" if ":" in host else host
-        print_line(f"listening at http://{shown}:{sock.getsockname()[1]}")
+        url = f"http://{shown}:{sock.getsockname()[1]}"
+        print_line(f"listening at {url}")
         if host not in LOCAL:
             print_line("anybody who can reach this machine can use it: there are no passwords")
         if on_start is not None:
-            on_start(lambda: setattr(server, "should_exit", True))
+            on_start(url, lambda: setattr(server, "should_exit", True))
 
     server.startup = startup  # type: ignore[method-assign]
     with sock:

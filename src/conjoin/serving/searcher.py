@@ -80,9 +80,9 @@ class Searcher:
 
     @property
     def model_name(self) -> str:
-        """The name of the model, without the folders that it lies in."""
-        name = self.encoder.name
-        return Path(name).name if Path(name).is_absolute() else name
+        """The name of the model on the Hub, or the last two parts of its path."""
+        path = Path(self.encoder.name)
+        return "/".join(path.parts[-2:]) if path.is_absolute() else self.encoder.name
 
     @property
     def columns(self) -> list[Column]:
