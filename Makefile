@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 COMMON := runs/transformers
 
-.PHONY: help demo test test-common test-lowest check format clean
+.PHONY: help demo app test test-common test-lowest check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,13 @@ $(BIN)/conjoin: pyproject.toml constraints.txt
 
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
 	$(BIN)/conjoin demo
+
+runs/demo/index/manifest.json: | $(BIN)/conjoin
+	$(BIN)/conjoin demo
+
+app: $(BIN)/conjoin runs/demo/index/manifest.json ## Search the demo's index in the browser; makes the demo first if needed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[app]"
+	$(BIN)/conjoin app runs/demo/index
 
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.cli.train import usage
     from conjoin.evaluation import format_combinations, format_table, render_report
     from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
-    from conjoin.retrieval import ItemEncoder, build_index
+    from conjoin.retrieval import ItemEncoder
     from conjoin.training import DEMOS
 
     logging.set_verbosity_error()
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     scores = evaluate_emoji(encoder, out / "gallery", seed=seed)
 
     _say("3/4  Indexing and searching")
-    build_index(scores.stores["image"]).save(out / "index")
+    _index(scores, out)
     examples = _examples(scores, seed)
     _print_examples(examples)
 
@@ -112,6 +112,23 @@ def _train(
     if args.recipe in DEMOS:
         return DEMOS[args.recipe].train(out, overrides, _say)
     return train(load_recipe(args.recipe or recipe_folder() / DEMO, overrides), overwrite=True), lambda results: None
+
+
+def _index(scores: "EmojiScores", out: Path) -> None:
+    """Index the gallery, with its pictures as files and its names."""
+    from conjoin.retrieval import build_index
+    from conjoin.retrieval.kept_rows import KeptRows
+
+    folder = (out / "pictures").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in scores.candidates:
+        path = folder / (row["id"].replace("/", "-") + ".png")
+        row["image"].save(path)
+        rows.append({"text": row["text"], "image": str(path)})
+    index = build_index(scores.stores["image"])
+    index.kept = KeptRows.of(index.ids, rows)
+    index.save(out / "index")
 
 
 def _say(text: str) -> None:

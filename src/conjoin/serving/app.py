@@ -88,8 +88,8 @@ class SearchPage:
             for place, (hits, spent) in enumerate(zip(found, times, strict=True))
         ]
         codes = [
-            python_code(searcher.source, searcher.encoder.name, query.text, names, int(k), where)
-            for searcher in self.searchers
+            python_code(one.source, one.encoder.name, query.text, names, int(k), where, one.encoder.input_type)
+            for one in self.searchers
         ]
         return pages, "\n".join(codes), query._replace(found=found)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from conjoin.retrieval import Index, ItemEncoder, check_model, load_encoder, load_index, rows_of, select_rows
 from conjoin.retrieval.load import recorded_model
@@ -57,6 +58,9 @@ class Searcher:
     ) -> "Searcher":
         """Load an index and its model.
 
+        Several images of an item are read as the index records or the options say. Where neither does, a model of one
+        image per item averages the embeddings (input type `avg`).
+
         Args:
             index: A folder; None to encode only.
             model: Folder or Hub name of the model; the one that the index records if None.
@@ -75,7 +79,10 @@ class Searcher:
                 raise ValueError("there is nothing to serve: pass an index, a model or both")
             model = recorded_model(loaded)
         searcher = cls(load_encoder(model, **options), loaded, limits, "" if index is None else str(index))
-        _ = searcher.encoder.dimension  # the first forward pass is slow
+        encoder = searcher.encoder
+        _ = encoder.dimension  # the first forward pass is slow
+        if options.get("input_type") is None and encoder.input_type == "seq" and not _takes_several(encoder):
+            encoder.input_type = "avg"
         return searcher
 
     @property
@@ -132,3 +139,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - a value of a row
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _takes_several(encoder: ItemEncoder) -> bool:
+    """Whether a model reads several images of an item in their order."""
+    failed: list[int] = []
+    item = {"image": [Image.new("RGB", (32, 32)), Image.new("RGB", (32, 32))]}
+    encoder.encode([item], on_unusable=lambda place, error: failed.append(place))
+    return not failed

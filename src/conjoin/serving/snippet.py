@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 
-def python_code(index: str, model: str, text: str | None, images: Sequence[str], k: int, where: str | None) -> str:
+def python_code(
+    index: str, model: str, text: str | None, images: Sequence[str], k: int, where: str | None, input_type: str = "seq"
+) -> str:
     """The code that repeats a search.
 
     Args:
@@ -13,6 +15,7 @@ def python_code(index: str, model: str, text: str | None, images: Sequence[str],
         images: Names of the image files of the query.
         k: Number of results.
         where: The condition, if any.
+        input_type: How several images are read.
     """
     lines = ["from conjoin import load_encoder, load_index, search_items"]
     if images and "<image>" in (text or ""):
@@ -24,11 +27,12 @@ def python_code(index: str, model: str, text: str | None, images: Sequence[str],
         if text is not None:
             parts.append(f'"text": {text!r}')
         query = "{" + ", ".join(parts) + "}"
+    several = f", input_type={input_type!r}" if len(images) > 1 else ""
     arguments = f"index, encoder, [query], k={k}" + (f", where={where!r}" if where else "")
     lines += [
         "",
         f"index = load_index({index!r})",
-        f"encoder = load_encoder({model!r})",
+        f"encoder = load_encoder({model!r}{several})",
         f"query = {query}",
         f"found = search_items({arguments})",
         "for id_, score in zip(found.ids[0], found.scores[0]):",
