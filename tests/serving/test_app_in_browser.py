@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gradio", minversion="6")
-sync_api = pytest.importorskip("playwright.sync_api")
-
 from conjoin.serving.app import make_app
 from conjoin.serving.http import run_server
 from tiny_serving import LIMITS, png
+
+pytest.importorskip("gradio", minversion="6")
+sync_api = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")

@@ -30,8 +30,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         choices=KINDS,
         default="model",
         help="model: what `conjoin train` or `conjoin export` wrote; dataset: a folder in the layout of M-BEIR or "
-        "MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: an index, with its model, small pictures "
-        "and `conjoin app` (default: %(default)s)",
+        "MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: an index, with its "
+        "model, small pictures and `conjoin app` (default: %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the files, print the card, and push nothing")
     parser.add_argument("--public", action="store_true", help="everybody may see it (default: private)")

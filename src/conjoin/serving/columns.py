@@ -88,8 +88,8 @@ def _describe(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401
         values = sorted(distinct.to_pylist()) if len(distinct) <= _CHOICES else None
         few = is_whole and values is not None and len(values) < len(column)
         short = values is not None and max(map(len, values)) <= _LONGEST
-        first = str(known[0].as_py())
-        return Column(name, "text", values if few and short else None, first[:_LONGEST])
+        first = "" if name == "image" else str(known[0].as_py())  # a path of this machine
+        return Column(name, "text", values if few and short and name != "image" else None, first[:_LONGEST])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
         ends = pc.min_max(known).as_py()
         return Column(name, str(kind), None, f"{ends['min']} to {ends['max']}")

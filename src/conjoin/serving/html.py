@@ -81,7 +81,7 @@ def _card(found: "Found") -> str:
     name = str(row.get("text") or found.id)
     picture, note = _thumbnail(row.get("image"))
     if picture:
-        face = f'<img src="{picture}" alt="{escape(_short(name))}" loading="lazy">'
+        face = f'<img src="{picture}" alt="{escape(_short(name))}">'
     else:
         face = f'<span class="cj-face">{escape(_short(name))}</span>'
     further = [(key, value) for key, value in row.items() if key not in ("text", "image") and value not in (None, "")]

@@ -1,5 +1,7 @@
 """What the app and the endpoint have in common as web servers: limits of requests, headers, and the server itself."""
 
+import asyncio
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -119,7 +121,8 @@ def run_server(
     import uvicorn
 
     sock = uvicorn.Config(app, host=host, port=port, log_level="critical").bind_socket()
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+    logging.getLogger("uvicorn.error").addFilter(_is_failure)
     server = uvicorn.Server(config)
 
     async def startup(sockets: Sequence[Any] | None = None) -> None:
@@ -135,6 +138,11 @@ def run_server(
     server.startup = startup  # type: ignore[method-assign]
     with sock:
         server.run(sockets=[sock])
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Whether a message of the log is about more than a page that was open when the server stopped."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def print_line(text: str) -> None:
