@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 COMMON := runs/transformers
 
-.PHONY: help demo app test test-common test-lowest check format clean
+.PHONY: help demo app test test-app test-common test-lowest check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,11 @@ app: $(BIN)/conjoin runs/demo/index/manifest.json ## Search the demo's index in 
 
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-app
+	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -e ".[app,train]" httpx playwright pytest
+	$(VENV)-app/bin/python -m pytest tests/serving tests/cli/test_serving_commands.py
 
 test-common: $(BIN)/conjoin ## Run transformers' own model tests, from its source distribution, on the models here
 	version=$$($(BIN)/python -c "import transformers; print(transformers.__version__)") && \
