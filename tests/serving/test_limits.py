@@ -77,7 +77,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(secret)
 )
 def test_an_item_that_cannot_be_used_is_named(value, problem, monkeypatch):
     monkeypatch.delenv("CONJOIN_ALLOW_URLS", raising=False)
-    with pytest.raises(ItemError, match="^item 1: ") as caught:
+    with pytest.raises(ItemError, match=r"^item 1: ") as caught:
         read_items(["fine", value], LIMITS)
     assert caught.value.item == 1
     assert problem in caught.value.problem

@@ -246,12 +246,13 @@ def _lay_out(sides: int, most: int, k: int) -> _Parts:
                 interactive=True,
                 columns=3,
                 height=180,
+                object_fit="contain",
                 buttons=[],
                 elem_id="images",
             )
             with gr.Row():
                 button = gr.Button("Search", variant="primary", elem_id="search")
-                clear = gr.Button("Clear", elem_id="clear")
+                clear = gr.Button("Clear all", elem_id="clear")
             count = gr.Slider(1, most, k, step=1, label="Results", elem_id="count")
             with gr.Accordion("Filter", open=False, elem_id="filter"):
                 chosen = [gr.Dropdown(choices=[], multiselect=True, visible=False) for _ in range(FILTERS)]
@@ -292,7 +293,14 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
 
     blocks.load(describe, outputs=[parts.status, parts.columns, *parts.chosen], **hidden)
     shown = [*parts.results, parts.why, parts.code, parts.last]
-    gr.on([parts.button.click, parts.text.submit, parts.where.submit], search, inputs, shown, **hidden)
+    gr.on(
+        [parts.button.click, parts.text.submit, parts.where.submit],
+        search,
+        inputs,
+        shown,
+        trigger_mode="always_last",
+        **hidden,
+    )
     parts.clear.click(clear, outputs=[parts.text, parts.images, parts.where, *parts.chosen, *shown], **hidden)
     for side, found in enumerate(parts.results):
 
