@@ -85,8 +85,8 @@ def test_mistakes_are_messages_on_the_page(page, text, where, problem):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"hello", "Photo.png: this is no image"),
-        (b"", "Photo.png: the file is empty"),
+        (b"hello", "The file &#x27;photo.png&#x27;: this is no image"),
+        (b"", "photo.png&#x27;: the file is empty"),
         (png()[:45], "truncated or damaged"),
         (bytes(20_001), "20,001 bytes; the limit is 20,000"),
         (png(size=(200, 100)), "200 x 100 pixels; the limit is 10,000"),

@@ -124,10 +124,10 @@ class SearchPage:
 
     def _image(self, path: Path) -> Any:  # noqa: ANN401
         """An uploaded image; Gradio made sure that it was uploaded."""
-        size = path.stat().st_size
+        size, name = path.stat().st_size, f"the file {path.name!r}"
         if size > self.limits.image_bytes:
-            raise ValueError(f"{path.name}: {size:,} bytes; the limit is {self.limits.image_bytes:,}")
-        return read_image(path.read_bytes(), path.name, self.limits)
+            raise ValueError(f"{name}: {size:,} bytes; the limit is {self.limits.image_bytes:,}")
+        return read_image(path.read_bytes(), name, self.limits)
 
 
 def make_app(

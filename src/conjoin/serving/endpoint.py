@@ -15,7 +15,7 @@ from conjoin.serving.limits import ItemError, check_length, check_results, read_
 from conjoin.serving.reference import reference_page
 from conjoin.serving.searcher import Searcher
 
-_ITEM_SCHEMA = {
+_ITEM_SCHEMA: dict[str, Any] = {
     "items": {
         "anyOf": [
             {"type": "string", "description": "a text"},
