@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 COMMON := runs/transformers
 
-.PHONY: help demo test test-common test-lowest check format clean
+.PHONY: help demo app test test-app test-common test-lowest check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +20,20 @@ $(BIN)/conjoin: pyproject.toml constraints.txt
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
 	$(BIN)/conjoin demo
 
+runs/demo/index/manifest.json: | $(BIN)/conjoin
+	$(BIN)/conjoin demo
+
+app: $(BIN)/conjoin runs/demo/index/manifest.json ## Search the demo's index in the browser; makes the demo first if needed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[app]"
+	$(BIN)/conjoin app runs/demo/index
+
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-app
+	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -e ".[app,train]" httpx playwright pytest
+	$(VENV)-app/bin/python -m pytest tests/serving tests/cli/test_serving_commands.py
 
 test-common: $(BIN)/conjoin ## Run transformers' own model tests, from its source distribution, on the models here
 	version=$$($(BIN)/python -c "import transformers; print(transformers.__version__)") && \

@@ -21,6 +21,7 @@ LAYERS = (
     "evaluation",
     "training",
     "methods",
+    "serving",
     "cli",
 )
 """A folder imports what stands before it."""

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.cli.train import usage
     from conjoin.evaluation import format_combinations
     from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
-    from conjoin.retrieval import ItemEncoder, build_index
+    from conjoin.retrieval import ItemEncoder
     from conjoin.training import DEMOS, load_recipe, recipe_folder, train
 
     logging.set_verbosity_error()
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     scores = evaluate_emoji(encoder, out / "gallery", seed=seed)
 
     _say("3/4  Indexing and searching")
-    build_index(scores.stores["image"]).save(out / "index")
+    _index(scores, out)
     examples = _examples(scores, seed)
     _print_examples(examples)
 
@@ -116,6 +116,24 @@ def _overrides(args: argparse.Namespace, use_cpu: bool) -> dict[str, str]:
     if args.recipe is None or args.recipe in DEMOS:  # these recipes cache features
         overrides["features.bf16"] = bf16
     return overrides | parse_overrides(args.overrides)
+
+
+def _index(scores: "EmojiScores", out: Path) -> None:
+    """Index the gallery, with its pictures as files and its names."""
+    from conjoin.retrieval import ExactIndex
+    from conjoin.retrieval.kept_rows import KeptRows
+
+    folder = (out / "pictures").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in scores.candidates:
+        path = folder / (row["id"].replace("/", "-") + ".png")
+        row["image"].save(path)
+        rows.append({"text": row["text"], "image": str(path)})
+    index = ExactIndex(scores.stores["image"].model)
+    index.follow(scores.stores["image"])
+    index.kept = KeptRows.of(index.ids, rows)
+    index.save(out / "index")
 
 
 def _say(text: str) -> None:

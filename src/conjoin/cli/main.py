@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from conjoin import __version__
 from conjoin.cli import (
     analyze,
+    app,
     data,
     demo,
     encode,
@@ -19,6 +20,7 @@ from conjoin.cli import (
     mteb,
     push,
     search,
+    serve,
     teacher_cache,
     train,
 )
@@ -29,6 +31,8 @@ COMMANDS = (
     encode,
     index,
     search,
+    app,
+    serve,
     mine,
     teacher_cache,
     merge_adapter,

@@ -1,4 +1,4 @@
-"""`conjoin push`: a model, a dataset or a metric to the Hub."""
+"""`conjoin push`: a model, a dataset, a metric or the search app of an index to the Hub."""
 
 import argparse
 import sys
@@ -8,27 +8,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conjoin.hub import Upload
 
-KINDS = ("model", "dataset", "metric")
+KINDS = ("model", "dataset", "metric", "space")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "push",
-        help="push a model, a dataset or a metric to the Hub",
+        help="push a model, a dataset, a metric or a search app to the Hub",
         description="Push SOURCE to OWNER/NAME with a card, in one commit that is made whole or not at all. A new "
         "repository is private. Log in with `hf auth login` or set HF_TOKEN; HF_ENDPOINT selects another hub.",
         epilog="examples: conjoin push runs/model me/model --dry-run; conjoin push runs/mini-mbeir me/mini-mbeir "
         "--type dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
     )
-    parser.add_argument("source", metavar="SOURCE", help="folder of a model; data; or the name of a metric")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="folder of a model or an index; data; or the name of a metric"
+    )
     parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository; made if it does not exist")
     parser.add_argument(
         "--type",
         choices=KINDS,
         default="model",
         help="model: what `conjoin train` or `conjoin export` wrote; dataset: a folder in the layout of M-BEIR or "
-        "MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k (default: %(default)s)",
+        "MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: an index, with its "
+        "model, small pictures and `conjoin app` (default: %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the files, print the card, and push nothing")
     parser.add_argument("--public", action="store_true", help="everybody may see it (default: private)")
@@ -76,6 +79,10 @@ def _collect(args: argparse.Namespace, work: str) -> "Upload":
         from conjoin.evaluation.hf_metrics.space import metric_upload
 
         return metric_upload(args.source, args.repo_id, **({} if args.license is None else {"license": args.license}))
+    if args.type == "space":
+        from conjoin.serving.space import space_upload
+
+        return space_upload(args.source, args.repo_id, work, license=args.license)
 
     from conjoin.hub import model_upload
 

@@ -1,8 +1,7 @@
 """`conjoin search`: one query against an index."""
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conjoin.cli.options import (
     add_compute_options,
@@ -12,9 +11,6 @@ from conjoin.cli.options import (
     make_encoder,
     make_reranker,
 )
-
-if TYPE_CHECKING:
-    from conjoin.retrieval import Index
 
 _WIDEST = 60
 
@@ -66,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
     from conjoin.data.interleaved import PLACEHOLDER, interleave
     from conjoin.retrieval import load_index, rows_of, search_items, select_rows
+    from conjoin.retrieval.load import recorded_model
     from conjoin.retrieval.reranker import first_results, rerank_rows
 
     index, reranker = load_index(args.index), make_reranker(args)
@@ -74,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     item = interleave(args.text, args.image, "the query") if is_interleaved else query
     if args.where is not None:
         select_rows(index, args.where)  # a mistake in it shows before the model is loaded
-    encoder = make_encoder(args, args.model or _recorded_model(index))
+    encoder = make_encoder(args, args.model or recorded_model(index))
     depth = args.k if reranker is None else max(args.k, args.rerank_top)
     found = search_items(index, encoder, [item], depth, where=args.where)
     if reranker is not None:
@@ -119,28 +116,3 @@ def _short(text: str) -> str:
     """A text on one line, its end left out if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
-
-
-def _recorded_model(index: "Index") -> str:
-    """The local folder that an index records, if it holds a model of this package.
-
-    An index may come from anywhere, so nothing else is loaded on its word.
-
-    Raises:
-        FileNotFoundError: The folder is gone.
-        ValueError: No model is recorded, or another one than that.
-    """
-    from conjoin.hub import is_own_model
-
-    if index.model is None:
-        raise ValueError("the index does not say which model made it: pass --model")
-    name = index.model.name
-    local = Path(name).is_absolute()
-    if local and not Path(name).is_dir():
-        raise FileNotFoundError(f"the model that made the index is no longer at {name!r}: pass --model")
-    if not local or not (Path(name) / "config.json").is_file() or not is_own_model(name):
-        raise ValueError(
-            f"the index was built with {name!r}, which is not a local model of this package: pass --model {name} to "
-            "load it"
-        )
-    return name

@@ -127,6 +127,11 @@ class Condition:
         return combine(self._mask(node.first, table), self._mask(node.second, table))
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether a condition can name a column without double quotes."""
+    return re.fullmatch(r"[^\W\d]\w*", name) is not None and name.lower() not in _WORDS
+
+
 def parse_condition(text: str) -> Condition:
     """Read a condition.
 

@@ -95,6 +95,25 @@ class KeptRows:
                 writer.write_table(whole, row_group_size=_ROWS_PER_GROUP)
 
     @classmethod
+    def of(cls, ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> "KeptRows":
+        """Keep rows in memory.
+
+        Args:
+            ids: Of the rows of an index, in its order.
+            rows: Their values by column.
+        """
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        table = pa.table({"id": list(ids), **columns})
+
+        def read(number: int, columns: list[str] | None) -> pa.Table:
+            if columns is None:
+                return table
+            return table.select(["id", *(name for name in columns if name in names)])
+
+        return cls([len(ids)], read)
+
+    @classmethod
     def open(cls, path: Path) -> "KeptRows":
         """Open what `write` wrote."""
         file = pq.ParquetFile(path, memory_map=True)

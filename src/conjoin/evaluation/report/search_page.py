@@ -30,7 +30,7 @@ def write_search_page(
     """
     found = []
     for result in results:
-        image, note = _picture(result["row"].get("image"))
+        image, note = row_picture(result["row"].get("image"))
         found.append({**result, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
     return write_page(
@@ -38,13 +38,13 @@ def write_search_page(
     )
 
 
-def _picture(path: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
-    """A thumbnail of a file, or why there is none."""
+def row_picture(path: Any, side: int = _SIDE) -> tuple[str | None, str | None]:  # noqa: ANN401
+    """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a path."""
     if path is None:
         return None, None
     if not Path(str(path)).is_file():
         return None, "the picture is not at this path here"
     try:
-        return picture(load_image(str(path)), _SIDE), None
+        return picture(load_image(str(path)), side), None
     except ValueError as error:
         return None, str(error)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,6 +115,12 @@ class TableIndex(ABC):
             return []
         pairs = [pair for part in self._scan() for pair in zip(part.places, part.ids, strict=True)]
         return [id_ for _, id_ in sorted(pairs)]
+
+    def some_ids(self, count: int) -> list[str]:
+        """At most `count` ids, whichever the database gives first."""
+        if not self.dimension:
+            return []
+        return list(islice(chain.from_iterable(part.ids for part in self._scan()), count))
 
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
         """Append vectors.

@@ -1,0 +1,76 @@
+"""`conjoin app`: a page that searches an index."""
+
+import argparse
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from conjoin.cli.serving_options import add_serving_options, check_indexes, encoder_options, read_limits
+
+if TYPE_CHECKING:
+    from conjoin.serving import Limits
+    from conjoin.serving.searcher import Searcher
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to the `conjoin` program."""
+    parser = subparsers.add_parser(
+        "app",
+        help="search an index in the browser",
+        description="Open a page that searches INDEX by text, images or both, with filters, and shows what a query "
+        'and a result share. Two indexes are shown side by side. Needs pip install "conjoin[app]" and no network.',
+        epilog="examples: conjoin app runs/demo/index; conjoin app runs/a/index runs/b/index --port 7861",
+    )
+    parser.add_argument("indexes", metavar="INDEX", nargs="+", help="one or two folders that `conjoin index` wrote")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        help="folder or Hub name of the model that made an index, once for each (default: the folder that the index "
+        "records, if it holds a model of this package)",
+    )
+    parser.add_argument("-k", type=int, default=12, help="results at first (default: %(default)s)")
+    add_serving_options(parser, port=7860)
+    parser.set_defaults(func=run, quiet=False)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if len(args.indexes) > 2 or len(args.model) not in (0, len(args.indexes)):
+        raise ValueError(
+            f"got {len(args.indexes)} indexes and {len(args.model)} models; expected one or two indexes, and a model "
+            "for each or none"
+        )
+    check_indexes(args.indexes)
+    limits = read_limits(args)
+    if not 1 <= args.k <= limits.results:
+        raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {args.k}")
+
+    from conjoin.serving.app import make_app
+    from conjoin.serving.http import print_line, run_server
+
+    loaded: Future[list[Searcher]] = Future()
+    app = make_app(loaded, len(args.indexes), limits=limits, k=args.k, host=args.host)
+
+    def load(url: str, stop: Callable[[], None]) -> None:
+        try:
+            loaded.set_result(_load(args, limits))
+            print_line("the model is loaded")
+        except BaseException as error:
+            loaded.set_exception(error)
+            stop()
+
+    run_server(
+        app, args.host, args.port, lambda *given: threading.Thread(target=load, args=given, daemon=True).start()
+    )
+    if loaded.done():
+        loaded.result()  # raises what went wrong
+
+
+def _load(args: argparse.Namespace, limits: "Limits") -> "list[Searcher]":
+    from conjoin.serving.searcher import Searcher
+
+    models = args.model or [None] * len(args.indexes)
+    options = encoder_options(args)
+    return [Searcher.load(index, model, limits, **options) for index, model in zip(args.indexes, models, strict=True)]

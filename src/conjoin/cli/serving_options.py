@@ -1,0 +1,67 @@
+"""The options that `conjoin app` and `conjoin serve` share."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conjoin.cli.options import add_compute_options, add_url_options, check_counts
+
+if TYPE_CHECKING:
+    from conjoin.serving import Limits
+
+_MIB = 2**20
+
+
+def add_serving_options(parser: argparse.ArgumentParser, port: int) -> None:
+    """Add where to listen, and the limits of requests."""
+    where = parser.add_argument_group("where to listen")
+    where.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="0.0.0.0 for all who can reach this machine; there are no passwords (default: %(default)s)",
+    )
+    where.add_argument("--port", type=int, default=port, metavar="N", help="0 for a free one (default: %(default)s)")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-upload", type=int, default=10, metavar="MIB", help="of an image (default: %(default)s)")
+    limits.add_argument(
+        "--max-megapixels", type=int, default=25, metavar="N", help="of an image (default: %(default)s)"
+    )
+    limits.add_argument("--max-results", type=int, default=100, metavar="N", help="of a query (default: %(default)s)")
+    add_url_options(parser)
+    add_compute_options(parser, ("--device", "--bf16", "--trust-remote-code", "--input"))
+
+
+def read_limits(args: argparse.Namespace, **changes: int) -> "Limits":
+    """The limits that the options stand for."""
+    from conjoin.serving import Limits
+
+    check_counts(args, max_upload=1, max_megapixels=1, max_results=1, port=0)
+    upload = args.max_upload * _MIB
+    given = {"image_bytes": upload, "image_pixels": args.max_megapixels * 10**6, "results": args.max_results}
+    return Limits(body_bytes=max(Limits.body_bytes, 2 * upload), **given, **changes)
+
+
+def check_indexes(folders: Iterable[str]) -> None:
+    """Make sure that folders hold indexes, before anything is imported that takes seconds.
+
+    Raises:
+        FileNotFoundError: One does not.
+    """
+    for folder in folders:
+        if not (Path(folder) / "manifest.json").is_file():
+            raise FileNotFoundError(f"there is no index in {folder!r}; make one with `conjoin index`")
+
+
+def encoder_options(args: argparse.Namespace) -> dict[str, object]:
+    """The arguments of `load_encoder`."""
+    import torch
+
+    dtype = torch.bfloat16 if args.bf16 else None
+    return {
+        "device": args.device,
+        "dtype": dtype,
+        "trust_remote_code": args.trust_remote_code,
+        "input_type": args.input_type,
+    }

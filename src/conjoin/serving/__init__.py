@@ -1,0 +1,6 @@
+"""A search app and an HTTP endpoint over an index and its model.
+
+Importing this package loads neither torch nor a web framework, so that the app answers before the model is loaded.
+"""
+
+from conjoin.serving.limits import ItemError as ItemError, Limits as Limits

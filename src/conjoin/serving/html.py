@@ -1,0 +1,120 @@
+"""The HTML that the app shows: results, messages and the columns of an index. Every text in it is escaped."""
+
+import html
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conjoin.serving.columns import Column
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from conjoin.serving.searcher import Found
+
+_SIDE = 224
+_SHOWN = 4
+_LONGEST = 160
+_TEMPLATE = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
+
+STYLE = (Path(__file__).parent / "app.css").read_text(encoding="utf-8")
+
+CLICK = """
+element.addEventListener('click', event => {
+  const card = event.target.closest('button[data-rank]');
+  if (card) trigger('select', {rank: Number(card.dataset.rank)});
+});
+"""
+"""Tells the app which result was chosen; a button does so by keyboard too."""
+
+
+def escape(text: object) -> str:
+    """Return a text for any place in HTML, also in a template of the browser."""
+    return html.escape(str(text)).translate(_TEMPLATE)
+
+
+def message(text: str, kind: str = "note") -> str:
+    """A message: `"note"`, or `"error"`, which screen readers announce."""
+    role = "alert" if kind == "error" else "status"
+    return f'<div class="cj-{kind}" role="{role}">{escape(text)}</div>'
+
+
+def results_html(title: str, results: "Sequence[Found]", milliseconds: float, shared: int | None = None) -> str:
+    """The results of a query as buttons, best first.
+
+    Args:
+        title: Which index and model.
+        results: What was found.
+        milliseconds: How long it took.
+        shared: How many of them another index found too.
+    """
+    other = "" if shared is None else f" · {shared} found by both"
+    head = f'<div class="cj-head"><strong>{escape(title)}</strong><span class="cj-dim">{len(results)} results in '
+    head += f"{milliseconds:.0f} ms{other}</span></div>"
+    if not results:
+        return head + message("Nothing was found: no row fulfils the filter.")
+    return head + '<div class="cj-grid">' + "".join(map(_card, results)) + "</div>"
+
+
+def columns_html(columns: Sequence[Column]) -> str:
+    """The columns that a condition may name, with examples."""
+    if not columns:
+        return message("This index keeps no columns, so it cannot be filtered.")
+    rows = "".join(
+        f"<tr><td><code>{escape(column.quoted)}</code></td><td>{escape(column.type)}</td>"
+        f"<td>{escape(column.example)}</td></tr>"
+        for column in columns
+    )
+    return f'<table class="cj-columns"><tr><th>column</th><th>type</th><th>example</th></tr>{rows}</table>'
+
+
+def data_uri(image: "Image.Image", side: int) -> str:
+    """A picture of at most `side` x `side` pixels as a `data:` URI."""
+    from conjoin.evaluation.results import picture
+
+    return picture(image, side)
+
+
+def _card(found: "Found") -> str:
+    row = found.row
+    name = str(row.get("text") or found.id)
+    picture, note = _thumbnail(row.get("image"))
+    if picture:
+        face = f'<img src="{picture}" alt="{escape(_short(name))}">'
+    else:
+        face = f'<span class="cj-face">{escape(_short(name))}</span>'
+    further = [(key, value) for key, value in row.items() if key not in ("text", "image") and value not in (None, "")]
+    facts = "".join(f"<span>{escape(key)}: {escape(_short(str(value)))}</span>" for key, value in further[:_SHOWN])
+    width = 100 * max(0.0, min(1.0, found.score))
+    return (
+        f'<button type="button" class="cj-card" data-rank="{found.rank}" '
+        f'aria-label="Result {found.rank}, score {found.score:.3f}: {escape(_short(name))}. Explain it.">'
+        f"{face}"
+        f'<span class="cj-line"><b>{found.rank}</b><span class="cj-score">{found.score:.4f}</span></span>'
+        f'<span class="cj-bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
+        f'<span class="cj-name">{escape(_short(name)) if picture else ""}</span>'
+        f'<span class="cj-facts"><span>{escape(found.id)}</span>{facts}'
+        f"{f'<span>{escape(note)}</span>' if note else ''}</span></button>"
+    )
+
+
+def _thumbnail(path: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
+    """A thumbnail of the picture of a row, or why there is none: pixels, never the file itself."""
+    if not isinstance(path, str):
+        return None, None
+    file = Path(path)
+    changed = file.stat().st_mtime_ns if file.is_file() else None
+    return _read_thumbnail(path, changed)
+
+
+@lru_cache(maxsize=4096)
+def _read_thumbnail(path: str, changed: int | None) -> tuple[str | None, str | None]:
+    from conjoin.evaluation.report.search_page import row_picture
+
+    return row_picture(path, _SIDE)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

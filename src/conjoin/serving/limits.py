@@ -1,0 +1,217 @@
+"""What a server accepts: the limits, and the checks of items that the app and the endpoint share.
+
+A server never opens a file that a request names: a string is a text, and an image comes as its bytes.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats of images. Pillow reads others with programs of the system (EPS), or hardly tested decoders."""
+
+EXPECTED = 'expected a text, or {"text": ..., "image": ...}'
+
+
+class ItemError(ValueError):
+    """An item of a request cannot be used.
+
+    Attributes:
+        item: Its position in the request.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, item: int, problem: str) -> None:
+        super().__init__(f"item {item}: {problem}")
+        self.item, self.problem = item, problem
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a request may hold.
+
+    Attributes:
+        body_bytes: Bytes of a request.
+        items: Items of a request.
+        images: Images of an item.
+        image_bytes: Bytes of an image file.
+        image_pixels: Pixels of an image; checked before it is decoded.
+        text_characters: Characters of a text, or of a condition.
+        results: Results of a query.
+        waiting: Items that wait for the model at one time; more are refused.
+    """
+
+    body_bytes: int = 32 * 2**20
+    items: int = 64
+    images: int = 8
+    image_bytes: int = 10 * 2**20
+    image_pixels: int = 25_000_000
+    text_characters: int = 10_000
+    results: int = 100
+    waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(f"the limit {name} must be a positive integer, got {number!r}")
+
+
+def read_items(values: Any, limits: Limits) -> list[Any]:  # noqa: ANN401 - whatever JSON holds
+    """Return the items of a request as the encoder takes them, the images decoded.
+
+    Args:
+        values: A list of texts or `{"text": ..., "image": ...}`; an image is a `data:image/` URI, a URL if URLs are
+            allowed (`conjoin.processing.allow_urls`), or a list of them. `<image>` in a text marks the place of each.
+        limits: What is accepted.
+
+    Raises:
+        ValueError: No list, an empty one, or one with too many items.
+        ItemError: An item cannot be used.
+    """
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"items must be a list with at least one item; {EXPECTED}")
+    if len(values) > limits.items:
+        raise ValueError(f"{len(values)} items; the limit is {limits.items} per request")
+    items = []
+    for position, value in enumerate(values):
+        try:
+            items.append(_read_item(value, limits))
+        except ValueError as error:
+            raise ItemError(position, str(error)) from error
+    return items
+
+
+def _read_item(value: Any, limits: Limits) -> Any:  # noqa: ANN401
+    if isinstance(value, str):
+        return make_item(value, (), limits)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"got {_kind(value)}; {EXPECTED}")
+    if unknown := sorted(set(value) - {"text", "image"}):
+        raise ValueError(f"unknown keys {unknown}; {EXPECTED}")
+    text, image = value.get("text"), value.get("image")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f'"text" must be a string, got {_kind(text)}')
+    sources = image if isinstance(image, list) else [] if image is None else [image]
+    check_image_count(len(sources), limits)
+    images = [_read_source(source, _name(place, len(sources)), limits) for place, source in enumerate(sources)]
+    return make_item(text, images, limits)
+
+
+def make_item(text: str | None, images: Sequence["Image.Image"], limits: Limits) -> Any:  # noqa: ANN401
+    """Return a text and images as one item for an encoder: interleaved, if `<image>` is in the text.
+
+    Args:
+        text: May be absent beside an image.
+        images: Images that `read_image` returned.
+        limits: What is accepted.
+
+    Raises:
+        ValueError: Nothing is left, the text is too long, blank or no valid Unicode, or there is another number of
+            `<image>` than of images.
+    """
+    from conjoin.data.interleaved import row_item
+    from conjoin.processing.item_inputs import check_text
+
+    check_image_count(len(images), limits)
+    if text is None and not images:
+        raise ValueError(f"it has neither text nor image; {EXPECTED}")
+    parts: dict[str, Any] = {}
+    if images:
+        parts["image"] = images[0] if len(images) == 1 and "<image>" not in (text or "") else list(images)
+    if text is not None:
+        check_length(text, limits, "the text")
+        parts["text"] = check_text(text, "the item")
+    return row_item(parts, "the text")
+
+
+def read_image(data: bytes, name: str, limits: Limits) -> "Image.Image":
+    """Decode an image file within the limits.
+
+    Args:
+        data: Its bytes.
+        name: What error messages call it.
+        limits: What is accepted.
+
+    Raises:
+        ValueError: Too many bytes or pixels, none of the `FORMATS`, or damaged; the message starts with `name`.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    from conjoin.processing.item_images import load_image
+
+    if not data:
+        raise ValueError(f"{name}: the file is empty")
+    if len(data) > limits.image_bytes:
+        raise ValueError(f"{name}: {len(data):,} bytes; the limit is {limits.image_bytes:,}")
+    most = f"the limit is {limits.image_pixels:,} pixels"
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{name}: this is no image; expected one of {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{name}: the image is too large; {most}") from error
+    except Exception as error:  # readers of headers raise many kinds on damaged files
+        raise ValueError(f"{name}: cannot read the image, it is damaged ({error})") from error
+    if image.width * image.height > limits.image_pixels:
+        raise ValueError(f"{name}: {image.width} x {image.height} pixels; {most}")
+    return load_image(image, name)
+
+
+def check_length(text: str, limits: Limits, name: str) -> str:
+    """Return a text that is not too long.
+
+    Raises:
+        ValueError: It is.
+    """
+    if len(text) > limits.text_characters:
+        raise ValueError(f"{name} has {len(text):,} characters; the limit is {limits.text_characters:,}")
+    return text
+
+
+def check_results(k: Any, limits: Limits) -> int:  # noqa: ANN401 - whatever JSON holds
+    """Return a number of results.
+
+    Raises:
+        ValueError: It is no integer, below 1, or over the limit.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= limits.results:
+        raise ValueError(f"k must be an integer from 1 to {limits.results}, got {k!r:.40}")
+    return k
+
+
+def check_image_count(count: int, limits: Limits) -> None:
+    """Refuse an item of too many images.
+
+    Raises:
+        ValueError: There are more than the limit.
+    """
+    if count > limits.images:
+        raise ValueError(f"{count} images; the limit is {limits.images} for one item")
+
+
+def _read_source(source: Any, name: str, limits: Limits) -> "Image.Image":  # noqa: ANN401
+    """Decode a data URI or what a URL holds."""
+    from conjoin.processing.item_images import decode_base64
+    from conjoin.processing.item_urls import fetch, is_url
+
+    if isinstance(source, str) and is_url(source):
+        return read_image(fetch(source, name, limits.image_bytes), name, limits)
+    head, comma, body = source.partition(",") if isinstance(source, str) else ("", "", "")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise ValueError(f"{name}: expected a data:image/...;base64 URI, got {_kind(source)}; files are not opened")
+    if len(body) > limits.image_bytes * 4 // 3 + 4:
+        raise ValueError(f"{name}: over {limits.image_bytes:,} bytes, the limit")
+    return read_image(decode_base64(body, name), name, limits)
+
+
+def _name(place: int, count: int) -> str:
+    return "the image" if count == 1 else f"image {place}"
+
+
+def _kind(value: Any) -> str:  # noqa: ANN401
+    names = {str: "a text", dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,41 @@
+"""A search as Python code."""
+
+from collections.abc import Sequence
+
+
+def python_code(
+    index: str, model: str, text: str | None, images: Sequence[str], k: int, where: str | None, input_type: str = "seq"
+) -> str:
+    """The code that repeats a search.
+
+    Args:
+        index: Folder of the index.
+        model: Folder or Hub name of its model.
+        text: Of the query.
+        images: Names of the image files of the query.
+        k: Number of results.
+        where: The condition, if any.
+        input_type: How several images are read.
+    """
+    lines = ["from conjoin import load_encoder, load_index, search_items"]
+    if images and "<image>" in (text or ""):
+        lines.append("from conjoin.data.interleaved import interleave")
+        query = f"interleave({text!r}, {list(images)!r})"
+    else:
+        named = images[0] if len(images) == 1 else list(images)
+        parts = [f'"image": {named!r}'] if images else []
+        if text is not None:
+            parts.append(f'"text": {text!r}')
+        query = "{" + ", ".join(parts) + "}"
+    several = f", input_type={input_type!r}" if len(images) > 1 else ""
+    arguments = f"index, encoder, [query], k={k}" + (f", where={where!r}" if where else "")
+    lines += [
+        "",
+        f"index = load_index({index!r})",
+        f"encoder = load_encoder({model!r}{several})",
+        f"query = {query}",
+        f"found = search_items({arguments})",
+        "for id_, score in zip(found.ids[0], found.scores[0]):",
+        '    print(f"{score:.4f}  {id_}")',
+    ]
+    return "\n".join(lines) + "\n"

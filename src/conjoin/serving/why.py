@@ -1,0 +1,92 @@
+"""What a query and a result share, as HTML: the heat map of an image and the words of a text."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conjoin.serving.html import data_uri, escape
+
+if TYPE_CHECKING:
+    from conjoin.methods.solar.explain.pair import Explanation
+    from conjoin.serving.searcher import Searcher
+
+_PIXELS = 320
+
+
+class NotExplainedError(ValueError):
+    """A query and a result cannot be explained; the message says why."""
+
+
+def explain_result(searcher: "Searcher", text: str | None, images: list[Any], row: Mapping[str, Any]) -> str:
+    """Draw what a query and a result share: an image of one of them with the text of the other.
+
+    Args:
+        searcher: Holds the model.
+        text: Of the query.
+        images: Of the query.
+        row: Of the result.
+
+    Raises:
+        NotExplainedError: The model is no joint encoder, or there is no image beside a text.
+    """
+    from conjoin.data.interleaved import plain_text
+    from conjoin.methods.solar.explain.pair import explain_pair
+
+    encoder = searcher.encoder
+    if encoder.model.config.to_dict().get("model_type") != "joint_encoder":
+        raise NotExplainedError("Only a joint encoder compares the parts of an image with the words of a text.")
+    image = _image_of(row)
+    own = plain_text(images, text) if text else ""
+    pairs = {
+        "The result's image and your text": (image, own),
+        "Your image and the result's text": (images or None, str(row.get("text") or "")),
+    }
+    drawn = []
+    for title, (picture, words) in pairs.items():
+        if picture is not None and words.strip():
+            drawn.append(_draw(title, explain_pair(encoder.model, encoder.processor, picture, words)))
+    if not drawn:
+        raise NotExplainedError(
+            "The heat map compares an image with a text. Here the query and the result have no such pair: "
+            "add a text to the query."
+        )
+    return "".join(drawn)
+
+
+def _draw(title: str, explanation: "Explanation") -> str:
+    from conjoin.methods.solar.explain.pictures import heat_map, relative, warmth
+
+    patches = heat_map(explanation.picture, explanation.image_scores.numpy(), explanation.grid)
+    shown = {"the image as the model sees it": explanation.picture, "patches like the text": patches}
+    figures = "".join(
+        f'<figure><img src="{data_uri(picture, _PIXELS)}" alt="{escape(caption)}" width="224">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        for caption, picture in shown.items()
+    )
+    scores = explanation.text_scores
+    words = "".join(
+        f'<span class="cj-word" style="background:rgb{colour};color:{"#fff" if sum(colour) < 380 else "#111"}" '
+        f'title="cosine {float(score):.3f}">{escape(word)}</span>'
+        for word, score, colour in zip(
+            explanation.words, scores, [warmth(value) for value in relative(scores.numpy())], strict=True
+        )
+    )
+    return (
+        f'<section class="cj-why"><h4>{escape(title)}</h4><div class="cj-figures">{figures}</div>'
+        f'<p class="cj-words"><span class="cj-dim">words like the image:</span> {words}</p>'
+        f'<p class="cj-dim">Warm is similar, cold is not, from the least to the most in this pair. Cosine of image '
+        f"and text: {explanation.similarity:.3f}.</p></section>"
+    )
+
+
+def _image_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """The image of a result, None if it has none that can be read here."""
+    from conjoin.processing.item_images import load_image
+
+    path = row.get("image")
+    if not isinstance(path, str) or not Path(path).is_file():
+        return None
+    try:
+        return load_image(path)
+    except ValueError:
+        return None

@@ -1,0 +1,60 @@
+"""`conjoin app` and `conjoin serve`: their mistakes, and the endpoint as a process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from conjoin.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["app", "nowhere"], "there is no index in 'nowhere'"),
+        (["app", "a", "b", "c"], "expected one or two indexes"),
+        (["app", "a", "b", "--model", "m"], "a model for each or none"),
+        (["serve"], "there is nothing to serve"),
+        (["serve", "nowhere"], "there is no index in 'nowhere'"),
+        (["serve", "--model", "m", "--max-items", "0"], "--max-items must be at least 1"),
+        (["serve", "--model", "m", "--max-upload", "0"], "--max-upload must be at least 1"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_loaded(words, problem, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_the_page_starts_without_torch():
+    """The app answers before the model is loaded, so what it needs for that must not load torch."""
+    code = (
+        "import sys, concurrent.futures as f; import conjoin.cli.app, conjoin.serving.http, conjoin.serving.app;"
+        "print([name for name in ('torch', 'transformers', 'datasets', 'pyarrow') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_endpoint_answers_until_it_is_stopped(tiny_checkpoints):
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-m", "conjoin", "serve", "--model", tiny_checkpoints["bert"], "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            lines = iter(process.stderr.readline, "")
+            url = next(
+                found[1] for line in lines if (found := re.search(r"listening at (http://127.0.0.1:\d+)", line))
+            )
+            with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
+                assert json.load(answer)["dimension"] == 24
+        finally:
+            started = time.monotonic()
+            process.terminate()
+            process.wait(60)
+    assert time.monotonic() - started < 60

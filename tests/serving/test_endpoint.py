@@ -1,0 +1,131 @@
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+from conjoin.serving.endpoint import make_endpoint
+from conjoin.serving.searcher import Searcher
+from tiny_encoder import tiny_encoder
+from tiny_serving import COLOURS, LIMITS, png, uri
+
+
+@pytest.fixture(scope="module")
+def client(searcher):
+    app = make_endpoint(searcher)
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+def test_embeddings_are_those_of_the_model(client, searcher):
+    items = ["a red thing", {"image": uri(png("red"))}, {"image": uri(png("blue")), "text": "both"}]
+    answer = client.post("/embed", json={"items": items}).json()
+    vectors = np.array(answer["embeddings"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(vectors[0], searcher.encoder.encode([{"text": "a red thing"}])[0], atol=1e-6)
+    assert answer["fingerprint"] == searcher.encoder.fingerprint
+
+
+def test_search_by_text_image_and_both(client):
+    queries = [{"image": uri(png("blue")), "text": "a blue thing"}, {"image": uri(png("purple"))}]
+    first, second = client.post("/search", json={"items": queries, "k": 2}).json()["results"]
+    assert [hit["rank"] for hit in first] == [1, 2]
+    assert first[0]["score"] >= first[1]["score"]
+    assert second[0]["row"]["text"].startswith("a ")
+    everything = client.post("/search", json={"items": ["x"], "k": 5, "where": "price >= 4"}).json()["results"][0]
+    assert {hit["id"] for hit in everything} == {"id-purple", "id-white"}
+
+
+def test_concurrent_requests_get_their_own_answers(client, searcher):
+    def ask(colour):
+        items = [{"image": uri(png(colour)), "text": f"a {colour} thing"}]
+        return client.post("/embed", json={"items": items}).json()["embeddings"][0]
+
+    colours = [COLOURS[number % len(COLOURS)] for number in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        together = list(pool.map(ask, colours))
+    for colour, vector in zip(colours, together, strict=True):
+        np.testing.assert_allclose(vector, ask(colour), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "item", "problem"),
+    [
+        ("/embed", {"items": []}, 422, None, "at least one item"),
+        ("/embed", {"items": "a"}, 422, None, "items: "),
+        ("/embed", {}, 422, None, "items: Field required"),
+        ("/embed", {"items": ["a"], "extra": 1}, 422, None, "extra: "),
+        ("/embed", {"items": ["a", {"image": "/etc/passwd"}]}, 422, 1, "files are not opened"),
+        ("/embed", {"items": ["a", "b", {"image": uri(b"x")}]}, 422, 2, "item 2: the image: this is no image"),
+        ("/embed", {"items": ["a"] * 5}, 422, None, "the limit is 4"),
+        ("/embed", {"items": ["a"], "instruction": "b" * 201}, 422, None, "the instruction has 201 characters"),
+        ("/search", {"items": ["a"], "k": 11}, 422, None, "k must be an integer from 1 to 10, got 11"),
+        ("/search", {"items": ["a"], "k": 0}, 422, None, "k must be an integer"),
+        ("/search", {"items": ["a"], "where": "colour = 'red'"}, 422, None, "unknown column 'colour'"),
+        ("/search", {"items": ["a"], "where": "price <"}, 422, None, "cannot read the condition"),
+        ("/search", {"items": ["a"], "where": "(" * 150 + "price = 1"}, 422, None, "nested more than 100 deep"),
+        ("/nothing", {}, 404, None, "Not Found"),
+    ],
+)
+def test_errors_are_json_that_names_the_item(client, path, body, status, item, problem):
+    answer = client.post(path, json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert problem in error["message"]
+    assert error["item"] == item
+
+
+def test_bodies_are_limited(searcher):
+    client = TestClient(
+        make_endpoint(Searcher(searcher.encoder, searcher.index, LIMITS.__class__(body_bytes=1000))),
+        base_url="http://127.0.0.1",
+    )
+    small, large = json.dumps({"items": ["a"]}).encode(), json.dumps({"items": ["a" * 2000]}).encode()
+    kind = {"content-type": "application/json"}
+    assert client.post("/embed", content=small, headers=kind).status_code == 200
+    assert client.post("/embed", content=large, headers=kind).status_code == 413
+    unsaid = client.post("/embed", content=iter([large[:900], large[900:]]), headers=kind)
+    assert unsaid.status_code == 413
+    assert unsaid.json()["error"]["message"] == "the request has over 1,000 bytes, the limit"
+
+
+def test_malformed_bodies_are_refused(client):
+    for body in (b"", b"{", b"[" * 5000, b"\xff\xfe", b"nul"):
+        answer = client.post("/embed", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 422), body[:10]
+        assert answer.json()["error"]["message"]
+
+
+def test_health_and_reference_need_no_network(client):
+    health = client.get("/health").json()
+    assert (health["status"], health["rows"], health["dimension"]) == ("ok", len(COLOURS), 8)
+    assert "price" in health["columns"]
+    schema = client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/embed", "/search", "/health"}
+    page = client.get("/docs")
+    assert "POST /search" in page.text
+    assert "src=" not in page.text
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_other_names_of_this_machine_are_refused(client):
+    assert client.get("/health", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/health", headers={"host": "localhost:8000"}).status_code == 200
+
+
+def test_a_failure_of_the_model_shows_nothing_of_it(searcher, monkeypatch):
+    client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1", raise_server_exceptions=False)
+    monkeypatch.setattr(searcher.batcher, "encode", lambda *args: 1 / 0)
+    answer = client.post("/embed", json={"items": ["a"]})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the server failed; its log says why")
+
+
+def test_without_an_index_there_is_only_embed():
+    client = TestClient(make_endpoint(Searcher(tiny_encoder(), None, LIMITS)), base_url="http://127.0.0.1")
+    assert len(client.post("/embed", json={"items": ["a"]}).json()["embeddings"]) == 1
+    assert client.get("/health").json()["rows"] is None
+    answer = client.post("/search", json={"items": ["a"]})
+    assert "there is no index to search" in answer.json()["error"]["message"]

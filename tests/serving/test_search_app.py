@@ -1,0 +1,249 @@
+import json
+import os
+import re
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from conjoin.serving.app import FILTERS, SearchPage, make_app
+from conjoin.serving.snippet import python_code
+from tiny_serving import LIMITS, png
+
+
+def ready(*searchers):
+    future = Future()
+    future.set_result(list(searchers))
+    return future
+
+
+@pytest.fixture
+def page(searcher):
+    page = SearchPage(ready(searcher), LIMITS)
+    page.describe()
+    return page
+
+
+@pytest.fixture
+def upload(tmp_path):
+    def write(name, data):
+        (tmp_path / name).write_bytes(data)
+        return [(str(tmp_path / name), None)]  # as gradio's gallery gives it
+
+    return write
+
+
+def ids(html):
+    return re.findall(r"id-\w+", html)
+
+
+def test_search_by_text_by_image_and_by_both(page, searcher, upload):
+    (html,), code, query = page.search("a red thing", None, 3, "")
+    expected = [hit.id for hit in searcher.search([{"text": "a red thing"}], 3)[0]]
+    assert ids(html) == expected
+    assert html.count("data:image/") == 3
+    assert "'a red thing'" in code
+    assert query.text == "a red thing"
+    (html,), _, _ = page.search(None, upload("blue.png", png("blue")), 2, None)
+    assert len(ids(html)) == 2
+    (html,), code, _ = page.search("in green", upload("blue.png", png("blue")), 1, "")
+    assert "{'image'" not in code
+    assert "\"image\": 'blue.png', \"text\": 'in green'" in code
+
+
+def test_filters_are_a_condition_and_choices(page):
+    _, columns, choices = page.describe()
+    assert choices == [("kind", ["<b>warm</b>", "cold"])]
+    assert "price" in columns
+    (html,), code, _ = page.search("x", None, 5, "price > 0", ["<b>warm</b>"])
+    assert ids(html) == ["id-yellow"]
+    assert "kind in (" in code
+    (html,), _, _ = page.search("x", None, 5, "price > 100")
+    assert "no row fulfils the filter" in html
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "problem"),
+    [
+        ("", "", "Nothing to search for"),
+        ("  \n", "", "Nothing to search for"),
+        ("a" * 201, "", "201 characters"),
+        ("a", "price <", "Cannot read the condition"),
+        ("a", "<script>alert(1)</script>", "&lt;script&gt;alert(1)"),
+        ("a", "colour = 'red'", "names the unknown column"),
+        ("a", "x" * 201, "The filter has 201 characters"),
+    ],
+)
+def test_mistakes_are_messages_on_the_page(page, text, where, problem):
+    (html,), code, query = page.search(text, None, 3, where)
+    assert problem in html
+    assert 'role="alert"' in html
+    assert "<script>" not in html
+    assert (code, query) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"hello", "The file &#x27;photo.png&#x27;: this is no image"),
+        (b"", "photo.png&#x27;: the file is empty"),
+        (png()[:45], "truncated or damaged"),
+        (bytes(20_001), "20,001 bytes; the limit is 20,000"),
+        (png(size=(200, 100)), "200 x 100 pixels; the limit is 10,000"),
+    ],
+)
+def test_bad_uploads_are_messages_on_the_page(page, upload, data, problem):
+    (html,), _, _ = page.search("with a text", upload("photo.png", data), 3, "")
+    assert problem in html
+
+
+def test_values_of_rows_are_escaped_also_for_templates_of_the_browser(page):
+    (html,), _, _ = page.search("x", None, 5, "kind = '<b>warm</b>'")
+    assert "&lt;b&gt;warm&lt;/b&gt;" in html
+    assert "<b>warm" not in html
+    (html,), _, _ = page.search("x", None, 5, "{{constructor}} ${alert(1)} `")
+    assert not set("{}$`") & set(html)
+
+
+def test_two_models_side_by_side(searcher, make_searcher):
+    other = make_searcher(seed=1)
+    page = SearchPage(ready(searcher, other), LIMITS)
+    first, second = page.search("a red thing", None, 3, "")[0]
+    shared = len(set(ids(first)) & set(ids(second)))
+    assert f"{shared} found by both" in first
+    assert "<strong>A: " in first
+    assert "<strong>B: " in second
+    problem, empty = page.search("", None, 3, "")[0]
+    assert "Nothing to search for" in problem
+    assert empty == ""
+
+
+def test_a_row_without_its_picture_says_so(make_searcher):
+    searcher = make_searcher()
+    Path(searcher.search(["x"], 1)[0][0].row["image"]).unlink()
+    (html,), _, _ = SearchPage(ready(searcher), LIMITS).search("x", None, 1, "")
+    assert "the picture is not at this path here" in html
+    assert 'class="cj-face"' in html
+
+
+def test_only_a_joint_encoder_is_explained(page):
+    _, _, query = page.search("a red thing", None, 3, "")
+    assert "Only a joint encoder" in page.why(query, 0, 1)
+    for rank in (None, 0, 4, "1", -1):
+        assert "Search first" in page.why(query, 0, rank)
+    assert "Search first" in page.why(None, 0, 1)
+
+
+def test_the_code_searches(searcher, upload, monkeypatch, tmp_path, capsys):
+    import conjoin
+
+    monkeypatch.setattr(conjoin, "load_encoder", lambda model: searcher.encoder, raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.png"):
+        upload(name, png("blue"))
+    for text, images in (
+        ('it\'s "red"', []),
+        (None, ["a.png"]),
+        ("both", ["a.png"]),
+        ("<image> <image>", ["a.png"] * 2),
+    ):
+        if len(images) < 2:  # the tiny model takes one image
+            exec(compile(python_code(searcher.source, "model", text, images, 2, "price > 1"), "code", "exec"), {})
+            assert len(capsys.readouterr().out.splitlines()) == 2
+        else:
+            compile(python_code(searcher.source, "model", text, images, 2, None, "avg"), "code", "exec")
+
+
+def test_loading_may_fail_or_take_long():
+    failed = Future()
+    failed.set_exception(ValueError("the index is damaged"))
+    with pytest.raises(ValueError, match="the index is damaged"):
+        SearchPage(failed, LIMITS).describe()
+    with pytest.raises(ValueError, match="one index, or two side by side, got 3"):
+        make_app(Future(), 3)
+
+
+def _search_event(client):
+    return next(event["id"] for event in client.get("/config").json()["dependencies"] if len(event["inputs"]) > 4)
+
+
+def _send(client, target, data):
+    """Trigger an event as a browser does; returns how it ended."""
+    body = {"data": data, "fn_index": target, "session_hash": "abc"}
+    assert client.post("/gradio_api/queue/join", json=body).status_code == 200
+    with client.stream("GET", "/gradio_api/queue/data?session_hash=abc") as events:
+        return json.loads(next(line for line in events.iter_lines() if "process_completed" in line)[6:])
+
+
+class TestGradio:
+    """The app as a web application, with Gradio's routes."""
+
+    @pytest.fixture(scope="class")
+    def client(self, searcher):
+        pytest.importorskip("gradio", minversion="6")
+        from fastapi.testclient import TestClient
+
+        with TestClient(make_app(ready(searcher), limits=LIMITS), base_url="http://127.0.0.1") as client:
+            yield client
+
+    def test_the_page_loads_nothing_from_elsewhere(self, client):
+        answer = client.get("/")
+        assert answer.status_code == 200
+        loaded = re.findall(r"""(?:src|href)=["'](?:https?:)?//([^"'/]+)""", answer.text)
+        assert set(loaded) <= {"127.0.0.1"}, loaded
+        assert "connect-src 'self'" in answer.headers["content-security-policy"]
+        assert "fonts.googleapis" not in client.get("/theme.css").text + answer.text
+
+    @pytest.mark.parametrize("prefix", ["/gradio_api/file=", "/file=", "/gradio_api/file/", "/static/", "/assets/"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/etc/passwd",
+            "../../../../../../etc/passwd",
+            "%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+            "..%2f..%2f..%2fetc/passwd",
+            "pyproject.toml",
+            "ROW",
+            "MANIFEST",
+        ],
+    )
+    def test_no_file_is_served(self, client, searcher, prefix, path):
+        row = searcher.search(["x"], 1)[0][0].row["image"]
+        path = {"ROW": row, "MANIFEST": f"{searcher.source}/manifest.json"}.get(path, path)
+        answer = client.get(prefix + path)
+        assert answer.status_code in (403, 404, 405), answer.text[:200]
+        assert "root:" not in answer.text
+
+    @pytest.mark.parametrize("place", [0, 1])
+    @pytest.mark.parametrize("path", ["ROW", "/etc/passwd", "https://example.org/a.png", "file:///etc/passwd"])
+    def test_a_file_that_was_not_uploaded_is_not_read(self, client, searcher, path, place):
+        """A browser sends the path of its upload, in the place of the images; any other path must be refused there
+        and in the place of the text, before the file is copied.
+        """
+        target = _search_event(client)
+        path = searcher.search(["x"], 1)[0][0].row["image"] if path == "ROW" else path
+        file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        data = ["x", None, 3, "", *[[]] * FILTERS]
+        data[place] = [{"image": file, "caption": None}] if place else file
+        before = set(Path(os.environ["GRADIO_TEMP_DIR"]).rglob("*"))
+        completed = _send(client, target, data)
+        assert not completed["success"], completed
+        assert "id-" not in json.dumps(completed)
+        assert set(Path(os.environ["GRADIO_TEMP_DIR"]).rglob("*")) == before
+
+    def test_an_upload_is_searched(self, client):
+        path = client.post("/gradio_api/upload", files={"files": ("a.png", png(), "image/png")}).json()[0]
+        file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        completed = _send(
+            client, _search_event(client), ["", [{"image": file, "caption": None}], 3, "", *[[]] * FILTERS]
+        )
+        assert completed["success"]
+        assert len(ids(completed["output"]["data"][0])) == 3
+
+    def test_uploads_are_limited(self, client):
+        small = client.post("/gradio_api/upload", files={"files": ("a.png", png(), "image/png")})
+        assert small.status_code == 200
+        large = client.post("/gradio_api/upload", files={"files": ("a.png", bytes(20_001), "image/png")})
+        assert large.status_code == 413
+        unbounded = client.post("/gradio_api/upload", content=b"", headers={"content-length": str(2**40)})
+        assert unbounded.status_code == 413

@@ -1,0 +1,85 @@
+import shutil
+
+import pytest
+import yaml
+from PIL import Image
+
+from conjoin.cli.main import main
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
+from conjoin.retrieval import build_index, encode_corpus, load_encoder
+from conjoin.serving.searcher import Searcher
+from conjoin.serving.space import SPACE, space_upload
+from conjoin.serving.why import NotExplainedError, explain_result
+from tiny_serving import png
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_checkpoints):
+    """A joint encoder, and its index of two pictures."""
+    folder = tmp_path_factory.mktemp("space")
+    clip = tiny_checkpoints["clip"]
+    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
+    export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "model")
+    rows = []
+    for colour in ("red", "blue"):
+        (folder / f"{colour}.png").write_bytes(png(colour, (600, 300)))
+        rows.append({"id": colour, "image": str(folder / f"{colour}.png"), "kept": {"text": f"a {colour} thing"}})
+    build_index(encode_corpus(rows, load_encoder(folder / "model"), folder / "store", show_progress=False)).save(
+        folder / "index"
+    )
+    return folder
+
+
+def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
+    upload = space_upload(folder / "index", "me/things", tmp_path / "work", license="mit")
+    for name, file in upload.files.items():
+        target = tmp_path / "space" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file) if isinstance(file, bytes) else shutil.copy(file, target)
+    card = yaml.safe_load((tmp_path / "space/README.md").read_text().split("---")[1])
+    assert (card["title"], card["sdk"], card["app_file"], card["license"]) == ("things", "gradio", "app.py", "mit")
+    assert card["sdk_version"].startswith("6.")
+    assert not [
+        path
+        for path in (tmp_path / "space").rglob("*")
+        if path.is_file() and str(folder).encode() in path.read_bytes()
+    ]
+    monkeypatch.chdir(tmp_path / "space")
+    searcher = Searcher.load("index", "model")
+    best = searcher.search([{"image": Image.new("RGB", (600, 300), "blue")}], 1)[0][0]
+    assert (best.id, best.row["text"]) == ("blue", "a blue thing")
+    assert Image.open(best.row["image"]).size == (512, 256)
+    compile((SPACE / "app.py").read_text(), "app.py", "exec")
+
+
+def test_the_command_lists_the_files(folder, capsys):
+    assert main(["push", str(folder / "index"), "me/things", "--type", "space", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert "pictures/0000001.webp" in printed.err
+    assert "sdk: gradio" in printed.out
+
+
+def test_several_images_are_averaged_by_a_model_of_one(folder):
+    searcher = Searcher.load(folder / "index")
+    assert searcher.encoder.input_type == "avg"
+    images = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue")]
+    assert len(searcher.search([{"image": images, "text": "both"}], 2)[0]) == 2
+    assert Searcher.load(folder / "index", input_type="cat").encoder.input_type == "cat"
+
+
+def test_a_query_and_a_result_are_explained_by_an_image_and_a_text(folder):
+    searcher = Searcher.load(folder / "index")
+    row = searcher.search(["a red thing"], 1)[0][0].row
+    html = explain_result(searcher, "a <red> thing", [], row)
+    assert html.count("<figure>") == 2
+    assert "The result&#x27;s image and your text" in html
+    assert "<red>" not in html
+    image = Image.new("RGB", (9, 9), "red")
+    assert explain_result(searcher, None, [image], row).count("<figure>") == 2
+    assert explain_result(searcher, "a thing", [image], row).count("<figure>") == 4
+    with pytest.raises(NotExplainedError, match="compares an image with a text"):
+        explain_result(searcher, None, [image], {"image": row["image"]})
+    with pytest.raises(NotExplainedError, match="no such pair"):
+        explain_result(searcher, "a thing", [], {"text": "another"})
