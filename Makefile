@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 COMMON := runs/transformers
 
-.PHONY: help demo test test-common test-lowest check format clean
+.PHONY: help demo docs test test-common test-lowest check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,9 @@ $(BIN)/conjoin: pyproject.toml constraints.txt
 
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
 	$(BIN)/conjoin demo
+
+docs: $(BIN)/conjoin ## Build the documentation site, strictly and offline; writes runs/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

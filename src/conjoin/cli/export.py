@@ -13,7 +13,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "export",
-        help="write a model in a form that other programs load",
+        help="write a model as a folder that other programs load",
         description="Write MODEL to --out. Format code: a folder with its own Python code, as training saves it. "
         "Format stock: an MLLM retriever as an ordinary checkpoint of its architecture, without code, for "
         "sentence-transformers, transformers and serving engines such as vLLM.",
@@ -22,7 +22,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a model of this package")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
-    parser.add_argument("--format", choices=FORMATS, default="code", help="see above (default: %(default)s)")
+    parser.add_argument("--format", choices=FORMATS, default="code", help="code: with its Python code; stock: an ordinary checkpoint (default: %(default)s)")
     for name in ("query", "document"):
         parser.add_argument(
             f"--{name}-prompt",
