@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 COMMON := runs/transformers
 
-.PHONY: help demo app test test-app test-common test-lowest check format clean
+.PHONY: help demo app docs test test-app test-common test-lowest check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ runs/demo/index/manifest.json: | $(BIN)/conjoin
 app: $(BIN)/conjoin runs/demo/index/manifest.json ## Search the demo's index in the browser; makes the demo first if needed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[app]"
 	$(BIN)/conjoin app runs/demo/index
+
+docs: $(BIN)/conjoin ## Build the documentation site, strictly and offline; writes runs/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: $(BIN)/conjoin ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

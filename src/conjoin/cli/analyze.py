@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="N",
         help="how many of them for attention (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")
     add_data_options(parser, ("--split",))
     add_url_options(parser)
     add_compute_options(parser, ("--batch-size", "--device", "--quiet"), batch_size={"default": 8})

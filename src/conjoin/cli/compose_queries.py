@@ -48,7 +48,10 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     for fact, what in (("class", "class"), ("country", "country"), ("language", "language of the title")):
         group.add_argument(f"--{fact}-column", metavar="NAME", help=f"column of the {what}, when it cannot be guessed")
     group.add_argument(
-        "--language", default="en", metavar="CODE", help="of the titles, without such a column (default: %(default)s)"
+        "--language",
+        default="en",
+        metavar="CODE",
+        help="language of the titles, if no column holds it (default: %(default)s)",
     )
     add_url_options(parser)
 
@@ -59,10 +62,10 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
         ("queries", int, 10000, "training queries"),
         ("test-queries", int, 1000, "test queries"),
         ("test-share", float, 0.1, "share of the products in the test split; 0 for no test split"),
-        ("damping", float, 0.5, "an attribute is drawn by its number of products to the power of minus this"),
+        ("damping", float, 0.5, "an attribute that n products have is drawn with weight n ** -N"),
         ("max-positive-share", float, 0.05, "queries that this share of the products answers, or more, are dropped"),
-        ("hard-negatives", int, 8, "at most, for each query"),
-        ("seed", int, 0, "of all draws"),
+        ("hard-negatives", int, 8, "hard negatives of each query, at most"),
+        ("seed", int, 0, "random seed"),
     ):
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} (default: {default:g})")
     group.add_argument(
@@ -70,21 +73,21 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=_sampler,
         metavar="NAME=WEIGHT",
-        help=f"of {', '.join(SAMPLERS)} (default: conventional=0.3 attribute_uniform=0.2 high_similarity=0.5)",
+        help=f"weights of the samplers {', '.join(SAMPLERS)} (default: conventional=0.3 attribute_uniform=0.2 high_similarity=0.5)",
     )
     group.add_argument(
         "--conditions",
         nargs="+",
         type=_conditions,
         metavar="NUMBER=WEIGHT",
-        help="how many conditions, before filtering (default: 2=0.75 3=0.1 4=0.15)",
+        help="weights of the numbers of conditions, before filtering (default: 2=0.75 3=0.1 4=0.15)",
     )
     group.add_argument(
         "--languages",
         nargs="+",
         default=["en"],
         metavar="LANGUAGE",
-        help="of the instructions: en, ms, id, vi, th, or of --templates (default: en)",
+        help="languages of the instructions: en, ms, id, vi, th, or of --templates (default: en)",
     )
     group.add_argument("--templates", nargs="+", default=[], metavar="JSON", help="templates of further languages")
     group.add_argument(
@@ -96,7 +99,12 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
 def _add_filtering(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to filter")
     group.add_argument(
-        "--filters", nargs="+", default=[], choices=FILTERS, help="principles that a query must satisfy"
+        "--filters",
+        nargs="+",
+        default=[],
+        choices=FILTERS,
+        metavar="NAME",
+        help=f"principles that a query must satisfy: {', '.join(FILTERS)}",
     )
     group.add_argument(
         "--visual",
@@ -104,7 +112,7 @@ def _add_filtering(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="attributes that a picture shows: non_omission and vision_centric are then judged by the titles",
     )
-    group.add_argument("--vlm", metavar="MODEL", help="vision-language model that judges, and for cold_start")
+    group.add_argument("--vlm", metavar="MODEL", help="vision-language model, as judge and for the sampler cold_start")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,7 +8,9 @@ from conjoin.cli import compose_queries
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser("data", help="make a data set", description="Make a data set.")
+    parser = subparsers.add_parser(
+        "data", help="make or convert a data set", description="Make or convert a data set."
+    )
     kinds = parser.add_subparsers(title="data sets", metavar="KIND", required=True)
     mini = kinds.add_parser(
         "make-mini-mbeir",
@@ -25,7 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
             type=int,
             default=default,
             metavar="N",
-            help=f"the most queries of a cell for {split} (default: %(default)s)",
+            help=f"queries of each cell for {split}, at most (default: %(default)s)",
         )
     mini.set_defaults(func=write_mbeir)
     merit = kinds.add_parser(
@@ -43,9 +45,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
             type=int,
             default=default,
             metavar="N",
-            help=f"the most queries for {split} (default: %(default)s)",
+            help=f"queries for {split}, at most (default: %(default)s)",
         )
-    merit.add_argument("--seed", type=int, default=0, help="of the queries (default: %(default)s)")
+    merit.add_argument("--seed", type=int, default=0, help="random seed of the queries (default: %(default)s)")
     merit.set_defaults(func=write_merit)
     scenes = kinds.add_parser(
         "make-scenes",
@@ -64,9 +66,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         scenes.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
     scenes.add_argument("--objects", type=int, metavar="N", help="known objects (default: all 528)")
     scenes.add_argument(
-        "--languages", nargs="+", default=["en"], metavar="LANGUAGE", help="of the texts (default: en)"
+        "--languages", nargs="+", default=["en"], metavar="LANGUAGE", help="languages of the texts (default: en)"
     )
-    scenes.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
+    scenes.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     scenes.set_defaults(func=write_scenes)
     compose_queries.add_parser(kinds)
     unpack = kinds.add_parser(

@@ -27,7 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "encode",
-        help="encode a dataset into shards of embeddings",
+        help="encode a dataset into a store of vectors",
         description="Encode every row of DATA with MODEL and write the vectors to --out: shards (safetensors with the "
         "ids) and a manifest. After an interruption, the same command resumes and ends with the bytes of an "
         "uninterrupted run. Under `accelerate launch -m` or `torchrun -m` the processes share the shards; any number "

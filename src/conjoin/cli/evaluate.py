@@ -79,7 +79,10 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     if name is None:
         listed = "\n".join(f"  {each.name:<12}{each.help}" for each in BENCHMARKS.values())
         help_of_one = f"{PROG} --benchmark NAME --help shows the options of one benchmark"
-        _parser(f"benchmarks:\n{listed}\n\n{help_of_one}").parse_args(words)  # exits: the benchmark is missing
+        example = f"example: {PROG} runs/demo/model --benchmark emoji --out runs/demo-emoji"
+        _parser(f"benchmarks:\n{listed}\n\n{help_of_one}\n{example}").parse_args(
+            words
+        )  # exits: the benchmark is missing
     benchmark = BENCHMARKS[name]
     parser = _parser(f"{name}: {benchmark.help}")
     benchmark.add_arguments(parser)
@@ -98,22 +101,33 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     return args, benchmark
 
 
-def _parser(epilog: str) -> argparse.ArgumentParser:
-    """The options of every benchmark."""
+def parser_of_all() -> argparse.ArgumentParser:
+    """The options of all benchmarks together, for shell completion."""
+    from conjoin.evaluation.benchmark import BENCHMARKS
+
+    parser = _parser("", list(BENCHMARKS))
+    for benchmark in BENCHMARKS.values():
+        benchmark.add_arguments(parser)
+    return parser
+
+
+def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The options of every benchmark; with `benchmarks`, further options may replace earlier ones of their name."""
     parser = argparse.ArgumentParser(
         PROG,
         description="Evaluate MODEL on a benchmark; print its scores, and write results.json and report.html.\n"
         "The same command resumes an interrupted evaluation.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="error" if benchmarks is None else "resolve",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_revision(parser)
-    parser.add_argument("--benchmark", required=True, metavar="NAME", help="the benchmark")
+    parser.add_argument("--benchmark", required=True, choices=benchmarks, metavar="NAME", help="the benchmark")
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")
     add_url_options(parser)
     add_rerank_options(parser)
     computing = add_compute_options(parser)
-    computing.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    computing.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")
     return parser

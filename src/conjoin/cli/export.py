@@ -18,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "export",
-        help="write a model in a form that other programs load",
+        help="write a model as a folder that other programs load",
         description="Write MODEL to --out. Format code: a folder with its own Python code, as training saves it. "
         "Format stock: an MLLM retriever, or score fusion over CLIP, as an ordinary checkpoint of its architecture, "
         "without code, for sentence-transformers, transformers and serving engines such as vLLM. Format onnx: a joint "

@@ -14,7 +14,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "index",
-        help="make a store of embeddings searchable",
+        help="build a search index over encoded vectors",
         description="Build an index over the vectors that `conjoin encode` wrote to STORE. An index that is already "
         "in --out is replaced in one step: interrupted, the old one stays.",
         epilog="example: conjoin index runs/photos-store --out runs/photos-index --backend hnsw",

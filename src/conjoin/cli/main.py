@@ -8,6 +8,7 @@ from conjoin import __version__
 from conjoin.cli import (
     analyze,
     app,
+    completion,
     data,
     demo,
     encode,
@@ -43,18 +44,27 @@ COMMANDS = (
     data,
     explain,
     analyze,
+    completion,
 )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the program and its commands."""
+    parser = argparse.ArgumentParser(
+        prog="conjoin",
+        description="Universal multimodal retrieval: text, images and both in one vector space.",
+        epilog="conjoin COMMAND --help shows the options of a command and an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"conjoin {__version__}", help="show the version")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake in its input is one line on stderr and exit code 2."""
-    parser = argparse.ArgumentParser(
-        prog="conjoin", description="Universal multimodal retrieval: text, images and both in one vector space."
-    )
-    parser.add_argument("--version", action="version", version=f"conjoin {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    parser = make_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest:
         if "overrides" not in arguments:

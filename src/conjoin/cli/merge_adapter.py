@@ -10,7 +10,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "merge-adapter",
-        help="fold LoRA adapters into a model folder of its own",
+        help="merge LoRA adapters into a stand-alone model folder",
         description="Write the model that SOURCE adapts, with its adapters merged, to --out: weights, processor and "
         "code, which load without SOURCE and without peft. SOURCE is a folder that peft wrote, or checkpoint-N of a "
         "training run together with its --recipe and the same --section.key values. What `conjoin train` saves at the "

@@ -42,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "mine",
-        help="find the hard negatives of every row of a dataset",
+        help="find hard negatives of every row of a dataset",
         description="Find the candidates that each of several miners ranks as most similar to every row of DATA, "
         "without the row itself and its near-duplicates, and write the union with its provenance to negatives.parquet "
         "in --out. A miner is a model and the parts (image, text or fused) of the row and of its candidates that it "
@@ -69,7 +69,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="YAML",
         help="a file with miners: {name: {model, query, candidate, duplicate_above, relative_margin ...}}",
     )
-    parser.add_argument("-k", type=int, default=10, help="negatives per miner (default: %(default)s)")
+    parser.add_argument("-k", type=int, default=10, help="negatives per row and miner (default: %(default)s)")
     parser.add_argument(
         "--duplicate-above",
         type=float,

@@ -23,7 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     what.add_argument("--tasks", nargs="+", metavar="NAME", help="names of tasks")
     what.add_argument("--benchmark", metavar="NAME", help="a benchmark of MTEB: all of its tasks")
     parser.add_argument("--out", required=True, metavar="DIR", help="results folder")
-    parser.add_argument("--languages", nargs="+", metavar="CODE", help="of multilingual tasks, such as eng deu")
+    parser.add_argument("--languages", nargs="+", metavar="CODE", help="languages of multilingual tasks, e.g. eng deu")
     parser.add_argument("--overwrite", action="store_true", help="compute again what is in the results folder")
     told = parser.add_mutually_exclusive_group()
     told.add_argument(

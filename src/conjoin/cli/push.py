@@ -22,7 +22,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--type dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
     )
     parser.add_argument(
-        "source", metavar="SOURCE", help="folder of a model or an index; data; or the name of a metric"
+        "source", metavar="SOURCE", help="what to push: a folder or file, or the name of a metric; see --type"
     )
     parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository; made if it does not exist")
     parser.add_argument(
@@ -40,7 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to; made if needed (default: main)")
     parser.add_argument("--message", help="commit message")
-    parser.add_argument("--license", metavar="ID", help="licence, such as apache-2.0; none by default")
+    parser.add_argument("--license", metavar="ID", help="licence, such as apache-2.0 (default: none)")
     parser.add_argument("--language", nargs="+", default=[], metavar="CODE", help="languages, such as en de")
     model = parser.add_argument_group("for a model")
     model.add_argument("--results", nargs="+", default=[], metavar="JSON", help="results.json files for the card")

@@ -19,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "search",
-        help="search an index for a text, an image, or both",
+        help="search an index by a text, an image, or both",
         description="Find what is most similar in INDEX to a text, an image, or images with a text. Each result "
         "comes with the text, the image's path and the columns that `conjoin encode` kept.",
         epilog='example: conjoin search runs/photos-index --image chair.jpg --text "the same in red" -k 5',

@@ -19,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "teacher-cache",
-        help="compute once what frozen teachers say of a dataset",
+        help="compute the states of frozen teachers once, for stage 1 of SOLAR",
         description="Run a vision and a text teacher over every row of DATA and write their token states to --out, so "
         "that stage 1 reads them in place of running the teachers. The cache is for one patch grid, that of MODEL; it "
         "serves any tokenizer. After an interruption, the same command resumes. It is large: a "
@@ -35,7 +35,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--global-text", metavar="NAME", help="another model for the global text state, same tokens")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write or to resume")
     parser.add_argument("--vision-layer", type=int, metavar="N", help="hidden layer to read (default: the output)")
-    parser.add_argument("--max-text-length", type=int, metavar="N", help="longest text in the teacher's tokens")
+    parser.add_argument(
+        "--max-text-length",
+        type=int,
+        metavar="N",
+        help="cut texts at this many tokens of the teacher (default: its own limit)",
+    )
     add_data_options(parser, COLUMN_OPTIONS)
     add_url_options(parser)
     types = {"choices": ("float32", "float16", "bfloat16")}

@@ -185,11 +185,16 @@ def _add_arguments(parser: ArgumentParser) -> None:
         options.add_argument(
             f"--{part}-column", metavar="NAME", help=f"column of the {part}s, when it cannot be guessed"
         )
-    options.add_argument("--split", default="train", metavar="NAME", help="of the data (default: %(default)s)")
+    options.add_argument("--split", default="train", metavar="NAME", help="split of the data (default: %(default)s)")
     for part, target in DIRECTIONS:
-        options.add_argument(f"--{part}-instruction", metavar="TEXT", help=f"for {part}s that search for {target}s")
+        options.add_argument(
+            f"--{part}-instruction", metavar="TEXT", help=f"instruction for {part}s that search for {target}s"
+        )
     options.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="of stored vectors (default: %(default)s)"
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="type of stored vectors (default: %(default)s)",
     )
 
 

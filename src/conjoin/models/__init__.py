@@ -1,0 +1,1 @@
+"""One folder per model: configuration and forward. Hub code: copied into every checkpoint."""
