@@ -184,7 +184,10 @@ class TestGradio:
         from fastapi.testclient import TestClient
 
         with TestClient(make_app(ready(searcher), limits=LIMITS), base_url="http://127.0.0.1") as client:
+            uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+            assert uploads.is_dir()
             yield client
+        assert not uploads.exists()
 
     def test_the_page_loads_nothing_from_elsewhere(self, client):
         answer = client.get("/")

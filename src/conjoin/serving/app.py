@@ -3,8 +3,9 @@
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -165,8 +166,14 @@ def make_app(
     except ImportError as error:
         missing("app", error)
     blocks = _blocks(SearchPage(searchers, limits), sides, k)
-    _accept_only_uploads(blocks, uploads)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    _accept_only_uploads(blocks, Path(uploads.name).resolve())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with uploads:  # removed when the app stops
+            yield
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     protect(app, limits.body_bytes, host)
     return gradio.mount_gradio_app(
         app,
@@ -211,13 +218,12 @@ def _blocks(page: SearchPage, sides: int, k: int) -> Any:  # noqa: ANN401 - grad
     return blocks.queue(max_size=256, default_concurrency_limit=16)
 
 
-def _accept_only_uploads(blocks: Any, folder: tempfile.TemporaryDirectory[str]) -> None:  # noqa: ANN401
+def _accept_only_uploads(blocks: Any, root: Path) -> None:  # noqa: ANN401
     """Refuse every path and URL that a browser sends, but those of uploads.
 
     A browser sends the path of what it uploaded. Gradio checks that path only in an app that it has launched itself,
     never a URL, and copies or downloads what it names, whichever component it is sent to.
     """
-    root = Path(folder.name).resolve()
 
     async def own(path: str) -> str:
         if not Path(path).resolve().is_relative_to(root):
@@ -225,7 +231,6 @@ def _accept_only_uploads(blocks: Any, folder: tempfile.TemporaryDirectory[str]) 
         return path
 
     blocks.has_launched = True
-    blocks.uploads = folder  # removed with the page
     for block in blocks.blocks.values():
         block.async_move_resource_to_block_cache = own
 
