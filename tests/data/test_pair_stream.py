@@ -116,8 +116,8 @@ def test_workers_resume_in_turn(sources):
 
 
 def test_processes_share_the_rows(sources):
-    found = [batches(make_stream({"object": sources["object"], "file": sources["file"]}, window=2), 4, rank=rank, processes=2)
-             for rank in range(2)]  # fmt: skip
+    some = {name: sources[name] for name in ("object", "file")}
+    found = [batches(make_stream(some, window=2), 4, rank=rank, processes=2) for rank in range(2)]
     ids = [{one for batch in part for one in batch} for part in found]
     assert not ids[0] & ids[1]
     assert {one[:2] for one in ids[0] if one[0] == "m"} == {"m0"}  # a whole shard each
@@ -128,10 +128,10 @@ BAD = {
     "a missing text": ({"text": None}, "text"),
     "an empty text": ({"text": "  "}, "text"),
     "a missing image": ({"image": None}, "the image is missing"),
-    "no image": ({"image": {"bytes": b"no image"}}, "cannot read the image"),
-    "a truncated image": ({"image": {"bytes": png()[:60]}}, "cannot read the image|truncated"),
-    "a file that does not exist": ({"image": {"path": "/nowhere/a.png"}}, "no such file|does not exist"),
-    "a URL": ({"image": {"path": "https://example.org/a.png"}}, "URL"),
+    "no image": (b"no image", "cannot read the image"),
+    "a truncated image": (png()[:45], "image"),
+    "a file that does not exist": ({"image": "nowhere.png"}, "no such file"),
+    "a URL": ({"image": "https://example.org/a.png"}, "URL"),
 }
 
 
@@ -139,9 +139,15 @@ BAD = {
 @pytest.mark.parametrize("streaming", [False, True])
 def test_bad_rows_are_left_out_with_the_reason(tmp_path, kind, streaming):
     change, reason = BAD[kind]
-    rows = [{"id": f"r{i}", "image": {"bytes": png((i, 0, 0))}, "text": f"text {i}"} for i in range(4)]
-    rows[2] |= change
-    path = write_parquet(str(tmp_path / "a.parquet"), "r", 4, rows)
+    rows = [{"id": f"r{i}", "image": f"r{i}.png", "text": f"text {i}"} for i in range(4)]
+    for i, row in enumerate(rows):
+        (tmp_path / row["image"]).write_bytes(png((i, 0, 0)))
+    if isinstance(change, bytes):
+        (tmp_path / "r2.png").write_bytes(change)
+    else:
+        rows[2] |= change
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     kept = load_training_pairs(path, streaming=streaming, on_error="keep")
     if streaming:
         stream = PairStream({"mine": kept}, window=1, skip=True)
@@ -154,7 +160,7 @@ def test_bad_rows_are_left_out_with_the_reason(tmp_path, kind, streaming):
         assert good.column_names == ["id", "image", "text"]
     assert ids == ["r0", "r1", "r3"]
     assert [(one["source"], one["id"]) for one in left_out] == [("mine", "r2")]
-    assert any(part in left_out[0]["reason"] for part in reason.split("|")), left_out
+    assert reason in left_out[0]["reason"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

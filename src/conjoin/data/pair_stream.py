@@ -171,7 +171,7 @@ class _SourceReader:
         seed: tuple[int, int],
         state: Mapping[str, Any] | None,
     ) -> None:
-        self.name, self.source, self.settings, self.seed = name, source, stream, seed
+        self.name, self.unread, self.settings, self.seed = name, source, stream, seed
         start = state or {"pass": 0, "window": 0, "used": 0, "source": None, "place": 0}
         self.passed, self.number, self.used = start["pass"], start["window"], start["used"]
         self._begin(start["source"])
@@ -215,7 +215,7 @@ class _SourceReader:
     def _begin(self, before: dict[str, Any] | None) -> None:
         """Start a pass, or resume it from a state of the source."""
         self.before = before
-        self.source.set_epoch(self.passed)
+        self.source = copy.deepcopy(self.unread)  # a stream keeps the state that it once started from
         if before is not None:
             self.source.load_state_dict(before)
         self.rows_left = iter(self.source)
