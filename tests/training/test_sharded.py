@@ -7,16 +7,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from accelerate import DistributedType, PartialState
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.state import AcceleratorState
 from PIL import Image
 
 from conjoin.data import EpochRows
 from conjoin.hub import load_model
 from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
-from conjoin.training import LoraArguments, add_lora
+from conjoin.training import LoraArguments, Objective, add_lora
+from conjoin.training.sharded import Sharding
 from tiny_training import METHODS, make_encoder, make_rows, make_trainer, without_dropout
 
 LAUNCH_FILES = Path(__file__).parents[2] / "training_args/accelerate"
@@ -56,14 +62,27 @@ def run_case(checkpoints, folder, batch_size, method, lora=False, **arguments):
     return trainer
 
 
+def shard_on_cpus():
+    """Let accelerate use FSDP, which it refuses for processes on CPUs."""
+    original = AcceleratorState.__init__
+
+    def patched(self, *args, **kwargs):
+        if not AcceleratorState._shared_state:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        original(self, *args, **kwargs)
+
+    AcceleratorState.__init__ = patched
+
+
 def main(spec):
     """What each rank runs."""
     rank = int(os.environ["RANK"])
+    shard_on_cpus()
     for name, case in CASES.items():
         if name not in spec["cases"]:
             continue
         trainer = run_case(spec["checkpoints"], f"{spec['folder']}/{name}", 4, **case)
-        found = {"type": str(trainer.accelerator.distributed_type), "metrics": trainer.evaluate()}
+        found = {"fsdp": trainer.sharding.fsdp, "metrics": trainer.evaluate()}
         found["units"] = sum(
             isinstance(module, torch.distributed.fsdp.FSDPModule) for module in trainer.model.modules()
         )
@@ -116,7 +135,7 @@ def two_ranks(tiny_checkpoints, tmp_path_factory):
 def test_two_sharded_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, name):
     alone = run_case(tiny_checkpoints, tmp_path / "alone", 8, **CASES[name])
     ranks = [json.loads((two_ranks / f"{name}-{rank}.json").read_text()) for rank in range(2)]
-    assert [rank["type"] for rank in ranks] == ["DistributedType.FSDP"] * 2
+    assert [rank["fsdp"] for rank in ranks] == [True, True]
     assert (ranks[0]["units"] > 5) == (name != "queries-cached")  # the layers, or the objective as a whole
     expected, _ = load_model(tmp_path / "alone")
     found, _ = load_model(two_ranks / name)
@@ -129,3 +148,26 @@ def test_two_sharded_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_pa
     metrics = alone.evaluate()
     for rank in ranks:
         assert rank["metrics"] == pytest.approx(metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin", "expected"),
+    [
+        ("fsdp", "fsdp_config", {"fsdp_version": 2}),
+        ("deepspeed_zero2", "deepspeed_config", {"zero_stage": 2}),
+        ("deepspeed_zero3", "deepspeed_config", {"zero_stage": 3, "zero3_save_16bit_model": True}),
+    ],
+)
+def test_accelerate_reads_the_launch_files(name, plugin, expected):
+    config = load_config_from_file(str(LAUNCH_FILES / f"{name}.yaml"))
+    settings = vars(config)[plugin]
+    assert config.mixed_precision == "bf16" and settings.items() >= expected.items()
+    known = {action.dest for action in launch_command_parser()._actions}
+    assert not {key for key in settings if key not in known}
+
+
+def test_the_first_version_of_fsdp_is_refused(tiny_checkpoints):
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
+    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=state)
+    with pytest.raises(ValueError, match="fsdp_version is 1"):
+        Sharding(accelerator, Objective(make_encoder(tiny_checkpoints)[0], torch.nn.Identity(), ("image",)))

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from conjoin.losses.temperature import Temperature
@@ -136,8 +137,7 @@ class Sharding(TrainerCallback):
         model: nn.Module = self.objective
         if self.deepspeed:
             model = self.accelerator.deepspeed_engine_wrapped.engine  # type: ignore[union-attr]
-        state: dict[str, Tensor] = self.accelerator.get_state_dict(model)
-        return state
+        return arrived(self.accelerator.get_state_dict(model))
 
     def encoder_weights(self) -> dict[str, Tensor] | None:
         """Gather the weights of the encoder as `weights` does, with its LoRA adapters merged."""
@@ -146,3 +146,8 @@ class Sharding(TrainerCallback):
             return state
         own = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
         return merge_lora_weights(self.objective.encoder, own)
+
+
+def arrived(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gather what torch leaves sharded in a gathered state, as on a CPU; all processes must call this."""
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}

@@ -32,7 +32,7 @@ from conjoin.training.gradient_cache import average_gradients, cached_backward
 from conjoin.training.lora import merge_lora
 from conjoin.training.objective import Objective, total_loss
 from conjoin.training.run_folder import UNFINISHED, publish, remove_old, remove_unfinished, saving
-from conjoin.training.sharded import Sharding
+from conjoin.training.sharded import Sharding, arrived
 from conjoin.training.stream import StreamTraining
 
 
@@ -269,6 +269,10 @@ class RetrievalTrainer(Trainer):
         """Return the weights of the objective, whole on the main process; all processes must call this."""
         state = self.sharding.weights()
         return self.objective.state_dict() if state is None else state
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the training state, gathered if the weights are sharded."""
+        super()._save(output_dir, None if state_dict is None else arrived(state_dict))
 
     def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401 - a trial of a hyperparameter search
         """Return the folder of the checkpoints; while one is written, a folder aside."""
