@@ -49,6 +49,7 @@ from conjoin.data.emoji.weights import (
 )
 from conjoin.data.epoch_rows import EpochRows as EpochRows
 from conjoin.data.json_lines import JsonLines as JsonLines
+from conjoin.data.left_out import without_problems as without_problems
 from conjoin.data.mbeir.layout import (
     MBEIR_CELLS as MBEIR_CELLS,
     MbeirCell as MbeirCell,
@@ -77,6 +78,7 @@ from conjoin.data.merit.rows import (
 from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
 from conjoin.data.pair_collator import PairCollator as PairCollator, name_rows as name_rows
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
+from conjoin.data.pair_stream import PairStream as PairStream, StreamMark as StreamMark
 from conjoin.data.pairs import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     PAIR_FEATURES as PAIR_FEATURES,

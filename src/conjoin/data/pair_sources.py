@@ -62,11 +62,13 @@ def open_source(
         sample = load_emoji(split)
         return (sample.to_iterable_dataset() if streaming else sample), None
     if isinstance(source, list | tuple):
-        return _open_shards([str(shard) for shard in source], split, streaming), None
+        return _open_files([str(file) for file in source], split, streaming), None
     if not isinstance(source, str | PathLike):
-        raise TypeError(f"source is a {type(source).__name__}; expected a path, a list of tar shards or a dataset")
-    if str(source).endswith(_SHARD_SUFFIXES):
-        return _open_shards([str(source)], split, streaming), None
+        raise TypeError(
+            f"source is a {type(source).__name__}; expected a path, a list of tar or Parquet files, or a dataset"
+        )
+    if str(source).endswith(_SHARD_SUFFIXES) or "://" in str(source):
+        return _open_files([str(source)], split, streaming), None
     path = Path(source).expanduser()
     if path.is_dir():
         return _open_folder(path, split, streaming, captions)
@@ -137,6 +139,32 @@ def _open_hub(name: str, split: str, streaming: bool) -> AnyDataset:
         return datasets.load_dataset(name, split=split, streaming=streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(f"there is no file or folder {name!r}, and no such dataset: {error}") from error
+
+
+def _open_files(files: list[str], split: str, streaming: bool) -> AnyDataset:
+    """Open tar shards or Parquet files, on the disk or by URLs."""
+    remote = [file for file in files if "://" in file and not file.endswith(_SHARD_SUFFIXES)]
+    is_parquet = remote or (files and all(file.endswith(".parquet") for file in files))
+    return (_open_parquet if is_parquet else _open_shards)(files, split, streaming)
+
+
+def _open_parquet(files: list[str], split: str, streaming: bool) -> AnyDataset:
+    """Open Parquet files by path or by a URL that fsspec knows, such as `s3://bucket/shards/*.parquet`."""
+    wrong = [file for file in files if not file.endswith(".parquet")]
+    if wrong or not files:
+        raise ValueError(
+            f"expected files ending in .parquet or {', '.join(_SHARD_SUFFIXES)} on object storage, got {wrong[:3]}"
+        )
+    if split != "train":
+        raise ValueError(f"split is {split!r}; Parquet files have only the split 'train'; name those of another split")
+    try:
+        return datasets.load_dataset("parquet", data_files=files, split=split, streaming=streaming)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no such file: {files[:3]}: {error}") from error
+    except ImportError as error:
+        raise ImportError(f"{files[0]!r} needs another package: {error}") from error
+    except (ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetGenerationError) as error:
+        raise ValueError(f"{files[:3]} cannot be read as Parquet: {error.__cause__ or error}") from error
 
 
 def _open_shards(shards: list[str], split: str, streaming: bool) -> AnyDataset:

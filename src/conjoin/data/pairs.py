@@ -70,7 +70,9 @@ def load_pairs(
             * a folder that `save_to_disk` of `datasets` wrote;
             * a CSV, TSV, JSON-lines or Parquet file, image paths relative to its folder (or absolute, or embedded, or
               URLs, if they are allowed: see `conjoin.processing.allow_urls`);
-            * webdataset tar shards: a path, a glob or a list;
+            * webdataset tar shards: a path, a glob, a list or a URL that fsspec knows;
+            * Parquet files on object storage: a URL that fsspec knows (`s3://bucket/shards/*.parquet`), or a list of
+              URLs or paths; images are embedded or URLs;
             * `"emoji"`, the embedded sample;
             * a `datasets` dataset, already loaded, or the id of a dataset on the Hub.
         image_column: Column of the images. When None, the first match in `COMMON_COLUMNS`, as for the next two.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence_settings, write_json_file
@@ -19,7 +20,11 @@ _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
 
 
 def export(
-    model: PreTrainedModel, processor: ProcessorMixin | None, folder: str | Path, prompts: dict[str, str] | None = None
+    model: PreTrainedModel,
+    processor: ProcessorMixin | None,
+    folder: str | Path,
+    prompts: dict[str, str] | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> Path:
     """Save a model of this package as a self-contained checkpoint.
 
@@ -36,6 +41,7 @@ def export(
         processor: Its processor; None leaves its files and those of sentence-transformers out.
         folder: Where to write.
         prompts: Named prompts for sentence-transformers, e.g. `{"query": "Find: "}`; those of the processor when None.
+        weights: The weights, if the model does not hold them whole.
 
     Raises:
         ValueError: The model's class is not registered for the auto classes, so its code would be lost.
@@ -45,8 +51,9 @@ def export(
         if part._auto_class is None:
             raise ValueError(f"{type(part).__name__} is not registered for auto classes; its code cannot be exported")
     with staged(folder) as staging:
-        for part in parts:
-            part.save_pretrained(staging)
+        model.save_pretrained(staging, state_dict=weights)
+        if processor is not None:
+            processor.save_pretrained(staging)
         drop_local_paths(staging / "config.json")
         saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}
         write_checksums(staging, sorted(saved - {*SENTENCE_FILES}))

@@ -30,8 +30,11 @@ class Temperature(nn.Module):
 
     def forward(self) -> Tensor:
         """The temperature, 0-d."""
+        self.clamp()
+        return self.log_value.exp().reshape(())  # FSDP needs a parameter with a dimension
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Clamp the learned parameter itself: beyond the clamp it would have no gradient to come back with."""
         if self.log_value.requires_grad:
-            # The parameter itself is clamped: beyond the clamp it would have no gradient to come back with.
-            with torch.no_grad():
-                self.log_value.clamp_(math.log(self.minimum), math.log(self.maximum))
-        return self.log_value.exp()
+            self.log_value.clamp_(math.log(self.minimum), math.log(self.maximum))

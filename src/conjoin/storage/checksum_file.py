@@ -9,7 +9,7 @@ from .manifest import DamagedError, file_digest, has_checksum
 
 SUFFIX = ".sha256"
 FOLDER_CHECKSUMS = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\]+)")
+_LINE = re.compile(r"([0-9a-f]{64})  ((?:(?!\.\.?/)[^/\\]+/)*[^/\\]+)")
 
 
 def write_with_checksum(path: Path, write: Callable[[Path], object]) -> None:

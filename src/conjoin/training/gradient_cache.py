@@ -23,6 +23,10 @@ def cached_backward(
     chunk_size: int,
     backward: Callable[[Tensor], None],
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    chunk_backward: Callable[[list[Tensor], list[Tensor], bool], None] = lambda rows, gradients, _: (
+        torch.autograd.backward(rows, gradients)
+    ),
+    most: Callable[[int], int] = lambda count: count,
 ) -> dict[str, Tensor]:
     """Run one forward and backward over `batch` with the graph of at most `chunk_size` rows in memory.
 
@@ -33,12 +37,17 @@ def cached_backward(
         backward: Receives the total loss, scales it like the trainer, and runs backward.
         autocast: Creates a fresh mixed-precision context for each pass: a pass must not reuse weights that an earlier
             pass cast without a graph.
+        chunk_backward: Runs the backward pass of the rows of a chunk, with their gradients; the flag marks the last.
+        most: Returns the number of chunks to embed, given those of this device. With sharded weights, all devices
+            embed equally many: after its last chunk a device embeds it again, with a gradient of zero.
 
     Returns:
         The loss terms, detached.
     """
     ids = batch.pop("ids", None)
     chunks = list(split_rows(batch, chunk_size))
+    count = len(chunks)
+    chunks += chunks[-1:] * (most(count) - count)
     device = next(objective.parameters()).device
     replays, parts = [], []
     with torch.no_grad(), autocast():
@@ -47,15 +56,15 @@ def cached_backward(
             with objective.replaying(replays[-1]):
                 parts.append(objective.embed(**chunk))
     end_state = RandomState(device)
-    names = dict.fromkeys(name for part in parts for name in part)
-    leaves = {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
+    names = dict.fromkeys(name for part in parts[:count] for name in part)
+    leaves = {name: torch.cat([part[name] for part in parts[:count] if name in part]) for name in names}
     for leaf in leaves.values():
         leaf.requires_grad_(leaf.is_floating_point())
     with autocast():
         terms = objective.terms(leaves, ids, batch)
     backward(total_loss(terms))
     replayed = dict.fromkeys(leaves, 0)
-    for chunk, replay in zip(chunks, replays, strict=True):
+    for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True), start=1):
         replay.start.restore()
         with autocast(), objective.replaying(replay):
             embeddings = objective.embed(**chunk)
@@ -66,8 +75,9 @@ def cached_backward(
             gradient = leaves[name].grad
             if gradient is not None and rows.requires_grad:
                 kept.append(rows)
-                gradients.append(gradient[start : replayed[name]].to(rows.dtype))
-        torch.autograd.backward(kept, gradients)
+                own = gradient[start : replayed[name]].to(rows.dtype)
+                gradients.append(own if number <= count else torch.zeros_like(rows))
+        chunk_backward(kept, gradients, number == len(chunks))
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import PartialState
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
@@ -84,6 +84,38 @@ def merge_lora(encoder: PreTrainedModel) -> PreTrainedModel:
         merged.set_submodule(path, base)
     for module in merged.modules():  # else peft would still expect the adapters
         vars(module).pop("peft_config", None)
+    return merged
+
+
+def merge_lora_weights(encoder: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Merge the adapters of an encoder that is sharded over devices.
+
+    Args:
+        encoder: Says which layers have adapters; its own weights are not read.
+        weights: Its whole weights by name.
+
+    Returns:
+        The weights of the encoder without adapters.
+
+    Raises:
+        ValueError: An adapted layer is quantised.
+    """
+    if not any("lora_" in name for name in weights):
+        return weights
+    from peft.tuners.lora import LoraLayer
+
+    merged = {name.replace(".base_layer.", "."): value for name, value in weights.items() if ".lora_" not in name}
+    for path, layer in encoder.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        base = merged[f"{path}.weight"]
+        if not base.is_floating_point():
+            raise ValueError(f"{path}: the adapters of a quantised layer cannot be merged when weights are sharded")
+        for name in layer.active_adapters:
+            down, up = (weights[f"{path}.lora_{side}.{name}.weight"].float() for side in "AB")
+            merged[f"{path}.weight"] = (merged[f"{path}.weight"].float() + layer.scaling[name] * (up @ down)).to(
+                base.dtype
+            )
     return merged
 
 

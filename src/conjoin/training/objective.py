@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training.replay import Replay
 
 
@@ -29,6 +30,8 @@ class Objective(nn.Module):
     """
 
     accepts_loss_kwargs = False
+    same_layers: ClassVar[bool] = True
+    """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
     encoder: PreTrainedModel
 
     def __init__(self, encoder: PreTrainedModel, loss: nn.Module, views: Sequence[str]) -> None:
@@ -39,6 +42,17 @@ class Objective(nn.Module):
         self.progress = 0.0
         self.widths: dict[int, float] = {}
         self._replay: Replay | None = None
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """The classes of the layers that FSDP gathers one at a time; all devices run each of them equally often."""
+        whole: nn.Module = self.encoder
+        if isinstance(self.encoder, MllmRetrieverModel):
+            whole = self.encoder.backbone.language_model
+        elif not self.same_layers:
+            return []
+        found = {type(module).__name__ for module in whole.modules()}
+        return sorted(found & set(self.encoder._no_split_modules or ()))
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the loss terms of a batch; rows with equal `ids` `(N,)` show the same item."""

@@ -70,6 +70,8 @@ class QueryCandidateObjective(Objective):
         encoder: Any model of this package.
     """
 
+    same_layers: ClassVar[bool] = False
+
     def __init__(self, encoder: PreTrainedModel) -> None:
         super().__init__(encoder, nn.Identity(), ("query", "candidate"))
 

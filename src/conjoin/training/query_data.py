@@ -5,30 +5,9 @@ from typing import Any, ClassVar
 
 from conjoin.data import MbeirTraining, MeritTraining, QueryMix, QueryTable, load_nli
 
-from .data import PairArguments
+from .data import PairArguments, SourceArguments
 
 PAIR_FIELDS = ("image_column", "text_column", "id_column", "group_column")
-
-
-@dataclass
-class SourceArguments:
-    """One of several sources of queries.
-
-    Args:
-        source: As for `conjoin.data.QueryTable`.
-        split: The split, for sources with several.
-        columns: Columns by role; None for those of the section.
-        weight: How many times its rows are used in an epoch: 2 for twice, 0.5 for a random half.
-        instruction: For its rows that have none; None for that of the section.
-        name: In place of the source's, for messages and `one_dataset_per_batch`.
-    """
-
-    source: str
-    split: str = "train"
-    columns: dict[str, str] | None = None
-    weight: float = 1.0
-    instruction: str | None = None
-    name: str | None = None
 
 
 @dataclass
@@ -40,7 +19,7 @@ class QueryArguments(PairArguments):
             `conjoin.data.load_nli`; `mbeir`, a folder for `conjoin.data.MbeirTraining`; or `merit`, a folder for
             `conjoin.data.MeritTraining`.
         source: The table, or the root folder of M-BEIR or MERIT.
-        sources: For `queries`: several tables, which replace `source`.
+        sources: For `queries`: several tables, which replace `source`; for `pairs`: several streams.
         columns: For `nli`: the columns of `query`, `positive` and `negative`; for `queries` also of the others in
             `conjoin.data.QUERY_COLUMNS`.
         datasets: For `mbeir`: names of the datasets to use; empty for all.
@@ -70,9 +49,12 @@ class QueryArguments(PairArguments):
             raise ValueError(f"data: unknown format {self.format!r}; expected one of {self.formats}")
         if self.ood is not None and self.format != "merit":
             raise ValueError(f"data: ood={self.ood!r} is for format merit, not {self.format}")
+        super().__post_init__()
         for name in ("sources", "instruction"):
-            if vars(self)[name] and self.format != "queries":
+            if vars(self)[name] and self.format != "queries" and (name, self.format) != ("sources", "pairs"):
                 raise ValueError(f"data: {name} is for format queries, not {self.format}")
+        if self.on_error != "raise" and self.has_queries:
+            raise ValueError(f"data: on_error={self.on_error!r} is for pairs, not for format {self.format}")
         if self.format == "queries":
             self._check_queries()
 
@@ -95,11 +77,16 @@ class QueryArguments(PairArguments):
         Raises:
             ValueError: The recipe names evaluation rows of M-BEIR, which is a separate benchmark.
         """
-        if self.sources:
+        if self.sources and self.has_queries:
             mix = QueryMix([self._table(source) for source in self.sources], [each.weight for each in self.sources])
             return mix, self._evaluation()
-        if self.format != "mbeir":
+        if not self.has_queries:
             return super().load()
+        if self.format != "mbeir":
+            rows = self.load_rows(self.source, self.split, self.streaming)
+            return rows, self.load_rows(
+                self.eval_source or self.source, self.eval_split or self.split
+            ) if self.evaluates else None
         if self.evaluates:
             raise ValueError(
                 "data: M-BEIR is evaluated after training, by `conjoin evaluate --benchmark mbeir`; remove "

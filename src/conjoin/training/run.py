@@ -7,14 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
+from conjoin.data import without_problems
 from conjoin.storage import write_text
 
 from .config import RetrievalConfig
 from .features import cache_run_features, collate_features
 from .interruption import Interruption
+from .left_out import LeftOutFile, remove_left_out
 from .method import METHODS
 from .models import build_model
 from .recipe import Recipe
@@ -51,6 +54,10 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     """
     method, training = METHODS[recipe.method], recipe.training
     rows, evaluation = recipe.data.load()
+    if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
+        rows, bad = without_problems(rows, recipe.data.source)
+        if training.should_save:
+            LeftOutFile(str(training.output_dir)).add(bad)
     run = Run(recipe, model, processor, rows, rows, evaluation)
     _check_batch(rows, training)
     collator = None
@@ -106,6 +113,8 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> Retr
     if resume and overwrite:
         raise ValueError("resume and overwrite exclude each other")
     with open_run_folder(recipe.training, resume, overwrite) as checkpoint:
+        if checkpoint is None and recipe.training.should_save:
+            remove_left_out(Path(str(recipe.training.output_dir)))
         torch.manual_seed(recipe.training.seed)
         model, processor = build_model(recipe.model)
         trainer = build_trainer(recipe, model, processor)

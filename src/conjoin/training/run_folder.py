@@ -60,7 +60,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def publish(unfinished: Path, checkpoint: Path) -> None:
     """Add the checksums of a checkpoint that was written aside, and move it to its place in one step."""
-    names = [path.name for path in sorted(unfinished.iterdir()) if path.is_file() and path.name != FOLDER_CHECKSUMS]
+    files = [path for path in sorted(unfinished.rglob("*")) if path.is_file() and path.name != FOLDER_CHECKSUMS]
+    names = [path.relative_to(unfinished).as_posix() for path in files]  # FSDP and DeepSpeed write sub-folders
     for name in names:
         flush(unfinished / name)
     write_checksums(unfinished, names)

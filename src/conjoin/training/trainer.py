@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import datasets
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
@@ -21,10 +20,11 @@ from transformers import (
 )
 from transformers.trainer import TRAINER_STATE_NAME
 
-from conjoin.data import EpochRows, PairCollator
+from conjoin.data import EpochRows, PairCollator, PairStream
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.ranking import integer_labels
 from conjoin.hub import export
+from conjoin.ops import is_distributed
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.training.config import RetrievalConfig
 from conjoin.training.features import CachedFeatures
@@ -32,6 +32,8 @@ from conjoin.training.gradient_cache import average_gradients, cached_backward
 from conjoin.training.lora import merge_lora
 from conjoin.training.objective import Objective, total_loss
 from conjoin.training.run_folder import UNFINISHED, publish, remove_old, remove_unfinished, saving
+from conjoin.training.sharded import Sharding, arrived
+from conjoin.training.stream import StreamTraining
 
 
 class EpochCallback(TrainerCallback):
@@ -115,13 +117,26 @@ class RetrievalTrainer(Trainer):
             data_collator=data_collator,
             **kwargs,
         )
+        self.sharding = Sharding(self.accelerator, model)
+        self.add_callback(self.sharding)
         if isinstance(train_dataset, EpochRows):
             self.add_callback(EpochCallback(train_dataset))
+        self.stream = StreamTraining(self, train_dataset) if isinstance(train_dataset, PairStream) else None
 
     @property
     def encoder(self) -> PreTrainedModel:
         """The encoder being trained."""
         return self.model.encoder
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Train; a stream resumes from its saved state, without reading the rows before."""
+        if self.stream is not None and resume_from_checkpoint:
+            self.stream.load(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the batches of this process."""
+        return super().get_train_dataloader() if self.stream is None else self.stream.loader()
 
     def compute_loss(  # type: ignore[override]
         self,
@@ -131,7 +146,8 @@ class RetrievalTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
         """Sum the terms of the objective over one batch."""
-        terms = model(**self._objective_inputs(inputs))
+        with self.sharding.autocast():
+            terms = model(**self._objective_inputs(inputs))
         self._record(terms)
         return total_loss(terms)
 
@@ -139,6 +155,8 @@ class RetrievalTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run a plain step, or a gradient-cached step if `gradient_cache_chunk_size` is set."""
+        if self.stream is not None:
+            inputs = self.stream.take(inputs)
         self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
         if not self.args.gradient_cache_chunk_size:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -147,14 +165,20 @@ class RetrievalTrainer(Trainer):
 
         def backward(loss: Tensor) -> None:
             losses.append(loss.detach() / self.current_gradient_accumulation_steps)
-            self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
+            self.sharding.backward(loss / self.current_gradient_accumulation_steps)
 
         batch = self._objective_inputs(self._prepare_inputs(inputs))
         terms = cached_backward(
-            self.model, batch, self.args.gradient_cache_chunk_size, backward, self.accelerator.autocast
+            self.model,
+            batch,
+            self.args.gradient_cache_chunk_size,
+            backward,
+            self.accelerator.autocast,
+            self.sharding.chunk_backward,
+            self.sharding.most,
         )
         self._record(terms)
-        if dist.is_initialized() and dist.get_world_size() > 1 and self.accelerator.sync_gradients:
+        if is_distributed() and not self.sharding.is_sharded and self.accelerator.sync_gradients:
             average_gradients(self.model)
         return losses[0]
 
@@ -230,14 +254,26 @@ class RetrievalTrainer(Trainer):
             super().save_model(output_dir, _internal_call=True)
             for name in SENTENCE_FILES if self.args.should_save else ():  # a checkpoint is not a model
                 Path(output_dir, name).unlink(missing_ok=True)
-        elif self.args.should_save:
-            folder, model = str(output_dir or self.args.output_dir), merge_lora(self.encoder)
-            if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
-                export(model, self.processing_class, folder)
-                return
-            model.save_pretrained(folder)  # a class without an auto class
-            if self.processing_class is not None:
-                self.processing_class.save_pretrained(folder)
+            return
+        folder, weights = str(output_dir or self.args.output_dir), self.sharding.encoder_weights()  # of all processes
+        if not self.args.should_save:
+            return
+        model = merge_lora(self.encoder) if weights is None else self.encoder
+        if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
+            export(model, self.processing_class, folder, weights=weights)
+            return
+        model.save_pretrained(folder, state_dict=weights)  # a class without an auto class
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def objective_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the objective, whole on the main process; all processes must call this."""
+        state = self.sharding.weights()
+        return self.objective.state_dict() if state is None else state
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the training state, gathered if the weights are sharded."""
+        super()._save(output_dir, None if state_dict is None else arrived(state_dict))
 
     def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401 - a trial of a hyperparameter search
         """Return the folder of the checkpoints; while one is written, a folder aside."""
@@ -254,6 +290,8 @@ class RetrievalTrainer(Trainer):
         try:
             with saving(name, folder):
                 super()._save_checkpoint(model, trial)
+                if self.stream is not None:
+                    self.stream.save(written)
                 if self.state.best_model_checkpoint == str(written):
                     self.state.best_model_checkpoint = str(place)
                     if self.args.should_save:

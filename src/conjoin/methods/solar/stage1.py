@@ -328,12 +328,15 @@ class SolarStage1Trainer(RetrievalTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder and the projection heads to one folder, the encoder's weights last."""
         is_checkpoint = _internal_call and output_dir is not None
-        if not is_checkpoint and self.args.should_save and self.objective.heads is not None:
-            heads = {name: value.contiguous() for name, value in self.objective.heads.state_dict().items()}
-            folder = Path(str(output_dir or self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)
-            with atomic_path(folder / HEADS_FILE) as path:
-                save_file(heads, str(path))
+        if not is_checkpoint and self.objective.heads is not None:
+            state = self.objective_weights()  # of all processes
+            if self.args.should_save:
+                prefix = "heads."
+                heads = {name: value.contiguous() for name, value in state.items() if name.startswith(prefix)}
+                folder = Path(str(output_dir or self.args.output_dir))
+                folder.mkdir(parents=True, exist_ok=True)
+                with atomic_path(folder / HEADS_FILE) as path:
+                    save_file({name.removeprefix(prefix): value for name, value in heads.items()}, str(path))
         super().save_model(output_dir, _internal_call=_internal_call)
 
 

@@ -1,0 +1,83 @@
+"""Training on a stream: batches of this process, its state in checkpoints, and the rows left out."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import get_last_checkpoint
+
+from conjoin.data import PairStream
+from conjoin.storage import write_text
+
+from .left_out import LeftOutFile
+
+if TYPE_CHECKING:
+    from .trainer import RetrievalTrainer
+
+
+class StreamTraining:
+    """Connects a trainer with its stream.
+
+    Args:
+        trainer: The trainer; its configuration gives the batch size, the workers and the seed.
+        stream: The training rows.
+
+    Raises:
+        ValueError: Workers are persistent.
+    """
+
+    def __init__(self, trainer: "RetrievalTrainer", stream: PairStream) -> None:
+        self.trainer, self.rows = trainer, stream
+        self.rank, self.processes = trainer.args.process_index, trainer.args.world_size
+        self.left_out = LeftOutFile(str(trainer.args.output_dir), trainer.args.should_save, self.rank)
+        trainer.args.ignore_data_skip = True  # the stream itself resumes
+
+    def loader(self) -> DataLoader[Any]:
+        """Return the batches of this process from the position of the stream on."""
+        args = self.trainer.args
+        return self.rows.loader(
+            self.trainer.data_collator,
+            args.per_device_train_batch_size,
+            rank=self.rank,
+            processes=self.processes,
+            seed=args.seed,
+            workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+
+    def take(self, batch: Any) -> dict[str, Any]:  # noqa: ANN401 - a batch and its mark
+        """Return the model inputs of a batch, and record that it is used."""
+        inputs, mark = batch
+        self.rows.advance(mark)
+        self.left_out.add(mark.left_out)
+        return inputs
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the position of this process to a checkpoint."""
+        state = {"processes": self.processes, **self.rows.position}
+        write_text(checkpoint / self._name, json.dumps(state) + "\n")
+
+    def load(self, checkpoint: str | bool) -> None:
+        """Continue from the position in a checkpoint; True for the last one in the output folder.
+
+        Raises:
+            FileNotFoundError: It holds no position of this process.
+            ValueError: It was written by another number of processes.
+        """
+        found = get_last_checkpoint(str(self.trainer.args.output_dir)) if checkpoint is True else str(checkpoint)
+        path = Path(found or "") / self._name
+        if not path.is_file():
+            raise FileNotFoundError(f"no {self._name} in {str(path.parent)!r}: the run read no stream")
+        state = json.loads(path.read_text(encoding="utf-8"))
+        processes = state.pop("processes")
+        if processes != self.processes:
+            raise ValueError(
+                f"the stream was divided among {processes} processes; resume with as many, not {self.processes}"
+            )
+        self.rows.position = state
+
+    @property
+    def _name(self) -> str:
+        return f"stream-{self.rank}.json"

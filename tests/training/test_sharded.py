@@ -1,0 +1,173 @@
+"""Two ranks with FSDP take the steps that one process takes on the full batch, and save the same model."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from accelerate import DistributedType, PartialState
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.state import AcceleratorState
+from PIL import Image
+
+from conjoin.data import EpochRows
+from conjoin.hub import load_model
+from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
+from conjoin.training import LoraArguments, Objective, add_lora
+from conjoin.training.sharded import Sharding
+from tiny_training import METHODS, make_encoder, make_rows, make_trainer, without_dropout
+
+LAUNCH_FILES = Path(__file__).parents[2] / "training_args/accelerate"
+CASES = {
+    "contrastive": {"method": "contrastive", "max_grad_norm": 1e-3},
+    "gcl-cached-lora": {"method": "gcl", "gradient_cache_chunk_size": 2, "lora": True},
+    "queries-cached": {"method": "queries", "gradient_cache_chunk_size": 2},
+}
+TRAINERS = METHODS | {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
+
+
+def query_rows():
+    """Queries of texts and of images, so that one rank may have texts alone; some rows have negatives."""
+    rows = []
+    for i in range(16):
+        colour = (40 * i % 256, 90 * i % 256, 255 - 30 * i % 256)
+        query = {"image": Image.new("RGB", (16, 16), colour)} if i % 3 == 0 else f"{chr(97 + i)} {i}"
+        rows.append({"query": query, "positive": f"p {i}", "positive_id": f"p{i}"})
+        rows[-1] |= {"negatives": [f"n {i}"], "negative_ids": [f"n{i}"]} if i % 4 == 0 else {}
+    return rows
+
+
+def run_case(checkpoints, folder, batch_size, method, lora=False, **arguments):
+    """Train for two steps and save; returns the trainer."""
+    model, processor = make_encoder(checkpoints)
+    without_dropout(model)
+    if lora:
+        torch.manual_seed(1)
+        add_lora(model, LoraArguments(r=2, alpha=4))
+    rows = query_rows() if method == "queries" else make_rows(32, groups=15)
+    settings = {"optim": "sgd", "max_grad_norm": 0.0, "train_sampling_strategy": "sequential", "learning_rate": 0.1}
+    settings |= {"per_device_train_batch_size": batch_size, "save_strategy": "steps", "save_steps": 1} | arguments
+    evaluated = EpochRows(query_rows()[:5]) if method == "queries" else make_rows(11)
+    trainer = make_trainer(method, model, processor, folder, rows, evaluated, methods=TRAINERS, **settings)
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+def shard_on_cpus():
+    """Let accelerate use FSDP, which it refuses for processes on CPUs."""
+    original = AcceleratorState.__init__
+
+    def patched(self, *args, **kwargs):
+        if not AcceleratorState._shared_state:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        original(self, *args, **kwargs)
+
+    AcceleratorState.__init__ = patched
+
+
+def main(spec):
+    """What each rank runs."""
+    rank = int(os.environ["RANK"])
+    shard_on_cpus()
+    for name, case in CASES.items():
+        if name not in spec["cases"]:
+            continue
+        trainer = run_case(spec["checkpoints"], f"{spec['folder']}/{name}", 4, **case)
+        found = {"fsdp": trainer.sharding.fsdp, "metrics": trainer.evaluate()}
+        found["units"] = sum(
+            isinstance(module, torch.distributed.fsdp.FSDPModule) for module in trainer.model.modules()
+        )
+        Path(f"{spec['folder']}/{name}-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    time.sleep(0.5)  # gloo aborts a rank that leaves while another still talks
+    os._exit(0)  # the destructors of its threads may wait for each other
+
+
+def environment_of(launch_file):
+    """The variables by which `accelerate launch` passes the settings of FSDP."""
+    settings = yaml.safe_load(launch_file.read_text())["fsdp_config"]
+    return {"ACCELERATE_USE_FSDP": "true"} | {key.upper(): str(value) for key, value in settings.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_checkpoints, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    spec = json.dumps({"checkpoints": tiny_checkpoints, "folder": str(folder), "cases": list(CASES)})
+    code = f"import json\nfrom test_sharded import main\nmain(json.loads({spec!r}))"
+    environment = os.environ | environment_of(LAUNCH_FILES / "fsdp.yaml") | {
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=(folder / f"{rank}.log").open("w"), stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        end = time.monotonic() + 150
+        while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
+            assert time.monotonic() < end, "the ranks hang"
+            time.sleep(0.1)
+        for rank, process in enumerate(ranks):
+            assert process.poll() in (0, None), (folder / f"{rank}.log").read_text()[-3000:]
+    finally:
+        for process in ranks:
+            process.kill()
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_sharded_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, name):
+    alone = run_case(tiny_checkpoints, tmp_path / "alone", 8, **CASES[name])
+    ranks = [json.loads((two_ranks / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["fsdp"] for rank in ranks] == [True, True]
+    assert (ranks[0]["units"] > 5) == (name != "queries-cached")  # the layers, or the objective as a whole
+    expected, _ = load_model(tmp_path / "alone")
+    found, _ = load_model(two_ranks / name)
+    untrained, _ = make_encoder(tiny_checkpoints)
+    moved = 0.0
+    for key, weight in expected.state_dict().items():
+        assert torch.allclose(found.state_dict()[key], weight, atol=2e-6), key
+        moved = max(moved, (weight - untrained.state_dict()[key]).abs().max().item())
+    assert moved > 1e-4
+    metrics = alone.evaluate()
+    for rank in ranks:
+        assert rank["metrics"] == pytest.approx(metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin", "expected"),
+    [
+        ("fsdp", "fsdp_config", {"fsdp_version": 2}),
+        ("deepspeed_zero2", "deepspeed_config", {"zero_stage": 2}),
+        ("deepspeed_zero3", "deepspeed_config", {"zero_stage": 3, "zero3_save_16bit_model": True}),
+    ],
+)
+def test_accelerate_reads_the_launch_files(name, plugin, expected):
+    config = load_config_from_file(str(LAUNCH_FILES / f"{name}.yaml"))
+    settings = vars(config)[plugin]
+    assert config.mixed_precision == "bf16" and settings.items() >= expected.items()
+    known = {action.dest for action in launch_command_parser()._actions}
+    assert not {key for key in settings if key not in known}
+
+
+def test_the_first_version_of_fsdp_is_refused(tiny_checkpoints):
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
+    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=state)
+    with pytest.raises(ValueError, match="fsdp_version is 1"):
+        Sharding(accelerator, Objective(make_encoder(tiny_checkpoints)[0], torch.nn.Identity(), ("image",)))
