@@ -75,7 +75,7 @@ def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, cl
         for part in ("known", "unseen"):
             average = (row[part]["precision"]["value"] + row[part]["mean_recall"]["value"]) / 2
             assert row[part]["average"]["value"] == pytest.approx(average)
-            assert average == pytest.approx(row[part]["readouts"][row["readout"]]["average"])
+            assert average == pytest.approx(row[part]["readouts"][row["readouts"][part]]["average"])
             assert ("masks" in row[part]) == ("text_to_image" in row[part]) == (name != "towers")
 
     records = {path: path.stat().st_mtime_ns for path in tmp_path.glob("rows/*/0.json")}

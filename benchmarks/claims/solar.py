@@ -7,8 +7,9 @@ the paper), mixed-ablations, gcl-ablations, grouped. A row that starts from anot
 row and seed is a file in `--out`, so an interrupted call resumes, and calls with other `--rows` may run at the same
 time.
 
-The readout of a row (fused embedding, sum of the views' scores, or sum of the three) is the one with the best Avg on
-validation. Rows "equal time" get the steps that take the CPU seconds of `--time-of`, so they need that row first.
+The readout of a row (fused embedding, sum of the views' scores, sum of the three, and for rows "+ intersection" with
+views of the shared parts) is the one with the best Avg on validation, of known and of unseen objects by itself. Rows
+"equal time" get the steps that take the CPU seconds of `--time-of`, so they need that row first.
 
     python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar --seeds 0 1 2
     python benchmarks/claims/solar.py --out runs/claims/solar --compare Mixed GCL

@@ -44,16 +44,19 @@ class Finished:
         return cls(row, {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.is_file()})
 
     @cached_property
-    def readout(self) -> str:
-        """The readout with the best Avg on validation: the mean of both sets and all seeds."""
+    def readouts(self) -> dict[str, str]:
+        """The readout with the best Avg on the validation set of known and of unseen objects, the mean of all seeds."""
         names = next(iter(self.runs.values()))["sets"]["validation_known"]["readouts"]
-        return max(names, key=lambda name: np.mean([
-            self.values("average", f"validation_{test}", readout=name).mean() for test in TESTS]))  # fmt: skip
+        return {
+            test: max(names, key=lambda name: self.values("average", f"validation_{test}", readout=name).mean())
+            for test in TESTS
+        }
 
     def values(self, metric: str, part: str, seeds: Sequence[int] | None = None, readout: str | None = None) -> Floats:
         """The values `(N,)` of a metric, one per triplet, each the mean over the seeds."""
         runs = [self.runs[seed] for seed in (self.runs if seeds is None else seeds)]
-        return np.mean([_values(run["sets"][part], metric, readout or self.readout) for run in runs], axis=0)
+        chosen = readout or self.readouts[part.split("_")[1]]
+        return np.mean([_values(run["sets"][part], metric, chosen) for run in runs], axis=0)
 
     def has(self, metric: str) -> bool:
         """Whether the row was measured by a metric."""
@@ -96,7 +99,7 @@ def summary(finished: Sequence[Finished]) -> list[dict[str, Any]]:
     """Everything that the tables show, per row."""
     rows = []
     for each in finished:
-        found: dict[str, Any] = {"row": each.row.name, "seeds": sorted(each.runs), "readout": each.readout}
+        found: dict[str, Any] = {"row": each.row.name, "seeds": sorted(each.runs), "readouts": each.readouts}
         for test in TESTS:
             part = f"test_{test}"
             found[test] = {metric: _metric(each, metric, part) for metric in METRICS if each.has(metric)}
@@ -148,7 +151,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _measured(row: dict[str, Any], test: str) -> list[str]:
-    cells = [row["row"], str(len(row["seeds"])), row["readout"]]
+    cells = [row["row"], str(len(row["seeds"])), row["readouts"][test]]
     for metric in METRICS:
         found = row[test].get(metric)
         if found is None:
@@ -207,9 +210,10 @@ def compare(first: str, second: str, out: Path, seeds: Sequence[int]) -> str:
     both = sorted(set(a.runs) & set(b.runs))
     if not both:
         raise ValueError(f"{first!r} has the seeds {sorted(a.runs)} and {second!r} {sorted(b.runs)}: none in common")
-    lines = [f"### {first} ({a.readout}) − {second} ({b.readout}); seeds {', '.join(map(str, both))}\n"]
+    lines = [f"### {first} − {second}; seeds {', '.join(map(str, both))}\n"]
     rows = []
     for test in TESTS:
+        lines.append(f"{test} objects: {a.readouts[test]}, and {b.readouts[test]}\n")
         for metric, label in METRICS.items():
             if not (a.has(metric) and b.has(metric)):
                 continue
@@ -218,4 +222,4 @@ def compare(first: str, second: str, out: Path, seeds: Sequence[int]) -> str:
             verdict = "above 0" if low > 0 else "below 0" if high < 0 else "not significant"
             interval = f"{_percent((left - right).mean())} [{_percent(low)}, {_percent(high)}]"
             rows.append([test, label, _percent(left.mean()), _percent(right.mean()), interval, verdict])
-    return lines[0] + "\n" + _table(["objects", "metric", first, second, "difference", "95 % interval"], rows)
+    return "\n".join(lines) + "\n" + _table(["objects", "metric", first, second, "difference", "95 % interval"], rows)
