@@ -80,7 +80,9 @@ def folder(tmp_path_factory, tiny_checkpoints, pictures):
     return folder
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "tutorials"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name != "tutorials"], ids=lambda page: page.name
+)
 def test_python_runs(page, folder, monkeypatch):
     monkeypatch.chdir(folder)
     namespace = {"__name__": "snippet"}

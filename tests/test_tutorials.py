@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from test_docs import parse, plain_commands
 
 from conjoin.cli import main as cli
 from conjoin.cli.train import parse_overrides
@@ -20,6 +19,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.training import load_recipe
 from loopback_hub import ENVIRONMENT
+from test_docs import parse, plain_commands
 from tiny_catalogue import products, write_catalogue
 
 ROOT = Path(__file__).parents[1]
@@ -62,11 +62,13 @@ def folder(tmp_path_factory, tiny_checkpoints, mllm_checkpoints, pictures):
     (folder / "training_args").symlink_to(ROOT / "training_args")
     model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
     export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs/demo/model")
-    llava = mllm_checkpoints("llava")[0]  # transformers loads the stock format of Qwen and InternVL with torchvision only
+    llava = mllm_checkpoints("llava")[
+        0
+    ]  # transformers loads the stock format of Qwen and InternVL with torchvision only
     retriever = MllmRetrieverModel.from_mllm(llava, keep_layers=2)
     export(retriever, MllmRetrieverProcessor.from_mllm(llava), folder / "runs/puma")
-    for name, picture in zip(("photo.jpg", "other.jpg", "chair.jpg", "sofa.jpg", "blue.jpg"), pictures * 2):
-        picture.save(folder / name)
+    for number, name in enumerate(("photo.jpg", "other.jpg", "chair.jpg", "sofa.jpg", "blue.jpg")):
+        pictures[number % 4].save(folder / name)
     write_table(folder / "photos.csv", ["image", "text"], [[f"{name}.jpg", name] for name in ("photo", "other")] * 2)
     write_table(folder / "nli.csv", ["sent0", "sent1"], [[f"a man runs {i}", f"a person moves {i}"] for i in range(8)])
     rows = products(60)
@@ -91,7 +93,10 @@ def hub_here(hub, monkeypatch, tmp_path):
     """The hub on this machine as the one that every client uses."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    patches = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}"}
+    patches = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+    }
     patches |= {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
     for name, value in patches.items():
         monkeypatch.setattr(constants, name, value)

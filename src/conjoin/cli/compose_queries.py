@@ -48,7 +48,10 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     for fact, what in (("class", "class"), ("country", "country"), ("language", "language of the title")):
         group.add_argument(f"--{fact}-column", metavar="NAME", help=f"column of the {what}, when it cannot be guessed")
     group.add_argument(
-        "--language", default="en", metavar="CODE", help="language of the titles, if no column holds it (default: %(default)s)"
+        "--language",
+        default="en",
+        metavar="CODE",
+        help="language of the titles, if no column holds it (default: %(default)s)",
     )
     add_url_options(parser)
 
@@ -70,7 +73,8 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=_sampler,
         metavar="NAME=WEIGHT",
-        help=f"weights of the samplers {', '.join(SAMPLERS)} (default: conventional=0.3 attribute_uniform=0.2 high_similarity=0.5)",
+        help=f"weights of the samplers {', '.join(SAMPLERS)} (default: conventional=0.3 attribute_uniform=0.2 "
+        "high_similarity=0.5)",
     )
     group.add_argument(
         "--conditions",

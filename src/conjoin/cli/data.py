@@ -8,7 +8,9 @@ from conjoin.cli import compose_queries
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser("data", help="make or convert a data set", description="Make or convert a data set.")
+    parser = subparsers.add_parser(
+        "data", help="make or convert a data set", description="Make or convert a data set."
+    )
     kinds = parser.add_subparsers(title="data sets", metavar="KIND", required=True)
     mini = kinds.add_parser(
         "make-mini-mbeir",

@@ -79,7 +79,9 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
         listed = "\n".join(f"  {each.name:<12}{each.help}" for each in BENCHMARKS.values())
         help_of_one = f"{PROG} --benchmark NAME --help shows the options of one benchmark"
         example = f"example: {PROG} runs/demo/model --benchmark emoji --out runs/demo-emoji"
-        _parser(f"benchmarks:\n{listed}\n\n{help_of_one}\n{example}").parse_args(words)  # exits: the benchmark is missing
+        _parser(f"benchmarks:\n{listed}\n\n{help_of_one}\n{example}").parse_args(
+            words
+        )  # exits: the benchmark is missing
     benchmark = BENCHMARKS[name]
     parser = _parser(f"{name}: {benchmark.help}")
     benchmark.add_arguments(parser)

@@ -38,7 +38,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--pairs", type=int, default=64, metavar="N", help="how many of them, from the start (default: %(default)s)"
     )
     parser.add_argument("--log", metavar="FILE", help="recipe.json, trainer_state.json or JSON lines of stage 1")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
+    )
     add_url_options(parser)
     add_compute_options(parser, ("--device",))
     parser.set_defaults(func=run)

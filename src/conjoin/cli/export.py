@@ -22,7 +22,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a model of this package")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
-    parser.add_argument("--format", choices=FORMATS, default="code", help="code: with its Python code; stock: an ordinary checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="code",
+        help="code: with its Python code; stock: an ordinary checkpoint (default: %(default)s)",
+    )
     for name in ("query", "document"):
         parser.add_argument(
             f"--{name}-prompt",

@@ -21,7 +21,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog="examples: conjoin push runs/model me/model --dry-run; conjoin push runs/mini-mbeir me/mini-mbeir "
         "--type dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
     )
-    parser.add_argument("source", metavar="SOURCE", help="what to push: a folder or file, or the name of a metric; see --type")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="what to push: a folder or file, or the name of a metric; see --type"
+    )
     parser.add_argument("repo_id", metavar="OWNER/NAME", help="repository; made if it does not exist")
     parser.add_argument(
         "--type",

@@ -159,7 +159,9 @@ def _item(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 
 def _add_arguments(parser: ArgumentParser) -> None:
     options = parser.add_argument_group("options of emoji")
-    options.add_argument("--split", choices=("test", "val"), default="test", help="concepts to evaluate on (default: %(default)s)")
+    options.add_argument(
+        "--split", choices=("test", "val"), default="test", help="concepts to evaluate on (default: %(default)s)"
+    )
     for role, style in (("query", "openmoji"), ("gallery", "twemoji")):
         options.add_argument(
             f"--{role}-style",

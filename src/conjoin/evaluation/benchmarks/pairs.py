@@ -187,9 +187,14 @@ def _add_arguments(parser: ArgumentParser) -> None:
         )
     options.add_argument("--split", default="train", metavar="NAME", help="split of the data (default: %(default)s)")
     for part, target in DIRECTIONS:
-        options.add_argument(f"--{part}-instruction", metavar="TEXT", help=f"instruction for {part}s that search for {target}s")
+        options.add_argument(
+            f"--{part}-instruction", metavar="TEXT", help=f"instruction for {part}s that search for {target}s"
+        )
     options.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="type of stored vectors (default: %(default)s)"
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="type of stored vectors (default: %(default)s)",
     )
 
 

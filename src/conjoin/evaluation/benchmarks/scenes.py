@@ -91,7 +91,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     options.add_argument(
         "--split", choices=("validation", "test"), default="test", help="part of the scenes (default: %(default)s)"
     )
-    options.add_argument("--instruction", metavar="TEXT", help="instruction for every item, for models that follow instructions")
+    options.add_argument(
+        "--instruction", metavar="TEXT", help="instruction for every item, for models that follow instructions"
+    )
     options.add_argument("--no-distractors", action="store_true", help="search among the triplets' items alone")
 
 

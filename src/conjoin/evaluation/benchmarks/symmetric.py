@@ -162,7 +162,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     options.add_argument(
         "--streaming", action="store_true", help="read the distractors while encoding, without loading them first"
     )
-    options.add_argument("--instruction", metavar="TEXT", help="instruction for every item, for models that follow instructions")
+    options.add_argument(
+        "--instruction", metavar="TEXT", help="instruction for every item, for models that follow instructions"
+    )
 
 
 def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:

@@ -13,12 +13,21 @@ from .report import MBEIR_SETTINGS, mbeir_results
 
 def _add_arguments(parser: ArgumentParser) -> None:
     options = parser.add_argument_group("options of mbeir")
-    options.add_argument("--split", choices=("test", "val"), default="test", help="queries to evaluate on (default: %(default)s)")
     options.add_argument(
-        "--cells", nargs="+", metavar="NAME", help="only these cells, e.g. visualnews_task0 cirr_task7 (default: all 16)"
+        "--split", choices=("test", "val"), default="test", help="queries to evaluate on (default: %(default)s)"
     )
     options.add_argument(
-        "--pools", nargs="+", choices=MBEIR_SETTINGS, default=list(MBEIR_SETTINGS), help="candidate pools (default: both)"
+        "--cells",
+        nargs="+",
+        metavar="NAME",
+        help="only these cells, e.g. visualnews_task0 cirr_task7 (default: all 16)",
+    )
+    options.add_argument(
+        "--pools",
+        nargs="+",
+        choices=MBEIR_SETTINGS,
+        default=list(MBEIR_SETTINGS),
+        help="candidate pools (default: both)",
     )
     options.add_argument("--no-instructions", action="store_true", help="queries without their instructions")
     options.add_argument(
@@ -29,7 +38,10 @@ def _add_arguments(parser: ArgumentParser) -> None:
         help="subtract W times a candidate's mean score over all queries (transductive; default: %(default)s)",
     )
     options.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="type of stored vectors (default: %(default)s)"
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="type of stored vectors (default: %(default)s)",
     )
 
 

@@ -41,7 +41,10 @@ def _add_arguments(parser: ArgumentParser) -> None:
         "--captions", metavar="FILE", help="JSON lines of idx and caption (default: captions.jsonl of the data)"
     )
     options.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="type of stored vectors (default: %(default)s)"
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="type of stored vectors (default: %(default)s)",
     )
 
 
