@@ -67,8 +67,8 @@ def folder(tmp_path_factory, tiny_checkpoints, mllm_checkpoints, pictures):
     ]  # transformers loads the stock format of Qwen and InternVL with torchvision only
     retriever = MllmRetrieverModel.from_mllm(llava, keep_layers=2)
     export(retriever, MllmRetrieverProcessor.from_mllm(llava), folder / "runs/puma")
-    for name, picture in zip(("photo.jpg", "other.jpg", "chair.jpg", "sofa.jpg", "blue.jpg"), pictures * 2):
-        picture.save(folder / name)
+    for number, name in enumerate(("photo.jpg", "other.jpg", "chair.jpg", "sofa.jpg", "blue.jpg")):
+        pictures[number % 4].save(folder / name)
     write_table(folder / "photos.csv", ["image", "text"], [[f"{name}.jpg", name] for name in ("photo", "other")] * 2)
     write_table(folder / "nli.csv", ["sent0", "sent1"], [[f"a man runs {i}", f"a person moves {i}"] for i in range(8)])
     rows = products(60)

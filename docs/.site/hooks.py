@@ -1,4 +1,4 @@
-"""Pages of the site that lie outside `docs`, and the links to them."""
+"""Pages of the site that lie outside `docs`, the links to them, and a list of the links that leave the site."""
 
 import ast
 import posixpath
@@ -20,6 +20,8 @@ OUTSIDE = {
 }
 """By its path in the repository: the place of a file in the site."""
 _LINK = re.compile(r"(\]\()([^)\s#:]+)")
+_EXTERNAL = re.compile(r'href="(https?://[^"]+)"')
+_external: dict[str, set[str]] = {}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -51,3 +53,16 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN40
         return found[1] + posixpath.relpath(target, posixpath.dirname(place) or ".")
 
     return _LINK.sub(rewrite, markdown)
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - mkdocs passes more
+    """Collect the links that leave the site; the build does not fetch them."""
+    for url in _EXTERNAL.findall(html):
+        _external.setdefault(url, set()).add(page.file.src_uri)
+    return html
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write `external_links.txt`: each link that leaves the site, and the pages that have it."""
+    lines = [f"{url}\t{' '.join(sorted(pages))}" for url, pages in sorted(_external.items())]
+    (Path(config.site_dir) / "external_links.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

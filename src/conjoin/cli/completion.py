@@ -51,7 +51,7 @@ def _subparsers(parser: argparse.ArgumentParser) -> "list[argparse._SubParsersAc
     return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
 
 
-def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> None:
+def _complete_files(parser: argparse.ArgumentParser, files: Any) -> None:  # noqa: ANN401 - as shtab has it
     """Complete file names where an argument of the parser or of its commands may be one."""
     for action in parser._actions:
         if action.metavar in _PATHS:

@@ -73,7 +73,8 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=_sampler,
         metavar="NAME=WEIGHT",
-        help=f"weights of the samplers {', '.join(SAMPLERS)} (default: conventional=0.3 attribute_uniform=0.2 high_similarity=0.5)",
+        help=f"weights of the samplers {', '.join(SAMPLERS)} (default: conventional=0.3 attribute_uniform=0.2 "
+        "high_similarity=0.5)",
     )
     group.add_argument(
         "--conditions",

@@ -16,9 +16,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a model by a recipe",
-        description="Train by RECIPE, a YAML file with the sections method, model, data and training, and "
-        "features and teacher for some methods. --SECTION.KEY VALUE changes any of its keys. Runs on one device as it is, on several under accelerate launch -m conjoin train ... "
-        "Ctrl-C saves a checkpoint after the next step; --resume continues.",
+        description="Train by RECIPE, a YAML file with the sections method, model, data and training, and features or "
+        "teacher for some methods. --SECTION.KEY VALUE changes any of its keys. Runs on one device as it is, on "
+        "several under accelerate launch -m conjoin train ... Ctrl-C saves a checkpoint after the next step; --resume "
+        "continues.",
         usage="%(prog)s [-h] [--resume | --overwrite] [--allow-urls] [--allow-private-urls] RECIPE "
         "[--SECTION.KEY VALUE ...]",
         epilog="example: conjoin train training_args/gcl/sample.yaml --training.learning_rate 1e-3 "
