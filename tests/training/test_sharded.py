@@ -27,7 +27,7 @@ from tiny_training import METHODS, make_encoder, make_rows, make_trainer, withou
 
 LAUNCH_FILES = Path(__file__).parents[2] / "training_args/accelerate"
 CASES = {
-    "contrastive": {"method": "contrastive", "max_grad_norm": 1e-3},
+    "contrastive": {"method": "contrastive", "max_grad_norm": 1.0},
     "gcl-cached-lora": {"method": "gcl", "gradient_cache_chunk_size": 2, "lora": True},
     "queries-cached": {"method": "queries", "gradient_cache_chunk_size": 2},
 }
