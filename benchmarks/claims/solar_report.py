@@ -45,7 +45,7 @@ class Finished:
 
     @cached_property
     def readouts(self) -> dict[str, str]:
-        """The readout with the best Avg on the validation set of known and of unseen objects, the mean of all seeds."""
+        """The readout with the best Avg on the validation set of known and of unseen objects, over all seeds."""
         names = next(iter(self.runs.values()))["sets"]["validation_known"]["readouts"]
         return {
             test: max(names, key=lambda name: self.values("average", f"validation_{test}", readout=name).mean())
