@@ -24,11 +24,15 @@ def add_serving_options(parser: argparse.ArgumentParser, port: int) -> None:
     )
     where.add_argument("--port", type=int, default=port, metavar="N", help="0 for a free one (default: %(default)s)")
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-upload", type=int, default=10, metavar="MIB", help="of an image (default: %(default)s)")
     limits.add_argument(
-        "--max-megapixels", type=int, default=25, metavar="N", help="of an image (default: %(default)s)"
+        "--max-upload", type=int, default=10, metavar="MIB", help="size of an image (default: %(default)s)"
     )
-    limits.add_argument("--max-results", type=int, default=100, metavar="N", help="of a query (default: %(default)s)")
+    limits.add_argument(
+        "--max-megapixels", type=int, default=25, metavar="N", help="pixels of an image (default: %(default)s)"
+    )
+    limits.add_argument(
+        "--max-results", type=int, default=100, metavar="N", help="results of a query (default: %(default)s)"
+    )
     add_url_options(parser)
     add_compute_options(parser, ("--device", "--bf16", "--trust-remote-code", "--input"))
 

@@ -54,13 +54,13 @@ def load_encoder(
     """
     options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
     options["dims"] = dims
+    chosen = choose_device(device)  # refuses a wrong one before anything is loaded
     if _is_onnx(path, revision):
         _check_onnx(path, device, dtype)
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **options)
-    device = choose_device(device)
     model, processor = _load(path, trust_remote_code, revision)
-    return ItemEncoder(model, processor, batch_size, device, dtype, **options)
+    return ItemEncoder(model, processor, batch_size, chosen, dtype, **options)
 
 
 def _is_onnx(path: str | Path, revision: str | None) -> bool:
