@@ -64,8 +64,8 @@ class PairStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over the rows, without end."""
-        for rows, _ in _Batches(self, 1, 0, 1, 0):
-            yield from rows
+        for batch in _Batches(self, 1, 0, 1, 0):
+            yield from batch[0] if batch is not None else ()
 
     def loader(
         self,
@@ -96,7 +96,8 @@ class PairStream(IterableDataset[Any]):
             raise ValueError(
                 f"the stream was read by {len(known)} workers; resume it with as many, not with {workers}"
             )
-        return StreamLoader(batches, batch_size=None, collate_fn=_Collate(collate), num_workers=workers, **options)
+        options |= {"collate_fn": _Collate(collate), "num_workers": workers}
+        return StreamLoader(batches, batch_size=None, **options)
 
     def advance(self, mark: StreamMark) -> None:
         """Set the position after a batch that was used."""
@@ -173,6 +174,8 @@ class _SourceReader:
     ) -> None:
         self.name, self.unread, self.settings, self.seed = name, source, stream, seed
         start = state or {"pass": 0, "window": 0, "used": 0, "source": None, "place": 0}
+        self.rows: Rows = []
+        self.source = source
         self.passed, self.number, self.used = start["pass"], start["window"], start["used"]
         self._begin(start["source"])
         self._fill()

@@ -74,7 +74,7 @@ class Sharding(TrainerCallback):
         if not isinstance(model, FSDPModule) or "embed" in vars(model):
             return
         for name in FORWARDS:
-            register_fsdp_forward_method(model, name)
+            register_fsdp_forward_method(self.objective, name)
         if not self.objective.same_layers and "set_reduce_scatter_unused_params" in dir(FSDPModule):  # of newer torch
             model.set_reduce_scatter_unused_params(True)
 
@@ -112,7 +112,7 @@ class Sharding(TrainerCallback):
 
     def _engine_backward(self, loss: Tensor, is_last: bool) -> None:
         """Run backward by DeepSpeed, and its step after the last one of an optimiser step."""
-        engine: Any = self.accelerator.deepspeed_engine_wrapped.engine  # type: ignore[union-attr]
+        engine: Any = self.accelerator.deepspeed_engine_wrapped.engine
         is_boundary = is_last and self.accelerator.sync_gradients
         engine.set_gradient_accumulation_boundary(is_boundary=is_boundary)
         engine.backward(loss, scale_wrt_gas=False)
@@ -136,7 +136,7 @@ class Sharding(TrainerCallback):
             return None
         model: nn.Module = self.objective
         if self.deepspeed:
-            model = self.accelerator.deepspeed_engine_wrapped.engine  # type: ignore[union-attr]
+            model = self.accelerator.deepspeed_engine_wrapped.engine
         return arrived(self.accelerator.get_state_dict(model))
 
     def encoder_weights(self) -> dict[str, Tensor] | None:
