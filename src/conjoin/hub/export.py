@@ -51,8 +51,10 @@ def export(
         if part._auto_class is None:
             raise ValueError(f"{type(part).__name__} is not registered for auto classes; its code cannot be exported")
     with staged(folder) as staging:
-        for part in parts:
-            part.save_pretrained(staging, **({"state_dict": weights} if part is model and weights is not None else {}))
+        options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
+        model.save_pretrained(staging, **options)
+        if processor is not None:
+            processor.save_pretrained(staging)
         drop_local_paths(staging / "config.json")
         saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}
         write_checksums(staging, sorted(saved - {*SENTENCE_FILES}))
