@@ -41,17 +41,17 @@ def lock_rank(folder: Path, rank: int, world_size: int) -> BaseFileLock:
 
 
 @contextmanager
-def entrance(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
+def entrance(folder: Path, patience: float | None = None) -> Iterator[None]:
     """What one process of a run does at a time.
 
     Args:
         folder: Locked by `lock_rank`, or about to be.
-        patience: Seconds to wait for another process; -1 waits without limit.
+        patience: Seconds to wait for another process, a few by default; -1 waits without limit.
 
     Raises:
         ValueError: A writer of another run holds the lock of the folder.
     """
-    lock = _acquire(folder / LOCK, patience)
+    lock = _acquire(folder / LOCK, _PATIENCE if patience is None else patience)
     try:
         yield
     finally:

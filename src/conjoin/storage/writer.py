@@ -214,9 +214,7 @@ class FolderWriter:
 
     def _alone(self, patience: float | None = None) -> AbstractContextManager[None]:
         """What only one process of this run may do at a time."""
-        if self.world_size == 1:
-            return nullcontext()
-        return entrance(self.folder) if patience is None else entrance(self.folder, patience)
+        return nullcontext() if self.world_size == 1 else entrance(self.folder, patience)
 
     def _acquire(self) -> None:
         if self._lock is None and self.world_size > 1:
