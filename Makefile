@@ -35,7 +35,8 @@ test: $(BIN)/conjoin ## Run the tests
 
 test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own
 	$(PYTHON) -m venv $(VENV)-app
-	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -e ".[app,train]" httpx playwright pytest
+	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -e ".[app,sample,train]" httpx playwright pytest
 	$(VENV)-app/bin/python -m pytest tests/serving tests/cli/test_serving_commands.py
 
 test-common: $(BIN)/conjoin ## Run transformers' own model tests, from its source distribution, on the models here
