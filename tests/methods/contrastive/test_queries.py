@@ -100,7 +100,7 @@ def test_the_loss_is_info_nce_with_a_learned_temperature(rows, tiny_checkpoints)
     ("changes", "message"),
     [
         ({"data.format": "nli", "data.instruction": "x"}, "instruction is for format queries, not nli"),
-        ({"data.format": "pairs", "data.sources": "[{source: a}]"}, "several sources of pairs are streamed; set streaming: true"),
+        ({"data.format": "pairs", "data.sources": "[{source: a}]"}, "pairs are streamed; set streaming: true"),
         ({"data.format": "querys"}, "unknown format 'querys'"),
         ({"data.image_column": "image"}, "image_column='image' is for pairs"),
         ({"data.streaming": "true"}, "streaming is for pairs"),
