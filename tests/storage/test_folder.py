@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -284,3 +285,12 @@ class TestPlaces:
         check_place(tmp_path / "absent", STORE)
         with pytest.raises(ValueError, match="has format 'store of numbers'"):
             check_place(tmp_path, CACHE)
+
+    def test_another_process_may_begin_meanwhile(self, tmp_path, monkeypatch):
+        def iterdir(path):
+            monkeypatch.undo()
+            write(path)
+            return path.iterdir()
+
+        monkeypatch.setattr(Path, "iterdir", iterdir)
+        check_place(tmp_path, STORE)

@@ -174,11 +174,12 @@ def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
     folder = Path(folder)
     if not folder.is_dir():
         return
+    names = sorted(path.name for path in folder.iterdir())  # first: another process of the same run may just begin
     if (folder / MANIFEST).exists():
         with suppress(DamagedError):  # its writer decides
             read_manifest(folder, kind)
         return
-    for name in sorted(path.name for path in folder.iterdir()):
+    for name in names:
         if not name.startswith(".") and not name.endswith(TEMPORARY) and not re.fullmatch(own, name):
             raise ValueError(
                 f"{str(folder)!r} is not empty and not an earlier {kind.name}: it has {name!r}; choose an empty or "
