@@ -167,7 +167,8 @@ class TableIndex(ABC):
         """
         vectors = check_vectors(embeddings, self.dimension, ids)
         check_ids(ids, set())
-        self.remove([id_ for id_ in ids if id_ in self._known(ids)] if self.dimension else [])
+        known = self._known(ids) if self.dimension else set()
+        self.remove([id_ for id_ in ids if id_ in known])
         self._insert([_without_columns(ids, vectors)], vectors.shape[1], pa.schema([]))
 
     def follow(self, store: EmbeddingStore) -> StoreChanges:
