@@ -9,7 +9,7 @@ from torch import Tensor
 
 from conjoin.losses import LocalScores, ScoreStatistics
 
-PATCH_WINDOW, PATCH_STRIDE, WORD_WINDOW = 4, 2, 2
+PATCH_WINDOW, PATCH_STRIDE, WORD_WINDOW = 4, 3, 2
 
 
 class Modality(NamedTuple):
@@ -32,7 +32,7 @@ def window_scores(
 ) -> tuple[LocalScores, LocalScores]:
     """Score every patch against its text's embedding, and every word against its image's.
 
-    E_VL embeds windows of the tokens alone: squares of 4 x 4 patches at a stride of 2, and two words. The score of a
+    E_VL embeds windows of the tokens alone: squares of 4 x 4 patches at a stride of 3, and two words. The score of a
     window with an embedding of the other modality is their cosine, minus the mean of this over all rows: a region
     that is like every text says nothing. The score of a token is the mean over the windows that contain it. A single
     patch is a poorer witness than a window, because the contrastive losses train E_VL on sets of tokens, and because
