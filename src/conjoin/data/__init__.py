@@ -87,6 +87,7 @@ from conjoin.data.pairs import (
 )
 from conjoin.data.queries.columns import QUERY_COLUMNS as QUERY_COLUMNS
 from conjoin.data.queries.table import QueryMix as QueryMix, QueryTable as QueryTable
+from conjoin.data.query_formats import QUERY_FORMATS as QUERY_FORMATS, QueryFormat as QueryFormat
 from conjoin.data.retrieval_collator import MODALITY_IDS as MODALITY_IDS, RetrievalCollator as RetrievalCollator
 from conjoin.data.scenes.make import make_scenes as make_scenes
 from conjoin.data.taught_rows import TaughtRows as TaughtRows

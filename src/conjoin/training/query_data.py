@@ -1,13 +1,19 @@
 """The recipe section `data` for queries and candidates."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from conjoin.data import MbeirTraining, MeritTraining, QueryMix, QueryTable, load_nli
+from conjoin.data import QUERY_FORMATS, QueryMix, QueryTable
 
 from .data import PairArguments, SourceArguments
 
 PAIR_FIELDS = ("image_column", "text_column", "id_column", "group_column")
+OPTIONS = {
+    "queries": ("sources", "columns", "instruction"),
+    "pairs": ("sources",),
+    **{name: each.options for name, each in QUERY_FORMATS.items()},
+}
+"""The fields that only some formats have."""
 
 
 @dataclass
@@ -15,25 +21,22 @@ class QueryArguments(PairArguments):
     """The queries and candidates for training and evaluation.
 
     Args:
-        format: `queries`, rows of your own for `conjoin.data.QueryTable`; `nli`, a sentence table for
-            `conjoin.data.load_nli`; `mbeir`, a folder for `conjoin.data.MbeirTraining`; or `merit`, a folder for
-            `conjoin.data.MeritTraining`.
-        source: The table, or the root folder of M-BEIR or MERIT.
+        format: `queries`, rows of your own for `conjoin.data.QueryTable`; or one of `conjoin.data.QUERY_FORMATS`.
+        source: The table, or the root folder of a published data set.
         sources: For `queries`: several tables, which replace `source`; for `pairs`: several streams.
-        columns: For `nli`: the columns of `query`, `positive` and `negative`; for `queries` also of the others in
-            `conjoin.data.QUERY_COLUMNS`.
-        datasets: For `mbeir`: names of the datasets to use; empty for all.
-        hard_negatives: Number of negatives per row, from the negatives in the data; for `nli` at most 1.
+        columns: Of sentence tables: the columns of `query`, `positive` and `negative`; of `queries` also of the others
+            in `conjoin.data.QUERY_COLUMNS`.
+        datasets: Of a collection: names of the data sets to use; empty for all.
+        hard_negatives: Number of negatives per row, from the negatives in the data; of a sentence table at most 1.
         instruction: For `queries`: the instruction of the rows that have none.
-        instructions: For `mbeir`: whether queries include their instruction.
-        ood: For `merit`: drop the queries that an out-of-distribution test holds out: `language`, `attribute` or
-            `class`.
+        instructions: Of a collection: whether queries include their instruction.
+        ood: Drop the queries that an out-of-distribution test holds out: `language`, `attribute` or `class`.
 
     Raises:
         ValueError: The format is unknown, or a field is set for another format than its own.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("queries", "nli", "mbeir", "merit")
+    formats: ClassVar[tuple[str, ...]] = ("queries", *QUERY_FORMATS)
 
     format: str = "nli"
     sources: tuple[SourceArguments, ...] = ()
@@ -47,16 +50,25 @@ class QueryArguments(PairArguments):
     def __post_init__(self) -> None:
         if self.format not in self.formats:
             raise ValueError(f"data: unknown format {self.format!r}; expected one of {self.formats}")
-        if self.ood is not None and self.format != "merit":
-            raise ValueError(f"data: ood={self.ood!r} is for format merit, not {self.format}")
+        self._check_options()
         super().__post_init__()
-        for name in ("sources", "instruction"):
-            if vars(self)[name] and self.format != "queries" and (name, self.format) != ("sources", "pairs"):
-                raise ValueError(f"data: {name} is for format queries, not {self.format}")
         if self.on_error != "raise" and self.has_queries:
             raise ValueError(f"data: on_error={self.on_error!r} is for pairs, not for format {self.format}")
         if self.format == "queries":
             self._check_queries()
+
+    def _check_options(self) -> None:
+        """Refuse fields of other formats."""
+        defaults = {
+            each.name: each.default if each.default is not MISSING else each.default_factory()  # type: ignore[misc]
+            for each in fields(self)
+            if each.name in {name for names in OPTIONS.values() for name in names}
+        }
+        for name, default in defaults.items():
+            value = vars(self)[name]
+            if value != default and (value or default) and name not in OPTIONS[self.format]:
+                formats = " or ".join(other for other in self.formats if name in OPTIONS[other])
+                raise ValueError(f"data: {name}={value!r} is for format {formats}, not {self.format}")
 
     def _check_queries(self) -> None:
         """Refuse fields of pairs."""
@@ -75,40 +87,33 @@ class QueryArguments(PairArguments):
         """Load the training rows and the evaluation rows (or None).
 
         Raises:
-            ValueError: The recipe names evaluation rows of M-BEIR, which is a separate benchmark.
+            ValueError: The recipe names evaluation rows of a format that a separate benchmark evaluates.
         """
-        if self.sources and self.has_queries:
-            mix = QueryMix([self._table(source) for source in self.sources], [each.weight for each in self.sources])
-            return mix, self._evaluation()
         if not self.has_queries:
             return super().load()
-        if self.format != "mbeir":
-            rows = self.load_rows(self.source, self.split, self.streaming)
-            return rows, self.load_rows(
-                self.eval_source or self.source, self.eval_split or self.split
-            ) if self.evaluates else None
-        if self.evaluates:
+        if self.sources:
+            mix = QueryMix([self._table(source) for source in self.sources], [each.weight for each in self.sources])
+            return mix, self._evaluation()
+        benchmark = None if self.format == "queries" else QUERY_FORMATS[self.format].benchmark
+        if benchmark is not None and self.evaluates:
             raise ValueError(
-                "data: M-BEIR is evaluated after training, by `conjoin evaluate --benchmark mbeir`; remove "
-                "eval_source and eval_split"
+                f"data: format {self.format} is evaluated after training, by `conjoin evaluate --benchmark "
+                f"{benchmark}`; remove eval_source and eval_split"
             )
-        rows = MbeirTraining(
-            self.source,
-            datasets=self.datasets or None,
-            hard_negatives=self.hard_negatives,
-            instructions=self.instructions,
-        )
-        return rows, None
+        rows = self.load_rows(self.source, self.split)
+        if not self.evaluates:
+            return rows, None
+        return rows, self.load_rows(self.eval_source or self.source, self.eval_split or self.split)
 
     def load_rows(self, source: str, split: str, streaming: bool = False) -> Any:  # noqa: ANN401 - a dataset
-        """Load one table of queries or sentences, or one split of MERIT."""
+        """Load one table of queries or sentences, or one split of a published data set."""
         if self.format == "pairs":
             return super().load_rows(source, split, streaming)
         if self.format == "queries":
             return self._table(SourceArguments(source, split))
-        if self.format == "merit":
-            return MeritTraining(source, hard_negatives=self.hard_negatives, ood=self.ood, split=split)
-        return load_nli(source, self.columns, split, self.hard_negatives)
+        chosen = QUERY_FORMATS[self.format]
+        options = {name: vars(self)[name] for name in chosen.options}
+        return chosen.load(source, split=split, hard_negatives=self.hard_negatives, **options)
 
     def _evaluation(self) -> Any:  # noqa: ANN401 - a dataset
         if self.eval_source is None and self.eval_split is not None:

@@ -99,8 +99,9 @@ def test_the_loss_is_info_nce_with_a_learned_temperature(rows, tiny_checkpoints)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.format": "nli", "data.instruction": "x"}, "instruction is for format queries, not nli"),
+        ({"data.format": "nli", "data.instruction": "x"}, "instruction='x' is for format queries, not nli"),
         ({"data.format": "pairs", "data.sources": "[{source: a}]"}, "pairs are streamed; set streaming: true"),
+        ({"data.format": "nli", "data.datasets": "[VisualNews]"}, "is for format mbeir, not nli"),
         ({"data.format": "querys"}, "unknown format 'querys'"),
         ({"data.image_column": "image"}, "image_column='image' is for pairs"),
         ({"data.streaming": "true"}, "streaming is for pairs"),
