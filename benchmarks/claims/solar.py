@@ -9,7 +9,8 @@ time.
 
 The readout of a row (fused embedding, sum of the views' scores, sum of the three, and for rows "+ intersection" with
 views of the shared parts) is the one with the best Avg on validation, of known and of unseen objects by itself. Rows
-"equal time" get the steps that take the CPU seconds of `--time-of`, so they need that row first.
+"equal time" get the steps that take the CPU seconds of `--time-of`, so they need that row first; or, because other
+programs change these, `--time-ratio` times the steps, as `solar_step_cost.py` measures it step by step.
 
     python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar --seeds 0 1 2
     python benchmarks/claims/solar.py --out runs/claims/solar --compare Mixed GCL
@@ -34,7 +35,7 @@ import conjoin
 from conjoin.storage import write_text
 
 COSTS = ("steps", "samples", "seconds", "cpu_seconds", "mining_seconds", "mining_cpu_seconds")
-NOT_SETTINGS = ("rows", "seeds", "out", "data", "threads", "compare", "time_of", "keep_models")
+NOT_SETTINGS = ("rows", "seeds", "out", "data", "threads", "compare", "time_of", "time_ratio", "keep_models")
 
 
 class WaitingError(Exception):
@@ -96,6 +97,8 @@ def _finish(row: Row, seed: int, laboratory: Any, keep: bool) -> None:  # noqa: 
 
 def _equal_time(row: Row, seed: int, args: argparse.Namespace) -> int:
     """The steps that take the compute time of the row `--time-of`, with all it starts from and its mining."""
+    if args.time_ratio is not None:
+        return round(args.time_ratio * steps_of(ROWS[args.time_of], args))
     plain = ROWS[row.name.removesuffix(", equal time")]
     for other in (ROWS[args.time_of], plain):
         if not record_path(args.out, other.name, seed).is_file():
@@ -159,6 +162,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, help="folder of scenes and features, which results of any settings share")
     add("--compare", nargs=2, action="append", metavar="ROW", help="print paired differences; runs nothing")
     add("--time-of", default="Mixed", metavar="ROW", help='whose time the rows "equal time" get')
+    add("--time-ratio", type=float, metavar="R", help="time of a step of `--time-of` over one of the baseline")
     add("--keep-models", action="store_true", help="keep all models, not only those that other rows start from")
     add("--threads", type=int, default=torch.get_num_threads())
     scenes = parser.add_argument_group("scenes")
