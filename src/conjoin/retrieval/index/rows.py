@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,14 @@ class IndexRows(ABC):
         self.recall: float | None = None
         self.kept: KeptRows | None = None
         self.digests = np.empty(0, dtype=np.int64)
-        self._known: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def _known(self) -> set[str]:
+        """The ids, to look up; an index that is only searched does without."""
+        return set(self.ids)
 
     @abstractmethod
     def add(self, ids: Sequence[str], embeddings: np.ndarray, *, copy: bool = True) -> None:
@@ -69,7 +74,7 @@ class IndexRows(ABC):
         self._remove(np.flatnonzero(is_gone), left)
         self.ids = [self.ids[place] for place in left]
         self.digests = self.digests[left]
-        self._known -= gone
+        self._known.difference_update(gone)
         if self.kept is not None:
             self.kept = self.kept.choose(left)
 
@@ -173,13 +178,12 @@ class IndexRows(ABC):
             files["rows.safetensors"] = lambda path: save_file(arrays, path)
         save_index(self, directory, files, options)
 
-    def _add_ids(self, new: Sequence[str], digests: np.ndarray | None = None) -> None:
+    def _add_ids(self, new: Sequence[str]) -> None:
         """Append ids if all of them are new; otherwise change nothing and raise ValueError."""
         check_ids(new, self._known)
         self._known.update(new)
         self.ids.extend(new)
-        added = np.zeros(len(new), dtype=np.int64) if digests is None else digests
-        self.digests = np.concatenate([self.digests, added])
+        self.digests = np.concatenate([self.digests, np.zeros(len(new), dtype=np.int64)])
 
     def _load_rows(self, saved: SavedIndex) -> dict[str, np.ndarray]:
         """Take over the rows of a saved index; returns the further arrays that it was saved with."""
@@ -188,7 +192,8 @@ class IndexRows(ABC):
         if "kept" in numbers:
             self.kept = KeptRows.open(saved.folder.path(numbers["kept"]))
         rows = load_file(saved.folder.path(numbers["rows"])) if "rows" in numbers else {}
-        self._add_ids(json.loads(saved.folder.path(IDS).read_text(encoding="ascii")), rows.pop("digests", None))
+        self.ids = json.loads(saved.folder.path(IDS).read_text(encoding="ascii"))
+        self.digests = rows.pop("digests", np.zeros(len(self.ids), dtype=np.int64))
         return rows
 
 
