@@ -54,13 +54,14 @@ def main() -> None:
             loss.backward()
             if number >= 2:  # the first calls allocate
                 seconds[name].append(time.process_time() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, value in medians.items():
-        ratios = [own / gcl for own, gcl in zip(seconds[name], seconds["GCL"], strict=True)]
-        print(f"{name}: {value:.2f} CPU s per step, {statistics.median(ratios):.3f} of GCL's")
+    ratios = {
+        name: statistics.median(own / gcl for own, gcl in zip(values, seconds["GCL"], strict=True))
+        for name, values in seconds.items()
+    }
+    for name, values in seconds.items():
+        print(f"{name}: {statistics.median(values):.2f} CPU s per step, {ratios[name]:.3f} of GCL's")
     early = ROW.changes["mask_start_ratio"]
-    whole = early * medians["without masks"] + (1 - early) * medians["with masks"]
-    print(f"{ROW.name}: {whole / medians['GCL']:.3f} of GCL's")
+    print(f"{ROW.name}: {early * ratios['without masks'] + (1 - early) * ratios['with masks']:.3f} of GCL's")
 
 
 if __name__ == "__main__":
