@@ -15,6 +15,7 @@ from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokeni
 
 from conjoin.processing.item_images import array_to_image
 
+_ORIENTATION = 0x0112  # the tag of EXIF
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
 
 
@@ -153,8 +154,12 @@ def item_digest(item: Mapping[str, Any]) -> int:
 
 
 def content_digest(image: Image.Image) -> str:
-    """A fingerprint of a decoded image."""
-    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+    """A fingerprint of a decoded image, with what else says how it is shown: palette, transparency and orientation."""
+    digest = hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes())
+    shown = (image.getpalette(), image.info.get("transparency"), image.getexif().get(_ORIENTATION, 1))
+    if shown != (None, None, 1):
+        digest.update(repr(shown).encode())
+    return digest.hexdigest()
 
 
 def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value
