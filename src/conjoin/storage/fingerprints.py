@@ -114,12 +114,21 @@ def row_digest(row: Mapping[str, Any]) -> int:
 def row_bytes(row: Mapping[str, Any]) -> bytes:
     """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded.
 
-    Of several images, one after the other.
+    Of several images, one after the other. A row of which no item can be made counts as the types of its fields.
     """
+    try:
+        return _readable_bytes(row)
+    except Exception:  # whatever a decoder raises; who encodes the row says what is wrong with it
+        return repr(sorted((name, type(value).__name__) for name, value in row.items())).encode()
+
+
+def _readable_bytes(row: Mapping[str, Any]) -> bytes:
     words = sorted((name, value) for name, value in row.items() if name != "image")
     image = row.get("image")
     if isinstance(image, list):
-        return repr(words).encode("utf-8", "surrogatepass") + b"".join(row_bytes({"image": one}) for one in image)
+        return repr(words).encode("utf-8", "surrogatepass") + b"".join(
+            _readable_bytes({"image": one}) for one in image
+        )
     if isinstance(image, np.ndarray | torch.Tensor):
         image = array_to_image(image)
     if isinstance(image, Image.Image):
