@@ -227,7 +227,7 @@ def test_a_journal_that_is_damaged_is_encoded_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         encode_corpus(interrupted(), tiny_encoder(), tmp_path / "begun", shard_size=5, on_error="skip")
     (journal,) = (tmp_path / "begun").glob("*.jsonl")
-    for damage, content in damages("journal", journal.read_bytes()):
+    for damage, content in dict(damages("journal", journal.read_bytes())).items():
         folder = tmp_path / damage
         shutil.copytree(tmp_path / "begun", folder)
         (folder / journal.name).write_bytes(content)
