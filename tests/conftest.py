@@ -4,6 +4,7 @@ import os
 import string
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,15 @@ from tiny_mllms import save_mllm
 torch.set_num_threads(
     1
 )  # tests run side by side; and the processes they start, with one thread, must agree bit by bit
+
+with suppress(ImportError):  # the tests of properties are skipped without it
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
+    settings.register_profile(
+        "conjoin", derandomize=True, deadline=None, max_examples=40, database=None, suppress_health_check=slow
+    )
+    settings.load_profile("conjoin")
 
 LETTERS = string.ascii_lowercase + string.digits
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

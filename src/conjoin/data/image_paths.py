@@ -54,6 +54,17 @@ def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: st
     return path
 
 
+def path_inside(folder: Path, path: str, name: str) -> Path:
+    """Return `folder / path`, for a path that a row or an archive names.
+
+    Raises:
+        ValueError: It is absolute or goes up; the message starts with `name`.
+    """
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ValueError(f"{name} {path!r} leaves the folder {str(folder)!r}")
+    return folder / path
+
+
 def _is_inside(path: str, folders: tuple[str, ...]) -> bool:
     real = Path(os.path.realpath(path))
     return any(real.is_relative_to(folder) for folder in folders)

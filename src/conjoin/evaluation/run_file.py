@@ -90,8 +90,12 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
 
 def _rows(path: str | os.PathLike[str], widths: tuple[int, ...], layout: str) -> Iterator[tuple[str, list[str]]]:
     """The place, for errors, and the columns of each line that is not blank."""
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
+    with open(path, "rb") as lines:
+        for number, content in enumerate(lines, start=1):
+            try:
+                line = content.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not valid UTF-8 ({error})") from error
             columns = line.split()
             where = f"{path}, line {number}"
             if columns and len(columns) not in widths:

@@ -25,8 +25,8 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type[ProcessorMixin]]] = {
 }
 """The classes of each `model_type` of this package."""
 
-
-_REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
+REMEDY = "save the model again, or remove SHA256SUMS if you changed the file yourself"
+"""What to do about a file that differs from its checksum."""
 
 
 def load_model(
@@ -54,7 +54,7 @@ def load_model(
             f"{str(path)!r} is an ONNX export, which `load_encoder` runs; here the model itself is needed"
         )
     if verify:
-        check_checksums(Path(path), _REMEDY)
+        check_checksums(Path(path), REMEDY)
     kind = model_type(path, revision)
     pinned: dict[str, Any] = {"revision": revision or "main"}
     if kind not in MODELS and trust_remote_code:

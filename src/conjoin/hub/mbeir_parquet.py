@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 
+from conjoin.data.image_paths import path_inside
 from conjoin.data.json_lines import JsonLines
 from conjoin.data.mbeir.layout import (
     MBEIR_DATASETS,
@@ -42,11 +43,18 @@ def write_parquet(rows: Callable[[], Iterator[dict[str, Any]]], features: datase
         rows: Yields the rows; images as a dict with `bytes` and `path`.
         features: The columns; whoever loads the file sees pictures in columns of images.
         file: Where to write.
+
+    Raises:
+        FileNotFoundError: As `rows` raises it.
+        ValueError: As `rows` raises it.
     """
     features = datasets.Features({n: datasets.Image() if n in images(features) else f for n, f in features.items()})
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as cache:
-        table = datasets.Dataset.from_generator(rows, features=features, cache_dir=cache)
+        try:
+            table = datasets.Dataset.from_generator(rows, features=features, cache_dir=cache)
+        except datasets.exceptions.DatasetGenerationError as error:
+            raise error.__cause__ or error from None  # what is wrong with a row
         table.to_parquet(str(file))
         return len(table)
 
@@ -64,6 +72,7 @@ def pack_mbeir(folder: Path, out: Path) -> dict[str, int]:
 
     Raises:
         FileNotFoundError: A file of the layout or an image is missing.
+        ValueError: The path of an image leaves the folder.
     """
     counts = {}
     for split in ("train", "val", "test"):
@@ -87,7 +96,7 @@ def unpack_mbeir(packed: str | Path, out: str | Path) -> Path:
     Raises:
         FileExistsError: `out` is there.
         FileNotFoundError: `packed` lacks a file.
-        ValueError: The path of an image leads out of the folder.
+        ValueError: The path of an image, a pool or a query file leaves the folder.
     """
     packed, out = Path(packed), Path(out)
     if out.exists():
@@ -98,7 +107,7 @@ def unpack_mbeir(packed: str | Path, out: str | Path) -> Path:
         line = {"txt": row["txt"], "img_path": _save(row["img"], out), "modality": row["modality"], "did": row["did"]}
         line["src_content"] = row["src_content"]
         for pool in row["pools"]:
-            files.setdefault(out / f"cand_pool/{pool}.jsonl", []).append(_line(line))
+            files.setdefault(_inside(out, f"cand_pool/{pool}.jsonl"), []).append(_line(line))
     for split in ("train", "val", "test"):
         if (packed / f"queries/{split}.parquet").is_file():
             for row in _rows(packed / f"queries/{split}.parquet"):
@@ -143,7 +152,7 @@ def _id(candidate: Any) -> str:  # noqa: ANN401 - a string, or an object with on
 
 
 def _image(folder: Path, path: str | None) -> dict[str, Any] | None:
-    return None if path is None else {"path": path, "bytes": required(folder / path).read_bytes()}
+    return None if path is None else {"path": path, "bytes": required(_inside(folder, path)).read_bytes()}
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -158,9 +167,7 @@ def _save(image: dict[str, Any] | None, out: Path) -> str | None:
     """Write an image to its path inside `out`."""
     if image is None:
         return None
-    target = out / image["path"]
-    if not target.resolve().is_relative_to(out.resolve()):
-        raise ValueError(f"the path {image['path']!r} of an image leads out of the folder")
+    target = _inside(out, image["path"])
     if not target.exists():
         _made(target).write_bytes(image["bytes"])
     return str(image["path"])
@@ -173,7 +180,7 @@ def _add_query(files: dict[Path, list[str]], out: Path, split: str, row: dict[st
     rest = ("query_modality", "query_src_content", "pos_cand_list", "neg_cand_list")
     line = _line(whole | {name: row[name] for name in rest})
     if split == "train":
-        files.setdefault(out / f"query/train/mbeir_{row['cell']}_train.jsonl", []).append(line)
+        files.setdefault(_inside(out, f"query/train/mbeir_{row['cell']}_train.jsonl"), []).append(line)
         files.setdefault(query_file(out, None, "train"), []).append(line)
         return
     (cell,) = find_cells([row["cell"]])
@@ -184,6 +191,11 @@ def _add_query(files: dict[Path, list[str]], out: Path, split: str, row: dict[st
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False)
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """The file that a row names."""
+    return path_inside(folder, path, "the path")
 
 
 def _made(file: Path) -> Path:

@@ -59,12 +59,18 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
     """
     data, label = _find_image(source, name)
     with _decoding(label):
-        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+        image = data if isinstance(data, Image.Image) else _open(data)
     _check_size(image.size, label)
     with _decoding(label):
         if least_side is not None and image is not data:
             image.draft(None, (least_side, least_side))
         return to_rgb(image)
+
+
+def _open(data: bytes) -> Image.Image:
+    """Read the header of an encoded image, of any format that Pillow decodes itself: PostScript (EPS) is a program."""
+    Image.init()
+    return Image.open(io.BytesIO(data), formats=[name for name in Image.ID if name != "EPS"])
 
 
 @contextmanager
@@ -174,7 +180,7 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
     Raises:
         ValueError: Another shape, type or range; the message starts with `name`.
     """
-    values, places = (array, (2, 0)) if isinstance(array, np.ndarray) else (_to_numpy(array), (0, 2))
+    values, places = (array, (2, 0)) if isinstance(array, np.ndarray) else (_to_numpy(array, name), (0, 2))
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)
     axes = [place for place in places if values.ndim == 3 and values.shape[place] in (1, 3, 4)]
@@ -187,8 +193,11 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
     return Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
 
 
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    values: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
+def _to_numpy(tensor: Tensor, name: str) -> np.ndarray:
+    try:
+        values: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
+    except (TypeError, RuntimeError) as error:  # sparse, or without values
+        raise ValueError(f"{name}: cannot read a tensor of layout {tensor.layout} on {tensor.device}") from error
     return values
 
 

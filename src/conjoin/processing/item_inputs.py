@@ -143,7 +143,7 @@ def item_parts(value: Any, name: str = "item") -> list[str | ImageSource]:  # no
     if isinstance(value, list | tuple):
         return _messages_parts(value, name)
     if isinstance(value, str):
-        return [ImageSource(value) if _names_an_image(value, name) else _check_unicode(value, name)]
+        return [ImageSource(value) if _names_an_image(value, name) else check_unicode(value, name)]
     if isinstance(value, Image.Image | os.PathLike | np.ndarray | Tensor):
         return [ImageSource(value)]
     raise ValueError(f"{name}: {describe(value)} is not an item; expected {_EXPECTED}")
@@ -168,12 +168,17 @@ def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
     Raises:
         ValueError: Not a string, empty, only white space, or not valid Unicode (a lone surrogate).
     """
-    if not _check_unicode(text, name).strip():
+    if not check_unicode(text, name).strip():
         raise ValueError(f"{name}: text is empty or only white space ({text[:20]!r}); leave it out instead")
     return text
 
 
-def _check_unicode(text: Any, name: str) -> str:  # noqa: ANN401
+def check_unicode(text: Any, name: str) -> str:  # noqa: ANN401
+    """Return `text` if it is valid Unicode.
+
+    Raises:
+        ValueError: Not a string, or it holds a lone surrogate.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{name}: text must be a string, got {describe(text)}")
     try:
@@ -236,7 +241,7 @@ def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
         entries = value[key] if isinstance(value[key], list | tuple) else [value[key]]
         for entry in entries:
             if entry is not None:
-                parts.append(ImageSource(entry) if key == "image" else _check_unicode(entry, name))
+                parts.append(ImageSource(entry) if key == "image" else check_unicode(entry, name))
     return parts
 
 
@@ -251,7 +256,7 @@ def _messages_parts(value: Sequence[Any], name: str) -> list[str | ImageSource]:
 def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
     content = message.get("content")
     if isinstance(content, str):
-        return [_check_unicode(content, name)]
+        return [check_unicode(content, name)]
     if not isinstance(content, list | tuple):
         raise ValueError(f"{name}: message content must be a string or a list of parts, got {describe(content)}")
     return [part for entry in content for part in _content_parts(entry, name)]
@@ -259,12 +264,17 @@ def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | ImageSou
 
 def _content_parts(entry: Any, name: str) -> list[str | ImageSource]:  # noqa: ANN401
     if isinstance(entry, str):
-        return [_check_unicode(entry, name)]
+        return [check_unicode(entry, name)]
     kind = entry.get("type") if isinstance(entry, Mapping) else None
     if kind in ("text", "image") and isinstance(entry.get(kind), list):  # as sentence-transformers 6.0 writes several
-        return [part for value in entry[kind] for part in _content_parts({**entry, kind: value}, name)]
+        return [part for value in entry[kind] for part in _typed_parts(kind, {**entry, kind: value}, name)]
+    return _typed_parts(kind, entry, name)
+
+
+def _typed_parts(kind: Any, entry: Any, name: str) -> list[str | ImageSource]:  # noqa: ANN401
+    """Return what a message part of a type holds: one text or one image, or nothing."""
     if kind == "text":
-        return [] if entry.get("text") is None else [_check_unicode(entry["text"], name)]
+        return [] if entry.get("text") is None else [check_unicode(entry["text"], name)]
     if kind == "image":
         is_absent = "image" in entry and entry["image"] is None  # `{"image": None}` in sentence-transformers
         return [] if is_absent else [_content_image(entry, name)]
@@ -280,6 +290,9 @@ def _content_image(entry: Mapping[Any, Any], name: str) -> ImageSource:
     for key in ("image", "url", "path"):
         if entry.get(key) is not None:
             return ImageSource(entry[key])
-    if entry.get("base64") is not None:
-        return ImageSource(decode_base64(entry["base64"].rpartition(",")[2], name))
+    encoded = entry.get("base64")
+    if isinstance(encoded, str):
+        return ImageSource(decode_base64(encoded.rpartition(",")[2], name))
+    if encoded is not None:
+        raise ValueError(f'{name}: "base64" must be a string, got {describe(encoded)}')
     raise ValueError(f'{name}: a message part of type "image" has no "image", "url", "path" or "base64"')

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from .input_types import check_processor_type, concatenated, only_image
 from .item_images import process_image
-from .item_inputs import EMPTY_TEXTS, Item, cut_text, parse_items
+from .item_inputs import EMPTY_TEXTS, Item, check_unicode, cut_text, parse_items
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
 from .sentence_files import SentenceFilesMixin
 
@@ -125,6 +125,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         given = [instruction] * len(parsed) if instruction is None or isinstance(instruction, str) else instruction
         if len(given) != len(parsed):
             raise ValueError(f"{len(given)} instructions for {len(parsed)} items")
+        given = [told and check_unicode(told, name) for told, name in zip(given, names, strict=True)]
         texts = [_join_texts(told, item) for told, item in zip(given, parsed, strict=True)]
         longest = self.tokenizer.model_max_length
         limit = None if truncation in OFF else min(max_length or self.max_text_length or longest, longest)

@@ -11,7 +11,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -194,16 +194,16 @@ class _Parser:
         raise ValueError(f"cannot read the condition {self.text!r} {place}: expected {expected}")
 
     def _either(self) -> Node:
-        node = self._both()
+        parts = [self._both()]
         while self._accept("or"):
-            node = Combination("or", node, self._both())
-        return node
+            parts.append(self._both())
+        return _combined("or", parts)
 
     def _both(self) -> Node:
-        node = self._one()
+        parts = [self._one()]
         while self._accept("and"):
-            node = Combination("and", node, self._one())
-        return node
+            parts.append(self._one())
+        return _combined("and", parts)
 
     def _one(self) -> Node:
         self.depth += 1
@@ -246,11 +246,11 @@ class _Parser:
         if word is None:
             self._fail("a comparison such as '=', '<', 'in', 'like' or 'is null'")
         self._expect("(")
-        node: Node = Comparison(name, "=", self._value())
+        parts: list[Node] = [Comparison(name, "=", self._value())]
         while self._accept(","):
-            node = Combination("or", node, Comparison(name, "=", self._value()))
+            parts.append(Comparison(name, "=", self._value()))
         self._expect(")")
-        return node
+        return _combined("or", parts)
 
     def _value(self) -> str | int | float | bool:
         token = self._next
@@ -262,6 +262,14 @@ class _Parser:
         if token.kind == "text":
             return str(token.value)[1:-1].replace("''", "'")
         return int(token.value) if re.fullmatch(r"[+-]?\d+", token.value) else float(token.value)
+
+
+def _combined(word: str, parts: Sequence[Node]) -> Node:
+    """Combine parts in halves: who evaluates a long chain or list recurses a few levels."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return Combination(word, _combined(word, parts[:half]), _combined(word, parts[half:]))
 
 
 def _compare(text: str, table: pa.Table, node: Comparison) -> Any:  # noqa: ANN401 - pyarrow has no types

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers.utils import cached_file
 
-from conjoin.hub.load import is_own_model, load_model, loading
+from conjoin.hub.load import REMEDY, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.ops import choose_device
 from conjoin.retrieval.encoder import ItemEncoder, model_name
@@ -14,6 +14,7 @@ from conjoin.retrieval.index.base import Index
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
 from conjoin.retrieval.sentence_encoder import load_sentence_transformer
 from conjoin.retrieval.stock_encoder import load_stock_model
+from conjoin.storage import check_checksums
 
 
 def load_encoder(
@@ -102,6 +103,7 @@ def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tu
     has_config = _has_file(path, "config.json", revision)
     if has_config and is_own_model(path, revision):
         return load_model(path, revision=revision)
+    check_checksums(Path(path), REMEDY)
     if _has_file(path, "modules.json", revision):
         return load_sentence_transformer(path, trust_remote_code, revision)
     if Path(path).is_dir() and not has_config:

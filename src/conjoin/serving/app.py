@@ -13,7 +13,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
 from conjoin.serving.html import CLICK, STYLE, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, missing, protect
-from conjoin.serving.limits import Limits, check_length, make_item, read_image
+from conjoin.serving.limits import Limits, check_length, check_results, make_item, read_image
 from conjoin.serving.snippet import python_code
 
 if TYPE_CHECKING:
@@ -71,12 +71,13 @@ class SearchPage:
         """Search; returns the results of each index as HTML, the code, and the query."""
         try:
             query, item, names = self._read(text, files)
+            k = check_results(int(k) if isinstance(k, float) and k.is_integer() else k, self.limits)
             filters = {name: list(values or ()) for name, values in zip(self._choices, chosen, strict=False)}
             where = condition(filters, check_length(where or "", self.limits, "the filter"))
             found, times = [], []
             for searcher in self.searchers:
                 started = time.perf_counter()
-                found.append(searcher.search([item], int(k), where)[0])
+                found.append(searcher.search([item], k, where)[0])
                 times.append(1000 * (time.perf_counter() - started))
         except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
@@ -89,7 +90,7 @@ class SearchPage:
             for place, (hits, spent) in enumerate(zip(found, times, strict=True))
         ]
         codes = [
-            python_code(one.source, one.encoder.name, query.text, names, int(k), where, one.encoder.input_type)
+            python_code(one.source, one.encoder.name, query.text, names, k, where, one.encoder.input_type)
             for one in self.searchers
         ]
         return pages, "\n".join(codes), query._replace(found=found)

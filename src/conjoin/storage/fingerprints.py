@@ -15,6 +15,7 @@ from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokeni
 
 from conjoin.processing.item_images import array_to_image
 
+_ORIENTATION = 0x0112  # the tag of EXIF
 _INCIDENTAL_CONFIG_KEYS = frozenset({"transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"})
 
 
@@ -113,12 +114,21 @@ def row_digest(row: Mapping[str, Any]) -> int:
 def row_bytes(row: Mapping[str, Any]) -> bytes:
     """What a fingerprint hashes of a row: its fields; of an image file, its path, size and time, undecoded.
 
-    Of several images, one after the other.
+    Of several images, one after the other. A row of which no item can be made counts as the types of its fields.
     """
+    try:
+        return _readable_bytes(row)
+    except Exception:  # whatever a decoder raises; who encodes the row says what is wrong with it
+        return repr(sorted((name, type(value).__name__) for name, value in row.items())).encode()
+
+
+def _readable_bytes(row: Mapping[str, Any]) -> bytes:
     words = sorted((name, value) for name, value in row.items() if name != "image")
     image = row.get("image")
     if isinstance(image, list):
-        return repr(words).encode("utf-8", "surrogatepass") + b"".join(row_bytes({"image": one}) for one in image)
+        return repr(words).encode("utf-8", "surrogatepass") + b"".join(
+            _readable_bytes({"image": one}) for one in image
+        )
     if isinstance(image, np.ndarray | torch.Tensor):
         image = array_to_image(image)
     if isinstance(image, Image.Image):
@@ -153,8 +163,12 @@ def item_digest(item: Mapping[str, Any]) -> int:
 
 
 def content_digest(image: Image.Image) -> str:
-    """A fingerprint of a decoded image."""
-    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+    """A fingerprint of a decoded image, with what else says how it is shown: palette, transparency and orientation."""
+    digest = hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes())
+    shown = (image.getpalette(), image.info.get("transparency"), image.getexif().get(_ORIENTATION, 1))
+    if shown != (None, None, 1):
+        digest.update(repr(shown).encode())
+    return digest.hexdigest()
 
 
 def _essential(config: Any) -> Any:  # noqa: ANN401 - any JSON value

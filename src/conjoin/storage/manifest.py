@@ -258,6 +258,8 @@ def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = 
     Raises:
         DamagedError: It is missing, or its size or checksum differs.
     """
+    if not _FILE_NAME.fullmatch(file.file):
+        raise DamagedError(f"{str(folder / MANIFEST)!r} is damaged ({file.file!r} is not a bare file name)")
     path = folder / file.file
     try:
         intact = path.stat().st_size == file.size and (not verify or has_checksum(path, file.sha256))

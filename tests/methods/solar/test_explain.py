@@ -1,5 +1,6 @@
 """What `explain` draws is what the model scores, patch by patch and word by word."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_the_page_is_complete_and_loads_nothing(explained, tmp_path):
     assert f"<s>{explained.words[1]}</s>" in text  # the word that is left out
     picture = Image.open(tmp_path / "out/explanation.png")
     assert picture.width > 5 * 280
+
+
+def test_words_and_names_are_escaped(explained, tmp_path):
+    evil = "</small><script>alert(1)</script>"
+    words = [evil] * len(explained.words)
+    curve = score_histogram([0.3, 0.5], [0.1, 0.2], 0.25, evil)
+    text = render_explanation(
+        dataclasses.replace(explained, words=words), tmp_path, text_threshold=0.0, curves=[curve]
+    ).read_text()
+    assert text.count("&lt;script&gt;") > len(words) and "<script" not in text
 
 
 def test_without_thresholds_only_scores_are_shown(explained, tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from conjoin.data.image_paths import path_inside
 from conjoin.data.json_lines import JsonLines
 from conjoin.data.mbeir.layout import (
     MBEIR_DATASETS,
@@ -249,9 +250,7 @@ def _image(folder: Path, modality: str, path: str | None, name: str) -> str | No
         return None
     if not path:
         raise ValueError(f"{name}: its modality is {modality}, but its image path is empty")
-    if Path(path).is_absolute() or ".." in Path(path).parts:
-        raise ValueError(f"{name}: its image path {path!r} leaves the folder {str(folder)!r}")
-    return str(folder / path)
+    return str(path_inside(folder, path, f"{name}: its image path"))
 
 
 def _field(row: Mapping[str, Any], key: str, name: str) -> Any:  # noqa: ANN401 - any JSON value

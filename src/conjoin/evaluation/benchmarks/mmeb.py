@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conjoin.data.image_paths import path_inside
 from conjoin.data.json_lines import JsonLines
 from conjoin.data.pair_sources import open_table
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
@@ -151,7 +152,7 @@ def _item(text: str | None, image: str | None, images: Path, where: str) -> dict
     words = (text or "").replace(IMAGE_TOKEN, "").strip()
     item = {"text": words} if words else {}
     if image:
-        file = images / image
+        file = path_inside(images, image, f"{where}: its image path")
         if not file.is_file():
             raise FileNotFoundError(f"{where}: no image {str(file)!r}")
         item["image"] = str(file)

@@ -31,7 +31,9 @@ def mask_schedule(
         raise ValueError(f"mask_start_ratio={mask_start_ratio} must lie in [0, mask_warmup_ratio={mask_warmup_ratio}]")
     if progress >= mask_warmup_ratio:
         return 0.0
-    done = max(0.0, progress - mask_start_ratio) / (mask_warmup_ratio - mask_start_ratio)
+    if progress <= mask_start_ratio:
+        return 1.0
+    done = (progress - mask_start_ratio) / (mask_warmup_ratio - mask_start_ratio)
     return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
 
 

@@ -1,0 +1,352 @@
+"""Hostile images, texts, items and requests, made by code: the corpus of `test_hostile_inputs.py`.
+
+Each has a name, its value and what may come of it: `VECTOR` (it is unusual but sound), `ERROR` (it cannot be used), or
+`EITHER` (it depends on the decoder or the model). Nothing else may: no other exception, no hang, no access to the
+network or to other files.
+"""
+
+import base64
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hostile_images import EITHER, ERROR, VECTOR, Hostile, encoded, images, picture
+
+CANARY = "canary-outside"
+"""Part of the name of a file that hostile inputs name and that nobody may open."""
+
+
+TEXTS = {
+    "empty": ("", ERROR),
+    "spaces": ("   ", ERROR),
+    "white space of all kinds": (" \t\r\n\x0b\x0c\x85\u2003\u3000", ERROR),
+    "zero-width space": ("\u200b", EITHER),
+    "NUL": ("a\0b", EITHER),
+    "NUL alone": ("\0", EITHER),
+    "control characters": ("".join(map(chr, range(32))), EITHER),
+    "a lone high surrogate": ("a \ud800 b", ERROR),
+    "a lone low surrogate": ("\udc80", ERROR),
+    "surrogates in the wrong order": ("\udc00\ud800", ERROR),
+    "right to left": ("\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627", EITHER),
+    "overrides of direction": ("\u202eabc\u202c \u2066x\u2069", EITHER),
+    "joined emoji": ("\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466", EITHER),
+    "joiners alone": ("\u200d" * 20, EITHER),
+    "a thousand combining marks": ("e" + "\u0301" * 1000, EITHER),
+    "a byte order mark": ("\ufeffa", EITHER),
+    "non-characters": ("\uffff\ufffe\U0010ffff", EITHER),
+    "private use": ("\ue000\U000f0000", EITHER),
+    "normalisation that grows": ("\ufdfa" * 50, EITHER),
+    "a long word": ("a" * 5000, EITHER),
+    "a million letters": ("a" * 10**6, EITHER),
+    "a million words": ("ab " * 333_333, EITHER),
+    "100,000 emoji": ("\U0001f600" * 10**5, EITHER),
+    "100,000 spaces and a word": (" " * 10**5 + "a", EITHER),
+    "many lines": ("a\n" * 5000, EITHER),
+    "template braces": ("{0} {} {{x}} {noun!r} {a.__class__}", VECTOR),
+    "percent signs": ("%s %d %(x)s %n 100 %", VECTOR),
+    "jinja": ("{{ 7 * 7 }} {% for a in b %} {{ config }}", VECTOR),
+    "shell": ("$(touch x); `id` && rm -rf / | cat ${HOME}", VECTOR),
+    "SQL": ("'; DROP TABLE rows; --", VECTOR),
+    "a CSV formula": ("=HYPERLINK('http://127.0.0.1:9','a')", VECTOR),
+    "a CSV command": ("@SUM(1+1)*cmd|' /C calc'!A0", VECTOR),
+    "CSV quotes": ('a,"b""\r\nc",d', VECTOR),
+    "a script": ("<script>alert(1)</script>", VECTOR),
+    "an image tag": ("<img src=x onerror=alert(1)>", VECTOR),
+    "a closing tag": ("</title></style></textarea>'\"><svg onload=alert(1)>", VECTOR),
+    "an entity": ("&lt;script&gt; &#0; &amp;amp;", VECTOR),
+    "a format of logging": ("%(message)s %s", VECTOR),
+    "an escape of a terminal": ("\x1b[31mred\x1b[0m \x1b]0;title\x07", VECTOR),
+    "JSON": ('{"image": "../a.png"}', VECTOR),
+    "a path": ("/etc/passwd", VECTOR),
+    "a URL": ("http://127.0.0.1:9/a", VECTOR),
+    "a file URL": ("file:///etc/passwd", VECTOR),
+    "a number": ("1e999", VECTOR),
+    "NaN": ("NaN", VECTOR),
+    "null": ("null", VECTOR),
+}
+TOKENS = [
+    "<|image_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "[RET]",
+]
+TOKENS += ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>", "<img>", "</img>"]
+TOKENS += ["<IMG_CONTEXT>", "<video>", "<|startoftext|>", "<image>"]
+
+
+def texts() -> list[Hostile]:
+    """Texts, those of special tokens of tokenizers among them."""
+    found = [Hostile("text", name, *value) for name, value in TEXTS.items()]
+    found += [Hostile("text", f"the token {token}", token, EITHER) for token in TOKENS]
+    found += [Hostile("text", f"the token {token} in words", f"a {token}{token} b", EITHER) for token in TOKENS[:12]]
+    return found
+
+
+def _deep(depth, wrap):
+    value: Any = "a"
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+def _message(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+def items(folder: Path) -> list[Hostile]:
+    """Values that are passed as items; `folder` is theirs, and the file that they may not open lies beside it.
+
+    It holds the files that they name.
+    """
+    good = encoded(picture(), "PNG")
+    (folder / "good.png").write_bytes(good)
+    (folder / "good.txt").write_bytes(good)
+    (folder / "wrong.jpg").write_bytes(good)
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "directory.png").mkdir(exist_ok=True)
+    own = str(folder / "good.png")
+    recursive_list: list[Any] = []
+    recursive_list.append(recursive_list)
+    recursive_dict: dict[str, Any] = {"text": "a"}
+    recursive_dict["image"] = recursive_dict
+    uri = "data:image/png;base64," + base64.b64encode(good).decode()
+    lazy = Image.open(io.BytesIO(encoded(picture(size=(90, 90)), "PNG")[:-900]))
+    closed = Image.open(io.BytesIO(good))
+    closed.close()
+    values: dict[str, tuple[Any, str]] = {
+        "None": (None, ERROR),
+        "a number": (7, ERROR),
+        "NaN": (float("nan"), ERROR),
+        "infinity": (float("inf"), ERROR),
+        "a truth value": (True, ERROR),
+        "bytes": (good, ERROR),
+        "a set": ({"a"}, ERROR),
+        "a function": (len, ERROR),
+        "a class": (dict, ERROR),
+        "an object": (object(), ERROR),
+        "a generator": ((letter for letter in "ab"), ERROR),
+        "an empty list": ([], ERROR),
+        "an empty mapping": ({}, ERROR),
+        "a list of texts": (["a", "b"], ERROR),
+        "a list of lists": ([["a"], ["b"]], ERROR),
+        "a recursive list": (recursive_list, ERROR),
+        "a recursive mapping": (recursive_dict, ERROR),
+        "a list 3,000 deep": (_deep(3000, lambda value: [value]), ERROR),
+        "a mapping 3,000 deep": (_deep(3000, lambda value: {"text": value}), ERROR),
+        "a text 3,000 deep": ({"text": _deep(3000, lambda value: [value])}, ERROR),
+        "an image 3,000 deep": ({"image": _deep(3000, lambda value: [value])}, ERROR),
+        "an image of images": ({"image": _deep(3000, lambda value: {"path": value})}, ERROR),
+        "content 3,000 deep": (_message({"type": "text", "text": _deep(3000, lambda value: [value])}), ERROR),
+        "recursive content": (_message({"type": "text", "text": recursive_list}), ERROR),
+        "recursive images": (_message({"type": "image", "image": recursive_list}), ERROR),
+        "unknown keys": ({"text": "a", "caption": "b", 3: 4}, ERROR),
+        "an unknown key alone": ({"file_name": own}, ERROR),
+        "keys of other types": ({1: 2, None: 3, ("a",): 4}, ERROR),
+        "text None": ({"text": None}, ERROR),
+        "image None": ({"image": None}, ERROR),
+        "both None": ({"text": None, "image": None}, ERROR),
+        "text of a number": ({"text": 5}, ERROR),
+        "text of NaN": ({"text": float("nan")}, ERROR),
+        "text of bytes": ({"text": b"abc"}, ERROR),
+        "text of a mapping": ({"text": {"text": "a"}}, ERROR),
+        "an empty list of texts": ({"text": []}, ERROR),
+        "texts with None": ({"text": [None, "a"]}, VECTOR),
+        "a thousand texts": ({"text": ["a"] * 1000}, EITHER),
+        "image of a number": ({"image": 5}, ERROR),
+        "image of NaN": ({"image": float("nan")}, ERROR),
+        "image of a truth value": ({"image": True}, ERROR),
+        "image of a list of numbers": ({"image": [1, 2]}, ERROR),
+        "image of a nested list": ({"image": [[own]]}, ERROR),
+        "image of an empty text": ({"image": ""}, ERROR),
+        "image of empty bytes": ({"image": b""}, ERROR),
+        "image of a bytearray": ({"image": bytearray(good)}, EITHER),
+        "image of a memory view": ({"image": memoryview(good)}, EITHER),
+        "bytes that are a text": ({"image": {"bytes": "abc", "path": None}}, ERROR),
+        "bytes that are a number": ({"image": {"bytes": 5}}, ERROR),
+        "a path that is a number": ({"image": {"path": 5}}, ERROR),
+        "neither bytes nor path": ({"image": {"bytes": None, "path": None}}, ERROR),
+        "bytes and a path that is not there": ({"image": {"bytes": good, "path": "/not/there.png"}}, VECTOR),
+        "a picture that is cut": ({"image": lazy}, ERROR),
+        "a picture that is closed": ({"image": closed}, ERROR),
+        "a picture of no pixels": ({"image": Image.new("RGB", (0, 5))}, ERROR),
+        "an array of texts": ({"image": np.array([["a"]])}, ERROR),
+        "an array of objects": ({"image": np.array([[None]])}, ERROR),
+        "an array of NaN": ({"image": np.full((4, 4, 3), np.nan)}, ERROR),
+        "an array without a shape": ({"image": np.array(5)}, ERROR),
+        "an array of no pixels": ({"image": np.zeros((0, 4, 3), np.uint8)}, ERROR),
+        "an array of 5 channels": ({"image": np.zeros((6, 6, 5), np.uint8)}, ERROR),
+        "an array of large integers": ({"image": np.full((4, 4, 3), 2**40)}, ERROR),
+        "an array of complex numbers": ({"image": np.zeros((4, 4), complex)}, ERROR),
+        "an array of truth values": ({"image": np.ones((4, 4), bool)}, ERROR),
+        "a tensor of NaN": ({"image": torch.full((3, 4, 4), torch.nan)}, ERROR),
+        "a sparse tensor": ({"image": torch.zeros(3, 4, 4).to_sparse()}, ERROR),
+        "a meta tensor": ({"image": torch.zeros(3, 4, 4, device="meta")}, ERROR),
+        "a tensor of integers": ({"image": torch.zeros(3, 4, 4, dtype=torch.int64)}, ERROR),
+        "a wrong ending": ({"image": str(folder / "wrong.jpg")}, VECTOR),
+        "an ending of a text": ({"image": str(folder / "good.txt")}, VECTOR),
+        "an empty file": ({"image": str(folder / "empty.png")}, ERROR),
+        "a directory": (str(folder / "directory.png"), ERROR),
+        "a directory as image": ({"image": str(folder)}, ERROR),
+        "a file that is not there": ("not-there.png", ERROR),
+        "a file that is not there, as image": ({"image": "not/there.png"}, ERROR),
+        "a name with NUL": ({"image": "a\0.png"}, ERROR),
+        "a bare name with NUL": ("a\0.png", ERROR),
+        "a name with a surrogate": ({"image": "\ud800.png"}, ERROR),
+        "a bare name with a surrogate": ("\ud800.png", ERROR),
+        "a very long name": ({"image": "a" * 10_000 + ".png"}, ERROR),
+        "a device": ({"image": "/dev/zero"}, ERROR),
+        "a process": ({"image": "/proc/self/mem"}, ERROR),
+        "a home": ({"image": "~/good.png"}, ERROR),
+        "a variable": ({"image": "$HOME/good.png"}, ERROR),
+        "a file URL": ({"image": "file:///etc/passwd"}, ERROR),
+        "a URL": ({"image": "http://127.0.0.1:9/a.png"}, ERROR),
+        "a bare URL": ("http://127.0.0.1:9/a.png", ERROR),
+        "a URL of metadata": ({"image": "http://169.254.169.254/latest/meta-data/a.png"}, ERROR),
+        "a URL in capitals": ({"image": "HTTPS://EXAMPLE.ORG/A.PNG"}, ERROR),
+        "a URL with a password": ({"image": "https://user:secret@example.org/a.png"}, ERROR),
+        "a URL of FTP": ({"image": "ftp://example.org/a.png"}, ERROR),
+        "a URL of S3": ({"image": "s3://bucket/a.png"}, ERROR),
+        "a URL of gopher": ({"image": "gopher://127.0.0.1:9/_a.png"}, ERROR),
+        "a URL without scheme": ({"image": "//example.org/a.png"}, ERROR),
+        "a share": ({"image": "\\\\example.org\\a.png"}, ERROR),
+        "a data URI": ({"image": uri}, VECTOR),
+        "a bare data URI": (uri, VECTOR),
+        "a data URI of nothing": ({"image": "data:image/png;base64,"}, ERROR),
+        "a data URI without comma": ({"image": "data:image/png;base64"}, ERROR),
+        "a data URI that is no base64": ({"image": "data:image/png;base64,%%%"}, ERROR),
+        "a data URI beyond ASCII": ({"image": "data:image/png;base64,\u00e9\u00e9"}, ERROR),
+        "a data URI of HTML": ({"image": "data:text/html;base64,PGI+"}, ERROR),
+        "a data URI of SVG": ({"image": "data:image/svg+xml;base64,PHN2Zy8+"}, ERROR),
+        "a video": ("clip.mp4", ERROR),
+        "a video as part": (_message({"type": "video", "video": "clip.mp4"}), ERROR),
+        "a role alone": ({"role": "user"}, ERROR),
+        "content of a number": ({"role": "user", "content": 5}, ERROR),
+        "content None": ({"role": "user", "content": None}, ERROR),
+        "empty content": ({"role": "user", "content": []}, ERROR),
+        "content of an empty text": ({"role": "user", "content": ""}, ERROR),
+        "a part that is a number": (_message(5), ERROR),
+        "a part without type": (_message({"text": "a"}), ERROR),
+        "a part of an unknown type": (_message({"type": "audio", "audio": "a"}), ERROR),
+        "a type that is a list": (_message({"type": ["text"], "text": "a"}), ERROR),
+        "a part of text None": (_message({"type": "text", "text": None}), ERROR),
+        "a part of text 5": (_message({"type": "text", "text": 5}), ERROR),
+        "an image part without image": (_message({"type": "image"}), ERROR),
+        "an image URL that is missing": (_message({"type": "image_url"}), ERROR),
+        "an image URL that is a number": (_message({"type": "image_url", "image_url": 5}), ERROR),
+        "an image URL of a list": (_message({"type": "image_url", "image_url": {"url": [own]}}), ERROR),
+        "base64 that is a number": (_message({"type": "image", "base64": 5}), ERROR),
+        "base64 that is bytes": (_message({"type": "image", "base64": b"abc"}), ERROR),
+        "base64 that is none": (_message({"type": "image", "base64": "%"}), ERROR),
+        "a message among texts": ([_message("a"), "b"], ERROR),
+        "a system message alone": ([{"role": "system", "content": "a"}], EITHER),
+        "a role of its own": ([{"role": {"a": 1}, "content": "a"}], EITHER),
+        "a role that is a list": ([{"role": ["system"], "content": "a"}], EITHER),
+        "a thousand messages": ([_message("a")] * 1000, EITHER),
+        "a thousand parts": (_message(*["a"] * 1000), EITHER),
+        "two hundred images": ({"image": [own] * 200}, EITHER),
+        "placeholders without images": ({"text": "<image>" * 9}, EITHER),
+        "placeholders with an image": ({"text": "<image>" * 9, "image": own}, EITHER),
+        "a mapping that lies": (_Liar(), ERROR),
+    }
+    return [Hostile("item", name, *value) for name, value in values.items()]
+
+
+class _Liar(dict):
+    """A mapping that has a key and yet has not."""
+
+    def __contains__(self, key):
+        return True
+
+
+def outside_paths(folder: Path) -> list[Hostile]:
+    """Names of a file outside of `folder`, as a table, an archive or a request may hold them."""
+    outside = folder.parent / f"{CANARY}.png"
+    outside.write_bytes(encoded(picture(), "PNG"))
+    (folder / "link.png").unlink(missing_ok=True)
+    (folder / "link.png").symlink_to(outside)
+    (folder / "inner").mkdir(exist_ok=True)
+    names = {
+        "up": f"../{CANARY}.png",
+        "down and up": f"inner/../../{CANARY}.png",
+        "absolute": str(outside),
+        "absolute with dots": str(folder / ".." / f"{CANARY}.png"),
+        "doubled slashes": f"..//{CANARY}.png",
+        "a dot between": f"./.././{CANARY}.png",
+        "a link": "link.png",
+        "a link with dots": "inner/../link.png",
+        "a file URL": outside.as_uri(),
+        "percent signs": f"%2e%2e/{CANARY}.png",
+        "backslashes": f"..\\{CANARY}.png",
+    }
+    return [Hostile("path", name, value, ERROR) for name, value in names.items()]
+
+
+def requests() -> list[Hostile]:
+    """Bodies of HTTP requests to `/embed` and `/search`, as bytes: whatever is no list of items."""
+    bodies: dict[str, bytes] = {
+        "nothing": b"",
+        "no JSON": b"{",
+        "JSON with a tail": b'{"items": ["a"]}}',
+        "a form": b"items=a&items=b",
+        "bytes that are not UTF-8": b'{"items": ["\xff\xfe"]}',
+        "UTF-16": '{"items": ["a"]}'.encode("utf-16"),
+        "a byte order mark": b'\xef\xbb\xbf{"items": ["a"]}',
+        "NUL": b"\0",
+        "a list": b'["a"]',
+        "a text": b'"a"',
+        "null": b"null",
+        "100,000 brackets": b"[" * 100_000,
+        "deep items": b'{"items": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        "a deep item": b'{"items": [{"text": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}]}",
+        "a key with a surrogate": b'{"items": ["a"], "\\ud800": 1}',
+        "an instruction with a surrogate": b'{"items": ["a"], "instruction": "\\ud800"}',
+        "an item with a surrogate": b'{"items": ["\\ud800"]}',
+        "a key of an item with a surrogate": b'{"items": [{"\\ud800": "a"}]}',
+        "an image with a surrogate": b'{"items": [{"image": "\\ud800"}]}',
+        "NaN": b'{"items": [NaN]}',
+        "infinity": b'{"items": [Infinity]}',
+        "a huge number": b'{"items": [' + b"9" * 5000 + b"]}",
+        "a huge k": b'{"items": ["a"], "k": ' + b"9" * 400 + b"}",
+        "k of a fraction": b'{"items": ["a"], "k": 1.5}',
+        "k of a text": b'{"items": ["a"], "k": "x"}',
+        "k of NaN": b'{"items": ["a"], "k": NaN}',
+        "k null": b'{"items": ["a"], "k": null}',
+        "a negative k": b'{"items": ["a"], "k": -1}',
+        "an instruction that is a list": b'{"items": ["a"], "instruction": ["a"]}',
+        "where of a number": b'{"items": ["a"], "where": 5}',
+        "where of SQL": b'{"items": ["a"], "where": "1=1; DROP TABLE rows"}',
+        "where of Python": b'{"items": ["a"], "where": "__import__(\'os\').system(\'true\')"}',
+        "where with NUL": b'{"items": ["a"], "where": "\\u0000"}',
+        "where with a surrogate": b'{"items": ["a"], "where": "text = \'\\ud800\'"}',
+        "where of a surrogate": b'{"items": ["a"], "where": "\\ud800"}',
+        "where of brackets": b'{"items": ["a"], "where": "' + b"(" * 150 + b'"}',
+        "where of negations": b'{"items": ["a"], "where": "' + b"not " * 45 + b'x"}',
+        "where of a huge number": b'{"items": ["a"], "where": "price < ' + b"9" * 150 + b'"}',
+        "where of another type": b'{"items": ["a"], "where": "price = \'a\'"}',
+        "an image of a list of lists": b'{"items": [{"image": [["a"]]}]}',
+        "an image of an object": b'{"items": [{"image": {"path": "/etc/passwd"}}]}',
+        "a message": json.dumps({"items": [{"role": "user", "content": "a"}]}).encode(),
+        "keys twice": b'{"items": ["a"], "items": 5}',
+    }
+    return [Hostile("request", name, body, EITHER) for name, body in bodies.items()]
+
+
+def corpus(folder: Path) -> list[Hostile]:
+    """All of it."""
+    return [*images(), *texts(), *items(folder), *outside_paths(folder), *requests()]
+
+
+def summary(folder: Path) -> str:
+    """How many inputs there are of each kind."""
+    counts = Counter(hostile.kind for hostile in corpus(folder))
+    kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(counts.items()))
+    return f"{sum(counts.values())} hostile inputs: {kinds}"

@@ -1,0 +1,101 @@
+"""What holds of every mask: its range, a token in every row, and the same masks for the same rows in any order."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, strategies as st
+
+from conjoin.methods.solar.masking.evolutionary import SCHEDULES, evolutionary_mask, mask_schedule
+from conjoin.methods.solar.masking.segments import segment_patches
+from conjoin.methods.solar.masking.threshold import qda_threshold
+from conjoin.methods.solar.masking.windows import Modality, window_scores
+
+SEEDS = st.integers(0, 99)
+SHARES = st.floats(0, 1)
+
+
+@given(st.integers(1, 5), st.integers(1, 7), st.floats(-1.5, 1.5), SHARES, SEEDS)
+def test_the_evolutionary_mask(rows, tokens, threshold, rho, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-2, 3, (rows, tokens), generator=generator) / 2  # with ties
+    exists = torch.rand(rows, tokens, generator=generator) < 0.6
+    exists[:, 0] |= ~exists.any(1)
+    mask = evolutionary_mask(scores, exists, threshold, rho)
+    assert ((mask == 1) | (mask == torch.tensor(rho, dtype=mask.dtype))).all()
+    hard = evolutionary_mask(scores, exists, threshold, 0.0)
+    assert ((hard > 0) & exists).any(1).all()  # a token that exists in every row
+    torch.testing.assert_close(mask, rho + (1 - rho) * hard)
+    order = torch.randperm(rows, generator=generator)
+    torch.testing.assert_close(evolutionary_mask(scores[order], exists[order], threshold, rho), mask[order])
+    above = evolutionary_mask(scores, exists, threshold - 0.5, 0.0)
+    kept = hard.bool() & (scores > threshold)
+    assert above.bool()[kept].all()  # a lower threshold keeps more
+
+
+@given(st.sampled_from(SCHEDULES), SHARES, SHARES, st.lists(SHARES, min_size=2, max_size=5).map(sorted))
+def test_the_schedule_falls_from_one_to_zero(schedule, start, end, points):
+    start, end = sorted((start, end))
+    values = [mask_schedule(point, schedule, end, start) for point in points]
+    assert all(0 <= value <= 1 for value in values)
+    assert values == sorted(values, reverse=True)
+    assert mask_schedule(1.0, schedule, end, start) == 0
+    assert mask_schedule(0.0, schedule, end, start) == (0 if end == 0 else 1)
+
+
+MEANS, DEVIATIONS = st.floats(-2, 2), st.floats(0, 2)
+
+
+@given(MEANS, DEVIATIONS, MEANS, DEVIATIONS)
+def test_the_threshold_lies_between_the_means(high, high_std, low, low_std):
+    found = qda_threshold(high, high_std, low, low_std)
+    threshold = float(found.threshold)
+    assert min(high, low) - 1e-9 <= threshold <= max(high, low) + 1e-9
+    if found.fallback:
+        assert threshold == pytest.approx((high + low) / 2)
+    elif min(high_std, low_std) > 1e-3 and high - low > 1e-3:
+
+        def log_density(mean, deviation):
+            return -(((threshold - mean) / deviation) ** 2) / 2 - math.log(deviation)
+
+        # compare within the rounding of the larger exponent
+        densities = log_density(high, high_std), log_density(low, low_std)
+        assert densities[0] == pytest.approx(densities[1], rel=1e-6, abs=1e-6)
+
+
+def mean_of_tokens(tokens, weights):
+    return (tokens * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+
+
+@given(st.integers(2, 5), st.integers(1, 5), st.integers(1, 5), SEEDS)
+def test_window_scores(rows, side, words, seed):
+    generator = torch.Generator().manual_seed(seed)
+    patches, texts = (
+        torch.randn(rows, side**2, 6, generator=generator),
+        torch.randn(rows, words, 6, generator=generator),
+    )
+    exists = torch.arange(words) < torch.randint(1, words + 1, (rows, 1), generator=generator)
+    images = Modality(patches, torch.ones(rows, side**2, dtype=torch.bool), patches.mean(1))
+    sentences = Modality(texts, exists, mean_of_tokens(texts, exists.float()))
+    found = window_scores(mean_of_tokens, images, sentences)
+    order = torch.randperm(rows, generator=generator)
+    moved = window_scores(mean_of_tokens, *(Modality(*(part[order] for part in each)) for each in (images, sentences)))
+    for local, other in zip(found, moved, strict=True):
+        assert (local.scores.abs() <= 2).all()  # a cosine less a mean of cosines
+        torch.testing.assert_close(other.scores, local.scores[order], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(other.positive.mean, local.positive.mean, rtol=1e-4, atol=1e-5)
+    assert (found[1].scores[~exists] == 0).all()
+
+
+@given(st.integers(1, 3), st.integers(1, 8), SEEDS)
+def test_segments_are_numbered_without_gaps(images, patches, seed):
+    pytest.importorskip("scipy")
+    features = F.normalize(torch.randn(images, patches, 3, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    labels = segment_patches(features)
+    for row in labels.tolist():
+        assert sorted(set(row)) == list(range(max(row) + 1))
+    assert torch.equal(segment_patches(features.flip(0)), labels.flip(0))

@@ -1,0 +1,72 @@
+"""A digest of a row changes exactly where its content does."""
+
+import io
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, strategies as st
+
+from conjoin.storage import content_digest, item_digest, row_digest
+
+DATA = st.binary(min_size=1, max_size=6)
+PATHS = st.sampled_from(["a.png", "b/a.png", "https://example.org/a.png"])
+ONE_IMAGE = DATA | PATHS | st.builds(lambda data: {"bytes": data, "path": None}, DATA)
+WORDS = st.text(st.sampled_from("ab'\"\\\n\0 é\udc80"), max_size=4)
+ROWS = st.fixed_dictionaries(
+    {}, optional={"text": WORDS, "image": ONE_IMAGE | st.lists(ONE_IMAGE, max_size=3), "kept": st.integers(0, 2)}
+)
+
+
+def content(row):
+    """What a row holds, however it is written."""
+    images = row.get("image", [])
+    images = images if isinstance(images, list) else [images]
+    bytes_or_path = [image["bytes"] if isinstance(image, dict) else image for image in images]
+    return row.get("text"), row.get("kept"), bytes_or_path
+
+
+@given(ROWS, ROWS)
+def test_of_items(first, second):
+    assert (item_digest(first) == item_digest(second)) == (content(first) == content(second))
+    assert item_digest(dict(reversed(first.items()))) == item_digest(first) > 0
+
+
+@given(ROWS, ROWS)
+def test_of_rows(first, second):
+    same = content(first) == content(second)
+    assert (
+        not same
+        or isinstance(first.get("image"), list) != isinstance(second.get("image"), list)
+        or (row_digest(first) == row_digest(second))
+    )
+    assert same or row_digest(first) != row_digest(second)
+
+
+PIXELS = st.binary(min_size=4, max_size=4)
+PALETTES = st.lists(st.integers(0, 3), min_size=12, max_size=12)
+
+
+def palette_image(pixels, palette, transparency, orientation):
+    image = Image.frombytes("P", (2, 2), bytes(value % 4 for value in pixels))
+    image.putpalette(palette)
+    if transparency is not None:
+        image.info["transparency"] = transparency
+    if orientation is not None:
+        image.getexif()[0x0112] = orientation
+    return image
+
+
+PICTURES = st.tuples(PIXELS, PALETTES, st.none() | st.integers(0, 3), st.none() | st.integers(2, 8))
+
+
+@given(PICTURES, PICTURES)
+def test_of_pictures_with_palettes(first, second):
+    one, other = palette_image(*first), palette_image(*second)
+    reduced = [(bytes(value % 4 for value in pixels), *rest) for pixels, *rest in (first, second)]
+    assert (content_digest(one) == content_digest(other)) == (reduced[0] == reduced[1])
+    stream = io.BytesIO()
+    one.convert("RGB").save(stream, "png")
+    assert content_digest(Image.open(stream)) == content_digest(one.convert("RGB"))

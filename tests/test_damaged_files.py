@@ -1,0 +1,235 @@
+"""A flipped bit or a cut in a file that the package writes: loading names the file, or reads the same content.
+
+The exceptions are texts for people and other programs, which have no checksum: `results.json`, run files and qrels. In
+these, a flip that leaves a valid file (another digit) is not noticed; any other is a `ValueError` that names the file.
+"""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.evaluation.results import Results, Table
+from conjoin.evaluation.run_file import read_qrels, read_run, write_qrels, write_run
+from conjoin.hub import export, load_model
+from conjoin.retrieval import EmbeddingStore, build_index, encode_corpus, load_index, update_store
+from conjoin.retrieval.load import load_encoder
+from conjoin.retrieval.mining.negatives import load_mined, write_mined
+from conjoin.storage import FolderKind, RowShards, replace_folder, write_checksums
+from conjoin.training.features import FEATURES, CachedFeatures
+from conjoin.training.run_folder import check_checkpoint, publish
+from tiny_encoder import tiny_encoder, tiny_rows
+
+MODEL = Path(__file__).parent / "fixtures/joint_encoder"
+FLIPS = 6
+"""Bits flipped in each file."""
+
+
+class Rows(RowShards):
+    """A cache of rows, as teachers and query candidates are cached."""
+
+    stored = FolderKind("cache", 1, "make it", is_cache=True)
+
+    def __getitem__(self, index):
+        file, place = self.find(index)
+        return {"state": file.get_slice("state")[place]}
+
+
+def rows_with_a_gap():
+    rows = [row | {"kept": {"n": place}} for place, row in enumerate(tiny_rows(12))]
+    return [*rows, {"id": "gap", "image": b"no picture"}]
+
+
+def read_store(folder):
+    store = EmbeddingStore(folder)
+    parts = [(ids, vectors.tolist()) for ids, vectors in store]
+    digests = [(store.digests(number).tolist(), store.contents(number).tolist()) for number in range(store.shards)]
+    return parts, digests, [table.to_pylist() for table in store.kept], store.left_out, store.dtype, len(store)
+
+
+def make_store(folder):
+    encode_corpus(rows_with_a_gap(), tiny_encoder(), folder, shard_size=5, on_error="skip")
+
+
+def make_updated(folder):
+    make_store(folder)
+    update_store(rows_with_a_gap()[3:], tiny_encoder(), folder, sync=True, on_error="skip")
+
+
+def make_index(kind):
+    def make(folder):
+        store = folder.parent / f"store-{kind}"
+        make_store(store)
+        build_index(store, kind, recall_queries=0).save(folder)
+
+    return make
+
+
+def read_index(folder):
+    index = load_index(folder)
+    found = index.search(np.eye(8, dtype=np.float32), 4)
+    return index.ids, index.rows(index.ids), found.ids, found.scores.tolist(), index.model
+
+
+def make_mined(folder):
+    folder.mkdir()
+    found = [[{"miner": "m", "rank": 1, "score": 0.5}]]
+    write_mined(
+        folder / "negatives.parquet", [[{"id": f"a{n}", "negatives": ["b"], "found_by": found}] for n in (1, 2)]
+    )
+
+
+def read_mined(folder):
+    mined = load_mined(folder)
+    return dict(mined), [mined.findings(anchor) for anchor in mined]
+
+
+def make_rows(folder):
+    def tensors(rows):
+        return {"names": torch.tensor([*rows]), "state": torch.tensor([[row, 2.0] for row in rows])}
+
+    Rows.make(folder, 7, 3, {"data": "x"}, tensors, show_progress=False)
+
+
+def read_rows(folder):
+    rows = Rows(folder)
+    return [(rows.name(place), rows[place]["state"].tolist()) for place in range(len(rows))], rows.key
+
+
+def make_features(folder):
+    from safetensors.torch import save
+
+    tensors = {"ids": torch.arange(3), "image_features": torch.rand(1, 3, 2), "text_rows": torch.arange(3)[:, None]}
+    replace_folder(
+        folder, FEATURES, {"data": "x"}, {"features.safetensors": lambda path: path.write_bytes(save(tensors))}
+    )
+
+
+def read_features(folder):
+    return {name: tensor.tolist() for name, tensor in CachedFeatures(folder).tensors.items()}
+
+
+def make_model(folder):
+    export(*load_model(MODEL), folder)
+
+
+def read_model(folder):
+    model, processor = load_model(folder)
+    return [tensor.sum().item() for tensor in model.state_dict().values()], model.config.to_dict(), repr(processor)
+
+
+def make_stock(folder):
+    """A checkpoint of an ordinary architecture, with checksums as `conjoin export --stock` writes them."""
+    from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTModel(ViTConfig(image_size=16, patch_size=8, **sizes)).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    write_checksums(folder, sorted(path.name for path in folder.iterdir()))
+
+
+def make_checkpoint(folder):
+    unfinished = folder.parent / ".unfinished"
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "shards/rng_state_0.pth"):
+        (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+        (unfinished / name).write_bytes(random.Random(name).randbytes(300))
+    publish(unfinished, folder)
+
+
+def make_texts(folder):
+    folder.mkdir()
+    Results("title", "summary", 0, tables=[Table("t", ["a"], [["x"], [0.5]])]).save(folder / "results.json")
+    write_run(folder / "run.txt", {"q1": [("a", 0.5), ("b", 0.25)], "q2": [("b", 1.0)]}, "tag")
+    write_qrels(folder / "qrels.txt", {"q1": {"a": 1}, "q2": {"b": 2}})
+
+
+def read_texts(folder):
+    return Results.load(folder / "results.json"), read_run(folder / "run.txt"), read_qrels(folder / "qrels.txt")
+
+
+KINDS = {
+    "a store": (make_store, read_store),
+    "an updated store": (make_updated, read_store),
+    "an exact index": (make_index("exact"), read_index),
+    "a FAISS index": (make_index("flat"), read_index),
+    "a graph of FAISS": (make_index("hnsw"), read_index),
+    "mined negatives": (make_mined, read_mined),
+    "a cache of rows": (make_rows, read_rows),
+    "a cache of features": (make_features, read_features),
+    "a model": (make_model, read_model),
+    "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint),
+    "a checkpoint of training": (make_checkpoint, check_checkpoint),
+    "texts": (make_texts, read_texts),
+}
+NO_CHECKSUM = {"texts"}
+
+
+def damages(name, content):
+    """A file's content with a flipped bit at seeded places, and cut."""
+    rng = random.Random(name.partition("-")[0])
+    for _ in range(FLIPS):
+        place, bit = rng.randrange(len(content)), rng.randrange(8)
+        yield f"bit {bit} of byte {place}", content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+    for end in (0, 1, len(content) // 2, len(content) - 1):
+        yield f"cut at {end}", content[:end]
+
+
+def checked_files(folder):
+    """The files that `folder` is loaded from, less code and pages for people."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
+    sums = folder / "SHA256SUMS"
+    listed = sums.read_text() if sums.is_file() else ""
+    return [
+        path for path in files if not listed or path == sums or f"  {path.relative_to(folder).as_posix()}\n" in listed
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named_or_harmless(kind, tmp_path):
+    if "FAISS" in kind:
+        pytest.importorskip("faiss")
+    make, read = KINDS[kind]
+    folder = tmp_path / "made"
+    make(folder)
+    whole = read(folder)
+    wrong, noticed, files = [], 0, checked_files(folder)
+    for path in files:
+        content = path.read_bytes()
+        for damage, damaged in damages(path.name, content):
+            path.write_bytes(damaged)
+            try:
+                is_harmless = read(folder) == whole or kind in NO_CHECKSUM
+                if not is_harmless:
+                    wrong.append(f"{path.name}, {damage}: not noticed")
+            except (ValueError, FileNotFoundError) as error:
+                noticed += 1
+                if path.name not in str(error):
+                    wrong.append(f"{path.name}, {damage}: not named by {str(error)[:160]!r}")
+            except Exception as error:
+                wrong.append(f"{path.name}, {damage}: {type(error).__name__} {str(error)[:160]}")
+        path.write_bytes(content)
+    assert read(folder) == whole
+    assert not wrong, "\n".join(wrong)
+    assert noticed >= (3 if kind in NO_CHECKSUM else 8) * len(files)  # of ten
+
+
+def test_a_journal_that_is_damaged_is_encoded_again(tmp_path):
+    """The records before the damage count; the store ends with the same bytes."""
+
+    def interrupted():
+        yield from rows_with_a_gap()[:11]
+        raise KeyboardInterrupt
+
+    make_store(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(interrupted(), tiny_encoder(), tmp_path / "begun", shard_size=5, on_error="skip")
+    (journal,) = (tmp_path / "begun").glob("*.jsonl")
+    for damage, content in dict(damages("journal", journal.read_bytes())).items():
+        folder = tmp_path / damage
+        shutil.copytree(tmp_path / "begun", folder)
+        (folder / journal.name).write_bytes(content)
+        make_store(folder)
+        assert read_store(folder) == read_store(tmp_path / "whole"), damage

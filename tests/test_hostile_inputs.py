@@ -1,0 +1,285 @@
+"""Hostile inputs through processors, models, `encode`, the endpoint and the app: a vector, or an error that says why.
+
+`summary` of `hostile.py` counts the inputs.
+"""
+
+import base64
+import json
+import re
+import signal
+import sys
+import warnings
+from collections import Counter
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.data import load_pairs
+from conjoin.evaluation.report.search_page import write_search_page
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing.item_urls import ALLOW_URLS
+from conjoin.retrieval import ItemEncoder, build_index, encode_corpus
+from conjoin.serving import Limits
+from conjoin.serving.app import SearchPage
+from conjoin.serving.searcher import Searcher
+from hostile import CANARY, TEXTS, corpus, images, items, outside_paths, requests, summary, texts
+from hostile_images import EITHER, ERROR, Hostile
+
+SECONDS = 20
+"""More than any input may take, on a busy machine."""
+_watched: list[str] = []
+
+
+def _note(event, arguments):
+    """Note what is opened, outside of the folder of the items, and what is connected to."""
+    opened = event == "open" and CANARY in str(arguments[0])
+    if _watched and (opened or event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system")):
+        _watched.append(f"{event} {str(arguments)[:100]}")
+
+
+sys.addaudithook(_note)
+
+
+@contextmanager
+def guarded(name):
+    """Fail if the block takes too long, opens the file that it must not, or reaches for the network."""
+
+    def stop(*unused):
+        raise TimeoutError(f"{name} takes over {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    _watched.append("watching")
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        found = _watched[1:]
+        _watched.clear()
+    assert not found, f"{name}: {found}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of the items; the file that nobody may open lies beside it."""
+    folder = tmp_path_factory.mktemp("hostile") / "own"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def surroundings(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(ALLOW_URLS, raising=False)
+
+
+@pytest.fixture(scope="module")
+def encoders(tiny_checkpoints, mllm_checkpoints):
+    """A joint encoder and an MLLM retriever, with their processors."""
+    torch.manual_seed(0)
+    towers = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    joint = JointEncoderModel.from_backbones(*towers, hidden_size=24, num_attention_heads=2, num_vl_layers=2)
+    mllm, _ = mllm_checkpoints("qwen2_vl")
+    return {
+        "joint encoder": ItemEncoder(joint, ImageTextProcessor.from_backbones(*towers)),
+        "MLLM": ItemEncoder(MllmRetrieverModel.from_mllm(mllm, 2), MllmRetrieverProcessor.from_mllm(mllm)),
+    }
+
+
+def are_unit(vectors):
+    return bool(np.isfinite(vectors).all() and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3))
+
+
+def judge(hostile, came):
+    """What is wrong with what came of an input; None if that is allowed."""
+    return None if came in ("vector", "error") and hostile.allowed in (came, EITHER) else f"{hostile} -> {came}"
+
+
+def check(hostiles, run):
+    """Run each; `run` returns "vector", "error", or what is wrong."""
+    found = []
+    for hostile in hostiles:
+        try:
+            with guarded(hostile), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow tells of damaged metadata
+                came = run(hostile)
+        except Exception as error:
+            came = f"{type(error).__name__}: {str(error)[:200]}"
+        found.append(judge(hostile, came))
+    wrong = list(filter(None, found))
+    assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
+
+
+def test_there_are_hundreds(folder):
+    names = Counter(map(str, corpus(folder)))
+    assert len(names) >= 200 and set(names.values()) == {1}, summary(folder)
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "item"])
+@pytest.mark.parametrize("name", ["joint encoder", "MLLM"])
+def test_processors_and_models(name, kind, encoders, folder):
+    encoder = encoders[name]
+
+    def run(hostile):
+        item = hostile.value if kind == "item" else {kind: hostile.value}
+        try:
+            vectors = encoder.encode([item], ["it"])
+        except (ValueError, FileNotFoundError) as error:
+            return "error" if "item 'it'" in str(error) else f"an error without the name: {error}"
+        return "vector" if are_unit(vectors) else "no unit vector"
+
+    check({"image": images, "text": texts, "item": lambda: items(folder)}[kind](), run)
+
+
+def rows_of(folder):
+    """A row for each input, with its name as the id."""
+    rows = []
+    for hostile in [*images(), *texts(), *items(folder)]:
+        value, row = hostile.value, {}
+        if hostile.kind != "item":
+            row = {hostile.kind: value}
+        elif type(value) is dict and value and set(value) <= {"text", "image"}:
+            row = value
+        elif value is not None:
+            row = {"image": value}  # anything may stand in a column
+        if any(part is not None for part in row.values()):
+            rows.append((hostile, {"id": str(hostile), **row}))
+    return rows
+
+
+def test_a_store_leaves_out_what_cannot_be_used(encoders, folder, tmp_path):
+    rows = rows_of(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = [
+            encode_corpus(
+                [row for _, row in rows], encoders["joint encoder"], tmp_path, shard_size=64, on_error="skip"
+            )
+            for _ in range(2)  # a run that resumes compares all rows
+        ]
+    assert made[0].checksum == made[1].checksum
+    ids, vectors = made[1].load()
+    assert are_unit(vectors)
+    left_out = {row.id: row.reason for row in made[1].left_out}
+    assert len(ids) + len(left_out) == len(rows) and all(name in reason for name, reason in left_out.items())
+    rules = [(hostile, "error" if str(hostile) in left_out else "vector") for hostile, row in rows]
+    known = [(hostile, came) for hostile, came in rules if not isinstance(hostile.value, bytes | list | str | dict)]
+    known += [(hostile, came) for hostile, came in rules if hostile.kind != "item"]
+    assert not [wrong for hostile, came in known if (wrong := judge(hostile, came))]
+    index = build_index(made[1])
+    found = index.search(vectors[:1], len(ids))
+    results = [
+        {"rank": rank, "score": 0.5, "id": id_, "row": row}
+        for rank, (id_, row) in enumerate(zip(found.ids[0], index.rows(found.ids[0]), strict=True), start=1)
+    ]
+    page = write_search_page({"text": TEXTS["a closing tag"][0]}, results, tmp_path / "page.html").read_text("utf-8")
+    assert len(results) > 100 and is_inert(page)
+
+
+def is_inert(page):
+    """Whether no text of the corpus became an element, an attribute or a script."""
+    return not re.search(r"<script>alert|<svg onload|<img src=x|<img[^>]*onerror|href=.?javascript:", page)
+
+
+def test_a_table_keeps_the_reasons(folder, encoders, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)  # datasets itself counts its loaders
+    paths = {}
+    for number, hostile in enumerate(images()):
+        path = folder / f"{number}.{'png' if number % 2 else 'jpg'}"
+        path.write_bytes(hostile.value)
+        paths[path.name] = hostile
+    outside = {hostile.value: hostile for hostile in outside_paths(folder)}
+    lines = [{"file_name": name, "text": "a", "id": str(hostile)} for name, hostile in (paths | outside).items()]
+    known = [hostile for hostile in texts() if "surrogate" not in hostile.name]
+    lines += [{"file_name": "1.png", "text": hostile.value, "id": str(hostile)} for hostile in known]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with guarded("the table"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pairs = load_pairs(folder, on_error="keep")
+        store = encode_corpus(pairs, encoders["joint encoder"], tmp_path, on_error="skip")
+    left_out = {row.id for row in store.left_out}
+    assert {str(hostile) for hostile in outside.values()} <= left_out
+    assert not [
+        hostile for hostile in paths.values() if judge(hostile, "error" if str(hostile) in left_out else "vector")
+    ]
+    assert are_unit(store.load()[1]) and len(store) + len(left_out) == len(lines)
+
+
+@pytest.fixture(scope="module")
+def searcher(encoders, folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("serving")
+    hit = {"id": TEXTS["a closing tag"][0], "text": TEXTS["a script"][0], "kept": {"price": 5, "<i>": "<b>"}}
+    store = encode_corpus([hit, {"id": "b", "text": "b"}], encoders["joint encoder"], place)
+    return Searcher(encoders["joint encoder"], build_index(store), Limits(), "index")
+
+
+def test_the_endpoint(searcher, folder):
+    from fastapi.testclient import TestClient
+
+    from conjoin.serving.endpoint import make_endpoint
+
+    client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+    def run(hostile):
+        name, value, codes = {"path": "image"}.get(hostile.kind, hostile.kind), hostile.value, []
+        if name == "image" and isinstance(value, bytes):
+            value = "data:image/png;base64," + base64.b64encode(value).decode()
+        bodies = [("/search", {"items": [value if name in ("text", "item") else {name: value}]})]
+        if name == "text":
+            bodies += [
+                ("/search", {"items": ["a"], "where": value}),
+                ("/embed", {"items": ["a"], "instruction": value}),
+            ]
+        elif name == "item":
+            bodies += [("/embed", {"items": [{part: value}]}) for part in ("image", "text")]
+        elif name == "request":
+            bodies = [("/search", value), ("/embed", value)]
+        for path, body in bodies:
+            try:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            except (TypeError, ValueError, RecursionError):  # JSON cannot hold it
+                continue
+            answer = client.post(path, content=content, headers={"content-type": "application/json"})
+            codes.append(answer.status_code)
+            if answer.status_code == 200:
+                vectors = answer.json().get("embeddings")
+                assert vectors is None or are_unit(vectors)
+            else:
+                assert 400 <= answer.status_code < 500 and answer.json()["error"]["message"], answer.text
+        return "vector" if codes[:1] == [200] else "error"
+
+    served = [*images(), *texts(), *requests(), *outside_paths(folder)]
+    served += [hostile._replace(allowed=EITHER) for hostile in items(folder)]  # a text among them, or not JSON
+    check(served, run)
+
+
+def test_the_app(searcher, folder):
+    loaded = Future()
+    loaded.set_result([searcher])
+    page = SearchPage(loaded, searcher.limits)
+    assert is_inert(page.describe()[1])
+    queries = [(hostile, "a", hostile.value, 3, "") for hostile in images()]
+    queries += [(hostile._replace(allowed=EITHER), hostile.value, None, 3, "") for hostile in texts()]
+    queries += [(hostile._replace(allowed=EITHER), "a", None, 3, hostile.value) for hostile in texts()]
+    counts = [None, "x", float("nan"), float("inf"), -1, 0, 10**30, 1.5, True, [1]]
+    queries += [(Hostile("k", repr(k), k, ERROR), "a", None, k, "") for k in counts]
+    by_input = {id(query[0]): query for query in queries}
+
+    def run(hostile):
+        _, text, data, k, where = by_input[id(hostile)]
+        if data is not None:
+            (folder / "upload.png").write_bytes(data)
+        (shown,), code, query = page.search(text, data is not None and [(str(folder / "upload.png"), None)], k, where)
+        assert is_inert(shown), shown[:300]
+        if query is None:
+            return "error" if 'role="alert"' in shown else "no message"
+        compile(code, "code", "exec")
+        return "vector" if data is not None or where or is_inert(page.why(query, 0, 1)) else "a script"
+
+    check([query[0] for query in queries], run)

@@ -1,0 +1,163 @@
+"""Data, archives and manifests name only files of their own folder; URLs are fetched only when that is allowed."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import datasets
+import pytest
+from safetensors.numpy import save_file
+
+from conjoin.data import load_pairs
+from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
+from conjoin.hub.mbeir_parquet import CANDIDATES, pack_mbeir, unpack_mbeir
+from conjoin.processing.item_urls import ALLOW_URLS
+from conjoin.retrieval import EmbeddingStore, encode_corpus
+from conjoin.storage import check_checksums
+from conjoin.storage.manifest import DamagedError, StoredFile, file_digest, read_manifest
+from hostile import CANARY, outside_paths
+from hostile_images import encoded, picture
+from test_hostile_inputs import guarded
+from tiny_encoder import tiny_encoder, tiny_rows
+
+PNG = encoded(picture(), "PNG")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(ALLOW_URLS, raising=False)
+    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    return folder
+
+
+def rewritten(folder, change):
+    """Write a manifest with another content, and with the checksum of that."""
+    from conjoin.retrieval.store import STORE
+
+    manifest = read_manifest(folder, STORE)
+    change(manifest)
+    manifest.save(folder)
+
+
+def test_the_removed_rows_of_a_manifest_lie_in_its_folder(folder):
+    outside = folder.parent / "outside.safetensors"
+    save_file({}, outside)
+    encode_corpus(tiny_rows(6), tiny_encoder(), folder)
+    stored = StoredFile(f"../{outside.name}", 0, outside.stat().st_size, file_digest(outside))
+    rewritten(folder, lambda manifest: manifest.details.update(removed=vars_of(stored)))
+    with pytest.raises(
+        DamagedError, match=r"manifest\.json' is damaged .*outside\.safetensors' is not a bare file name"
+    ):
+        EmbeddingStore(folder)
+
+
+def vars_of(stored):
+    return {name: getattr(stored, name) for name in ("file", "rows", "size", "sha256")}
+
+
+@pytest.mark.parametrize("name", ["../outside.png", "/etc/passwd", "a/../../outside.png", "a\\b"])
+def test_checksums_name_files_of_their_folder(folder, name):
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(DamagedError, match=r"SHA256SUMS' is truncated or damaged|is missing"), guarded(name):
+        check_checksums(folder, "remove it")
+
+
+def test_members_of_an_archive(folder):
+    """A tar file with members that go up, links, devices and absolute names: only bytes inside it become images."""
+    names = [hostile.value for hostile in outside_paths(folder)]
+    with tarfile.open(folder / "shard.tar", "w") as tar:
+        for place, name in enumerate(["good.png", *names, "/absolute.png", "a/../../up.png"]):
+            for member, data in ((name, PNG), (f"{Path(name).with_suffix('')}.txt", f"text {place}".encode())):
+                entry = tarfile.TarInfo(member)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        for kind, name in (
+            (tarfile.SYMTYPE, "linked.png"),
+            (tarfile.LNKTYPE, "hard.png"),
+            (tarfile.CHRTYPE, "device.png"),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, str(folder.parent / f"{CANARY}.png")
+            tar.addfile(entry)
+    before = sorted(folder.parent.rglob("*"))
+    with guarded("the archive"):
+        rows = []
+        try:
+            rows = list(load_pairs(str(folder / "shard.tar"), on_error="keep", streaming=True))
+        except ValueError as error:
+            assert "shard.tar" in str(error) or "row" in str(error)
+    for row in rows:
+        assert row["problem"] is not None or row["image"]["bytes"] == PNG
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "zip://a.png::{outside}",
+        "zip://a.png::https://127.0.0.1:9/a.zip",
+        "tar://a.png::{outside}",
+        "file://{outside}",
+        "local://{outside}",
+        "simplecache::https://127.0.0.1:9/a.png",
+        "hf://datasets/a/b/a.png",
+        "s3://bucket/a.png",
+        "https://127.0.0.1:9/a.png",
+        "HTTP://127.0.0.1:9/a.png",
+    ],
+)
+def test_chained_and_remote_urls(url, streaming, folder):
+    outside_paths(folder)
+    url = url.format(outside=folder.parent / f"{CANARY}.png")
+    (folder / "metadata.jsonl").write_text(json.dumps({"file_name": url, "text": "a"}) + "\n")
+    with guarded(url), pytest.raises((ValueError, FileNotFoundError), match="row 0"):
+        list(load_pairs(folder / "metadata.jsonl", streaming=streaming))
+    with guarded(url), pytest.raises((ValueError, FileNotFoundError), match="row 0"):
+        list(load_pairs(folder, streaming=streaming))
+
+
+def candidate(**change):
+    row = {"did": "1:1", "txt": "a", "img": None, "modality": "text", "src_content": None, "pools": ["local/a"]}
+    return row | change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pools": ["../../outside"]},
+        {"img": {"path": "../outside.png", "bytes": PNG}},
+        {"img": {"path": "/tmp/outside.png", "bytes": PNG}},
+    ],
+)
+def test_m_beir_is_unpacked_into_its_folder(change, folder):
+    image = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    row = candidate(**change)
+    features = {name: datasets.Value("string") for name in row} | {"pools": datasets.List(datasets.Value("string"))}
+    rows = datasets.Dataset.from_list([row], features=datasets.Features(features | {"img": image}))
+    (folder / CANDIDATES).parent.mkdir()
+    rows.cast_column("img", datasets.Image(decode=False)).to_parquet(str(folder / CANDIDATES))
+    before = sorted(folder.parent.rglob("*"))
+    with pytest.raises(ValueError, match=r"the path '.*outside.*' leaves the folder"):
+        unpack_mbeir(folder, folder / "out")
+    assert [path for path in sorted(folder.parent.rglob("*")) if "outside" in path.name] == []
+    assert set(before) <= set(folder.parent.rglob("*"))
+
+
+@pytest.mark.parametrize("up", [f"../{CANARY}.png", "absolute"])
+def test_benchmarks_name_files_in_their_folder(up, folder):
+    outside_paths(folder)
+    up = str(folder.parent / f"{CANARY}.png") if up == "absolute" else up
+    pool = folder / "cand_pool/local/a.jsonl"
+    pool.parent.mkdir(parents=True)
+    pool.write_text(json.dumps(candidate(img_path=up, modality="image")) + "\n")
+    with guarded(up), pytest.raises(ValueError, match="leaves the folder"):
+        pack_mbeir(folder, folder / "packed")
+    row = {"qry_text": "a", "qry_img_path": up, "tgt_text": ["b", "c"], "tgt_img_path": ["", ""]}
+    (folder / "A").mkdir()
+    (folder / "A" / "test.jsonl").write_text(json.dumps(row) + "\n")
+    with guarded(up), pytest.raises(ValueError, match=r"row 0: its image path .* leaves the folder"):
+        evaluate_mmeb(tiny_encoder(), folder, subsets=["A"])
