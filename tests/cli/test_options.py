@@ -13,6 +13,7 @@ from PIL import Image
 import conjoin.cli
 from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
 from conjoin.cli.main import main
+from conjoin.data.image_paths import ALLOW_ROOTS
 from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.retrieval import INDEX_KINDS, ItemEncoder
 
@@ -74,9 +75,10 @@ URL_COMMANDS = {
 
 
 @pytest.mark.parametrize("command", [*URL_COMMANDS, evaluate], ids=lambda command: command.__name__)
-def test_commands_that_read_items_allow_urls(command, monkeypatch):
+def test_commands_that_read_items_allow_urls_and_folders(command, monkeypatch, tmp_path):
     def run(*words):
         monkeypatch.setenv(ALLOW_URLS, "")
+        monkeypatch.setenv(ALLOW_ROOTS, "")
         if command is evaluate:
             evaluate.parse(["m", "--benchmark", "emoji", "--out", "x", *words])
         else:
@@ -86,6 +88,10 @@ def test_commands_that_read_items_allow_urls(command, monkeypatch):
     assert run() == ""
     assert run("--allow-urls") == "public"
     assert run("--allow-private-urls") == run("--allow-private-urls", "--allow-urls") == "private"
+    run("--root", str(tmp_path))
+    assert os.environ[ALLOW_ROOTS] == os.path.realpath(tmp_path)
+    with pytest.raises(SystemExit):
+        run("--root", str(tmp_path / "missing"))
 
 
 def test_encoders_are_loaded_by_the_options(tiny_checkpoints):

@@ -7,7 +7,8 @@ import datasets
 import pytest
 from PIL import Image
 
-from conjoin.data import load_pairs, load_triplets
+from conjoin.data import allow_root, load_pairs, load_triplets
+from conjoin.data.image_paths import ALLOW_ROOTS
 from conjoin.processing.item_urls import ALLOW_URLS
 
 
@@ -37,12 +38,26 @@ def write(folder, *names):
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["../outside.png", "inner/../../outside.png", "link.png", "absolute"])
-def test_the_metadata_of_a_folder_names_files_inside_it(name, streaming, folder, outside):
+def test_folders_and_tables_name_files_inside_their_folder_or_an_allowed_one(
+    name, streaming, folder, outside, tmp_path, monkeypatch
+):
     name = outside if name == "absolute" else name
     table = write(folder, name)
-    with pytest.raises(ValueError, match=r"row 0 .*the file is outside of the dataset"):
-        list(load_pairs(folder, streaming=streaming))
-    assert len(list(load_pairs(table, streaming=streaming))) == 1  # a table that the user names
+    monkeypatch.setenv(ALLOW_ROOTS, "")
+    for root in (None, folder / "inner"):  # another one does not help
+        if root is not None:
+            allow_root(root)
+        for source in (folder, table):
+            with pytest.raises(ValueError, match=r"row 0 .*the file is outside of the dataset; .* pass --root"):
+                list(load_pairs(source, streaming=streaming))
+    allow_root(tmp_path)
+    for source in (folder, table):
+        assert len(list(load_pairs(source, streaming=streaming))) == 1
+
+
+def test_a_root_is_a_folder(outside):
+    with pytest.raises(NotADirectoryError, match="outside.png"):
+        allow_root(outside)
 
 
 def test_files_inside_a_folder(folder, tmp_path):

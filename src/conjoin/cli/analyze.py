@@ -6,8 +6,8 @@ from typing import Any
 from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
+    add_image_options,
     add_revision,
-    add_url_options,
     check_counts,
     check_out,
     load_rows,
@@ -41,7 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")
     add_data_options(parser, ("--split",))
-    add_url_options(parser)
+    add_image_options(parser)
     add_compute_options(parser, ("--batch-size", "--device", "--quiet"), batch_size={"default": 8})
     parser.set_defaults(func=run)
 

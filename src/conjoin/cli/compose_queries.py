@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import COLUMN_OPTIONS, add_compute_options, add_data_options, add_url_options
+from conjoin.cli.options import COLUMN_OPTIONS, add_compute_options, add_data_options, add_image_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +53,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         metavar="CODE",
         help="language of the titles, if no column holds it (default: %(default)s)",
     )
-    add_url_options(parser)
+    add_image_options(parser)
 
 
 def _add_composing(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,9 @@ from conjoin.cli.options import (
     MODEL_HELP,
     add_compute_options,
     add_data_options,
+    add_image_options,
     add_revision,
     add_storing_options,
-    add_url_options,
     load_rows,
     make_encoder,
 )
@@ -46,7 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="what to do with a row that cannot be used: stop, or leave it out and list it in left_out.jsonl in --out "
         "(default: %(default)s)",
     )
-    add_url_options(parser)
+    add_image_options(parser)
     add_storing_options(parser).add_argument(
         "--keep",
         nargs="+",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .options import (
     MODEL_HELP,
     add_compute_options,
+    add_image_options,
     add_rerank_options,
     add_revision,
-    add_url_options,
     check_out,
     make_encoder,
     make_reranker,
@@ -126,7 +126,7 @@ def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.Ar
     parser.add_argument("--benchmark", required=True, choices=benchmarks, metavar="NAME", help="the benchmark")
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")
-    add_url_options(parser)
+    add_image_options(parser)
     add_rerank_options(parser)
     computing = add_compute_options(parser)
     computing.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")

@@ -10,8 +10,8 @@ from conjoin.cli.options import (
     RenamedOption,
     add_compute_options,
     add_data_options,
+    add_image_options,
     add_storing_options,
-    add_url_options,
     check_out,
     encoder_loader,
     load_rows,
@@ -84,7 +84,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         parser.add_argument(old, action=RenamedOption, new=new)
     reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
-    add_url_options(parser)
+    add_image_options(parser)
     add_storing_options(parser, shard_size={"help": "rows per file, and rows searched at once (default: %(default)s)"})
     computing = add_compute_options(parser)
     computing.add_argument(

@@ -78,6 +78,10 @@ _URLS: dict[str, dict[str, Any]] = {
     "--allow-urls": {"help": "fetch images from http and https URLs, within limits of bytes and seconds"},
     "--allow-private-urls": {"help": "also from private and local addresses, and through the environment's proxies"},
 }
+_ROOT: dict[str, Any] = {
+    "metavar": "FOLDER",
+    "help": "also read images of this folder; a table may otherwise name only images in its own folder (repeatable)",
+}
 _HELD = {
     "config.json": "a model",
     "modules.json": "a model",
@@ -143,11 +147,28 @@ def add_compute_options(
     return add_options(parser, "how to compute", names, **changes)
 
 
-def add_url_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that allow images to be fetched from URLs."""
-    group = parser.add_argument_group("what to fetch")
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that allow images outside of the data."""
+    group = parser.add_argument_group("which images to read")
+    group.add_argument("--root", action=_AllowRoot, **_ROOT)
     for name, settings in _URLS.items():
         group.add_argument(name, action=_AllowUrls, **settings)
+
+
+class _AllowRoot(argparse.Action):
+    """Allows images of a folder in this process and in those it starts."""
+
+    def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(option_strings, argparse.SUPPRESS, **kwargs)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, *args: Any) -> None:  # noqa: ANN401
+        """Allow it."""
+        from conjoin.data.image_paths import allow_root
+
+        try:
+            allow_root(values)
+        except NotADirectoryError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
 
 
 class _AllowUrls(argparse.Action):

@@ -7,9 +7,9 @@ from conjoin.cli.options import (
     COLUMN_OPTIONS,
     add_compute_options,
     add_data_options,
+    add_image_options,
     add_revision,
     add_storing_options,
-    add_url_options,
     check_counts,
     load_rows,
 )
@@ -42,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="cut texts at this many tokens of the teacher (default: its own limit)",
     )
     add_data_options(parser, COLUMN_OPTIONS)
-    add_url_options(parser)
+    add_image_options(parser)
     types = {"choices": ("float32", "float16", "bfloat16")}
     add_storing_options(parser, shard_size={"default": 1024}, dtype=types)
     add_compute_options(parser, ("--batch-size", "--device", "--workers", "--quiet"))

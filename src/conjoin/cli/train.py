@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_url_options
+from conjoin.cli.options import add_image_options
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -20,8 +20,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "teacher for some methods. --SECTION.KEY VALUE changes any of its keys. Runs on one device as it is, on "
         "several under accelerate launch -m conjoin train ... Ctrl-C saves a checkpoint after the next step; --resume "
         "continues.",
-        usage="%(prog)s [-h] [--resume | --overwrite] [--allow-urls] [--allow-private-urls] RECIPE "
-        "[--SECTION.KEY VALUE ...]",
+        usage="%(prog)s [-h] [--resume | --overwrite] [--root FOLDER] [--allow-urls] "
+        "[--allow-private-urls] RECIPE [--SECTION.KEY VALUE ...]",
         epilog="example: conjoin train training_args/gcl/sample.yaml --training.learning_rate 1e-3 "
         "--model.config.hidden_size 384",
     )
@@ -35,7 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="replace the model in the output folder when the new one is complete; remove its checkpoints",
     )
-    add_url_options(parser)
+    add_image_options(parser)
     parser.set_defaults(func=run, overrides=[])
 
 

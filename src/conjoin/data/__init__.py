@@ -48,6 +48,7 @@ from conjoin.data.emoji.weights import (
     sample_image_processor as sample_image_processor,
 )
 from conjoin.data.epoch_rows import EpochRows as EpochRows
+from conjoin.data.image_paths import allow_root as allow_root
 from conjoin.data.json_lines import JsonLines as JsonLines
 from conjoin.data.left_out import without_problems as without_problems
 from conjoin.data.mbeir.layout import (

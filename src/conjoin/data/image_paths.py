@@ -9,12 +9,27 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from conjoin.processing.item_urls import check_urls_allowed, is_url
 
+ALLOW_ROOTS = "CONJOIN_ROOTS"
+"""The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""
+
+
+def allow_root(folder: str | os.PathLike[str]) -> None:
+    """Let the rows of folders and tables name images in another folder, in this process and those it starts.
+
+    Raises:
+        NotADirectoryError: There is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise NotADirectoryError(f"no folder {str(folder)!r} to read images from")
+    os.environ[ALLOW_ROOTS] = os.pathsep.join(dict.fromkeys([*_allowed_roots(), os.path.realpath(folder)]))
+
 
 def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  # noqa: ANN401
     """Return the folders that hold all images of a source; None if its rows may name any file.
 
-    The rows of a folder name files inside it, those of archives and Hub datasets files in the caches of the libraries.
-    Only a table that the user names, or a loaded dataset, may name other files.
+    The rows of a folder name files inside it, those of a table files beside it or below, and both files in the folders
+    of `allow_root`. Those of archives and Hub datasets name files in the caches of the libraries. Only a loaded dataset
+    may name any file.
 
     Args:
         source: As for `load_pairs`.
@@ -24,8 +39,13 @@ def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  
         return None
     if folder is not None:
         named = Path(source).expanduser()
-        return (os.path.realpath(named),) if named.is_dir() else None
+        return folders_beside(named if named.is_dir() else folder)
     return os.path.realpath(HF_HUB_CACHE), os.path.realpath(datasets.config.HF_DATASETS_CACHE)
+
+
+def folders_beside(folder: str | Path) -> tuple[str, ...]:
+    """Return a folder and those of `allow_root`."""
+    return os.path.realpath(folder), *_allowed_roots()
 
 
 def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: str) -> str:
@@ -49,7 +69,8 @@ def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: st
         raise ValueError(f"{label}: expected a path, or a URL of http or https")
     elif folders is not None and not path.startswith("data:") and not _is_inside(path, folders):
         raise ValueError(
-            f"{label}: the file is outside of the dataset; only a table that you name yourself may list such files"
+            f"{label}: the file is outside of the dataset; to allow its folder, pass --root FOLDER, call "
+            f"conjoin.data.allow_root() or set {ALLOW_ROOTS}"
         )
     return path
 
@@ -63,6 +84,10 @@ def path_inside(folder: Path, path: str, name: str) -> Path:
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise ValueError(f"{name} {path!r} leaves the folder {str(folder)!r}")
     return folder / path
+
+
+def _allowed_roots() -> list[str]:
+    return [root for root in os.environ.get(ALLOW_ROOTS, "").split(os.pathsep) if root]
 
 
 def _is_inside(path: str, folders: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 
+from conjoin.data.image_paths import folders_beside
 from conjoin.data.json_lines import JsonLines
 from conjoin.data.pair_columns import unknown_column
 from conjoin.data.pair_sources import open_table
@@ -75,6 +76,8 @@ def _triplet(row_id: str, row: Mapping[str, Any], folder: Path, name: str) -> di
             raise ValueError(f"{name}, {image_field}: expected a path or a URL, got {image!r:.80}")
         else:
             file = f"{name}, {image_field}"
-            triplet[image_field] = None if image is None else resolve_image_path(image, folder, file)
+            triplet[image_field] = (
+                None if image is None else resolve_image_path(image, folder, file, folders_beside(folder))
+            )
         triplet[text_field] = None if text is None else check_text(text, f"{name}, {text_field}")
     return triplet
