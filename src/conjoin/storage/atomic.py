@@ -12,7 +12,8 @@ from typing import Any
 
 TEMPORARY = ".conjoin-tmp"
 """How the name of every unfinished file ends."""
-_STALE_SECONDS = 24 * 3600
+STALE_SECONDS = 24 * 3600
+"""Older unfinished files are those of killed processes."""
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def remove_temporary(folder: Path, older_than: float = 0) -> None:
 @lru_cache(maxsize=1024)
 def _remove_once(folder: Path) -> None:
     """Clean a folder up at this process's first write into it."""
-    remove_temporary(folder, _STALE_SECONDS)
+    remove_temporary(folder, STALE_SECONDS)
 
 
 def flush(path: Path) -> None:

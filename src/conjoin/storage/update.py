@@ -15,7 +15,7 @@ from .atomic import remove_temporary
 from .folder import plain, write_file, write_shard
 from .journal import Journal
 from .locks import lock_folder
-from .manifest import DamagedError, FolderKind, Manifest, StoredFile, check_file, read_manifest
+from .manifest import DamagedError, FolderKind, Manifest, StoredFile, check_file, read_manifest, remove_journals
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class FolderUpdate:
         try:
             self.manifest = read_manifest(self.folder, self.kind)
             remove_temporary(self.folder)
+            if self.manifest.complete:  # its writer was killed before it removed them
+                remove_journals(self.folder)
             known = {file.file for file in self.manifest.files}  # an update may end before its journal is removed
             written = [StoredFile(**record) for record in self._journal.read() if record["file"] not in known]
             self.pending = tuple(self._intact(written))
