@@ -81,6 +81,7 @@ class Command:
 def make_inputs(inputs: Path) -> None:
     """Write the tiny towers, the recipe and the pairs."""
     import torch
+
     from conftest import CHECKPOINTS
     from tiny_training import write_pairs
 
@@ -217,9 +218,7 @@ _VOLATILE = ("recipe.json", "trainer_state.json", "training_args.bin", "SHA256SU
 COMMANDS: dict[str, Command] = {
     "train": Command(lambda place: ["train", f"{place.inputs}/recipe.yaml"], volatile=_VOLATILE, **_TRAINED),
     "encode": Command(_encode("pairs"), _read_store),
-    "encode --sync": Command(
-        _encode("pairs", "--sync"), _read_store, before=(_encode("older"),), is_renumbered=True
-    ),
+    "encode --sync": Command(_encode("pairs", "--sync"), _read_store, before=(_encode("older"),), is_renumbered=True),
     "index": Command(_index("encode"), _read_index),
     "index, over another": Command(_index("encode", "--kind", "hnsw"), _read_index, before=(_index("older-store"),)),
     "index --update": Command(_index("encode --sync", "--update"), _read_index, before=(_index("older-store"),)),
@@ -229,6 +228,10 @@ COMMANDS: dict[str, Command] = {
     "push, over another": Command(_push("train"), _read_repository, before=(_push("other"),), is_push=True),
 }
 """In an order in which each finds what it reads among the outputs of those before."""
+SOURCES = {"train"}
+"""What all others read."""
+STORES, INDEXES = {"encode", "encode --sync"}, {name for name in COMMANDS if name.startswith("index")}
+"""What reads which."""
 
 
 def keep_output(name: str, place: Place) -> None:

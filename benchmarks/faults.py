@@ -1,8 +1,8 @@
 """Stop a process at a chosen system call: kill it, fill its disk, interrupt it, or hold it while another one runs.
 
 A child is forked, so nothing is imported again, and traced (ptrace). A filter of the kernel (seccomp) stops it at the
-system calls that change files, whichever library makes them: Python, Rust or C++. The calls are counted, so a moment is
-a number, not a time. Linux on x86-64 only.
+system calls that change files, whichever library makes them: Python, Rust or C++. The calls are counted, so a moment
+is a number, not a time. Linux on x86-64 only.
 """
 
 import ctypes
@@ -114,7 +114,11 @@ class Traced:
 
 
 def run_traced(
-    function: Callable[[], int], folders: tuple[Path, ...], log: Path, fault: Fault | None = None, sockets: bool = False
+    function: Callable[[], int],
+    folders: tuple[Path, ...],
+    log: Path,
+    fault: Fault | None = None,
+    sockets: bool = False,
 ) -> Traced:
     """Run a function in a child to its end or to the fault.
 

@@ -80,6 +80,7 @@ def staged(folder: str | Path) -> Iterator[Path]:
         for file in staging.rglob("*"):
             flush(file)
         _move_files(staging, folder)
+        flush(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

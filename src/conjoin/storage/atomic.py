@@ -44,8 +44,7 @@ def commit(temporary: Path, path: Path) -> None:
     """Flush a finished temporary file to the disk and replace `path` by it."""
     flush(temporary)
     os.replace(temporary, path)
-    if os.name == "posix":  # other systems cannot open a folder, and need not flush it
-        flush(path.parent)
+    flush(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -75,7 +74,10 @@ def _remove_once(folder: Path) -> None:
 
 def flush(path: Path) -> None:
     """Flush a file or a folder's list of files to the disk."""
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    is_folder = path.is_dir()
+    if is_folder and os.name != "posix":  # other systems cannot open a folder, and need not flush it
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

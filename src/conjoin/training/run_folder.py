@@ -68,9 +68,11 @@ def publish(unfinished: Path, checkpoint: Path) -> None:
         flush(unfinished / name)
     write_checksums(unfinished, names)
     flush(unfinished / FOLDER_CHECKSUMS)
+    flush(unfinished)
     if checkpoint.exists():  # of a run that was interrupted and resumed from an earlier step
         os.replace(checkpoint, unfinished.with_name("replaced"))
     os.replace(unfinished, checkpoint)
+    flush(checkpoint.parent)
     remove_unfinished(checkpoint.parent)
 
 
