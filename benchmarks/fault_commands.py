@@ -65,7 +65,8 @@ class Command:
         before: What is in `out` before, made by these commands.
         again: Further words, that depend on what the output folder holds.
         volatile: Names of files with times in them, whose bytes are not compared.
-        is_renumbered: Whether the names of the files may differ, as those of an update; then `manifest.json` does too.
+        is_regrouped: Whether the files may have other names and their vectors other last bits, as those of an update,
+            which encodes in other batches when it is resumed; then only their sizes are compared.
         is_push: Whether the output is a repository of the hub.
     """
 
@@ -74,7 +75,7 @@ class Command:
     before: tuple[Callable[[Place], list[str]], ...] = ()
     again: Callable[[Path], list[str]] = lambda out: []
     volatile: tuple[str, ...] = ()
-    is_renumbered: bool = False
+    is_regrouped: bool = False
     is_push: bool = False
 
 
@@ -173,6 +174,15 @@ def _read_store(place: Place) -> State:
     return {id_: _digest(vector.tobytes()) for id_, vector in zip(ids, vectors, strict=True)}
 
 
+def _read_updated(place: Place) -> State:
+    """To four decimals."""
+    from conjoin.retrieval import EmbeddingStore
+
+    ids, vectors = EmbeddingStore.open(place.out).load()
+    rounded = (vectors * 1e4).round().astype("int64")
+    return {id_: _digest(vector.tobytes()) for id_, vector in zip(ids, rounded, strict=True)}
+
+
 def _read_index(place: Place) -> State:
     from conjoin.retrieval import load_index
 
@@ -218,7 +228,7 @@ _VOLATILE = ("recipe.json", "trainer_state.json", "training_args.bin", "SHA256SU
 COMMANDS: dict[str, Command] = {
     "train": Command(lambda place: ["train", f"{place.inputs}/recipe.yaml"], volatile=_VOLATILE, **_TRAINED),
     "encode": Command(_encode("pairs"), _read_store),
-    "encode --sync": Command(_encode("pairs", "--sync"), _read_store, before=(_encode("older"),), is_renumbered=True),
+    "encode --sync": Command(_encode("pairs", "--sync"), _read_updated, before=(_encode("older"),), is_regrouped=True),
     "index": Command(_index("encode"), _read_index),
     "index, over another": Command(_index("encode", "--kind", "hnsw"), _read_index, before=(_index("older-store"),)),
     "index --update": Command(_index("encode --sync", "--update"), _read_index, before=(_index("older-store"),)),

@@ -1,4 +1,4 @@
-"""Killed, out of space or interrupted at some system calls of each writer: the small version of `benchmarks/reliability.py`.
+"""Writers that are killed, out of space or interrupted at some system calls: a small `benchmarks/reliability.py`.
 
 Training is in `tests/training/test_run_folder.py`, pushing in `tests/hub`.
 """

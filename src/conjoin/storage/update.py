@@ -62,6 +62,8 @@ class FolderUpdate:
                 remove_journals(self.folder)
             known = {file.file for file in self.manifest.files}  # an update may end before its journal is removed
             written = [StoredFile(**record) for record in self._journal.read() if record["file"] not in known]
+            if not written:  # of an update that ended
+                self._journal.remove()
             self.pending = tuple(self._intact(written))
             numbers = [int(found[1]) for path in self.folder.iterdir() if (found := self._shard.fullmatch(path.name))]
             self._next = max(numbers, default=-1) + 1
