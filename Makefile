@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 COMMON := runs/transformers
 
-.PHONY: help demo app docs test test-app test-common test-lowest check format clean
+.PHONY: help demo app docs test test-app test-common test-lowest audit check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,10 @@ test-lowest: ## Run the tests with the lowest versions that pyproject.toml allow
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e ".[dev]" torchvision
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal
+
+audit: $(BIN)/conjoin ## Look the pinned versions up among the known vulnerabilities; needs the advisories of PyPI
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r constraints.txt
 
 check: $(BIN)/conjoin ## Lint, format, types
 	$(BIN)/ruff check .

@@ -47,6 +47,9 @@ class Handler(BaseHTTPRequestHandler):
                 if not self._suffer(trouble, length):
                     return
         body = self.rfile.read(length)
+        if len(body) < length:  # the client died
+            self.close_connection = True
+            return
         for method, pattern, handle in ROUTES:
             found = re.fullmatch(pattern, self.path)
             if method == self.command and found:

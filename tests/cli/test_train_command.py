@@ -174,6 +174,17 @@ def test_a_signal_saves_a_checkpoint_that_resumes(recipe, tmp_path, capsys, monk
     assert logs[0] == logs[1]
 
 
+def test_a_run_resumed_from_its_last_step_takes_no_further_one(recipe, tmp_path):
+    """As after a kill while the model was saved; the last step is within an epoch."""
+    words, out = ["train", str(recipe), "--training.max_steps=3", "--model.lora=null"], tmp_path / "out"
+    assert main(words) == 0
+    before = weights(out)
+    (out / "model.safetensors").unlink()
+    assert main([*words, "--resume"]) == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(out).items())
+    assert not (out / "checkpoint-4").exists()
+
+
 def test_a_second_ctrl_c_stops_at_once(recipe, tmp_path, capsys, monkeypatch):
     def interrupted(self, *arguments):
         os.kill(os.getpid(), signal.SIGINT)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from conjoin.hub import export, load_model
+from conjoin.hub.export import staged
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -86,6 +87,15 @@ def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictur
             ("prompted", others[name][1]),
         ):
             assert np.abs(found[key] - wanted).max() <= 1e-6, (name, key)
+
+
+def test_what_a_killed_export_left_is_removed_a_day_later(tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / f".export-{name}").mkdir()
+        (tmp_path / f".export-{name}/config.json").write_text("{}")
+    os.utime(tmp_path / ".export-old", (0, 0))
+    with staged(tmp_path) as staging:
+        assert {path.name for path in tmp_path.iterdir()} == {".export-new", staging.name}
 
 
 def test_a_class_that_is_not_registered_is_refused(tiny_checkpoints, tmp_path):

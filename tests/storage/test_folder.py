@@ -12,6 +12,7 @@ import torch
 from conjoin.storage import (
     DamagedError,
     FolderKind,
+    FolderUpdate,
     FolderWriter,
     Manifest,
     StoredFolder,
@@ -186,6 +187,15 @@ def _hold(folder, ready):
     with FolderWriter(folder, STORE, KEY):
         ready.set()
         time.sleep(60)
+
+
+def test_a_journal_that_a_kill_left_beside_the_complete_manifest_is_removed(tmp_path):
+    write(tmp_path)
+    reference = contents(tmp_path)
+    for enter in (FolderWriter(tmp_path, STORE, KEY), FolderUpdate(tmp_path, STORE)):
+        (tmp_path / "manifest-1.jsonl").write_text("a line")
+        with enter:
+            assert contents(tmp_path) == reference
 
 
 class TestTwoWriters:

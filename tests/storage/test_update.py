@@ -125,6 +125,7 @@ class TestUpdate:
         (folder / "update.jsonl").write_bytes(journal)
         with FolderUpdate(folder, STORE) as update:
             assert update.pending == () and len(update.manifest.files) == 3
+        assert not (folder / "update.jsonl").exists()
 
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="no store of numbers in"), FolderUpdate(tmp_path, STORE):

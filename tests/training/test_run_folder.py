@@ -82,6 +82,15 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
     assert [path.name for path in checkpoints(folder)] == [f"checkpoint-{step + 1}"]
 
 
+def test_what_a_kill_left_while_the_model_was_saved_is_removed(trainer):
+    folder = Path(trainer.args.output_dir)
+    (folder / ".export-abc").mkdir()
+    (folder / ".export-abc/model.safetensors").write_bytes(b"half")
+    (folder / "recipe.json.0123456789abcdef.conjoin-tmp").write_bytes(b"{")
+    assert found(trainer.args).name == "checkpoint-2"
+    assert {path.name for path in folder.iterdir()} == {".lock", "checkpoint-2"}
+
+
 def test_a_damaged_checkpoint_is_set_aside(trainer, tmp_path, caplog):
     trainer.args.save_total_limit = 9
     for step in (3, 4, 5):

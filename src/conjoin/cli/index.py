@@ -53,12 +53,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from conjoin.retrieval import load_index, update_index
-    from conjoin.retrieval.index.base import INDEX
+    from conjoin.retrieval.index.base import INDEX, INDEX_FILES
     from conjoin.storage import check_place
     from conjoin.storage.manifest import MANIFEST
 
-    if args.kind != "lancedb":
-        check_place(args.out, INDEX)
+    check_place(args.out, INDEX, INDEX_FILES)
     is_update = args.update and (Path(args.out) / MANIFEST).exists()
     if is_update:
         index = load_index(args.out)

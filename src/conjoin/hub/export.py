@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence_settings, write_json_file
-from conjoin.storage import flush, write_checksums
+from conjoin.storage import STALE_SECONDS, flush, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
+_STAGING = ".export-"
 
 
 def export(
@@ -67,18 +69,28 @@ def export(
 def staged(folder: str | Path) -> Iterator[Path]:
     """Yield an empty folder inside `folder`; when the block ends, its files are flushed and moved to `folder`.
 
-    If the block fails, `folder` stays as it was.
+    If the block fails, `folder` stays as it was. What a killed process left is removed a day later.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
+    remove_staged(folder, STALE_SECONDS)
+    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
     try:
         yield staging
         for file in staging.rglob("*"):
             flush(file)
         _move_files(staging, folder)
+        flush(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_staged(folder: Path, older_than: float = 0) -> None:
+    """Remove what killed processes left in `folder`, if it was not changed for `older_than` seconds."""
+    for path in folder.glob(f"{_STAGING}*"):
+        with suppress(OSError):  # another process removed it
+            if time.time() - path.stat().st_mtime >= older_than:
+                shutil.rmtree(path)
 
 
 def _move_files(staging: Path, folder: Path) -> None:

@@ -7,7 +7,7 @@ new manifest makes both visible. Shards that are less than half full are merged 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from conjoin.progress import progress
 from conjoin.retrieval.compact import pack
@@ -349,7 +349,7 @@ class _Update:
         self.details.pop(REMOVED, None)
         beside = []
         if places:
-            beside = [self.folder.write_beside("removed.safetensors", partial(save_file, places))]
+            beside = [self.folder.write_beside("removed.safetensors", lambda path: path.write_bytes(save(places)))]
             self.details[REMOVED] = asdict(beside[0])
         self.folder.commit(files, key, self.details, beside)
 

@@ -1,6 +1,12 @@
 """What every resumable folder needs: atomic writes, files with checksums under a manifest, and fingerprints."""
 
-from .atomic import atomic_path as atomic_path, flush as flush, write_text as write_text
+from .atomic import (
+    STALE_SECONDS as STALE_SECONDS,
+    atomic_path as atomic_path,
+    flush as flush,
+    remove_temporary as remove_temporary,
+    write_text as write_text,
+)
 from .checksum_file import (
     FOLDER_CHECKSUMS as FOLDER_CHECKSUMS,
     check_checksum as check_checksum,
@@ -31,7 +37,7 @@ from .folder import (
     replace_folder as replace_folder,
     write_shard as write_shard,
 )
-from .locks import lock_folder as lock_folder
+from .locks import lock_folder as lock_folder, locked as locked
 from .manifest import (
     DamagedError as DamagedError,
     FolderKind as FolderKind,

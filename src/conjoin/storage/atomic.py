@@ -12,7 +12,8 @@ from typing import Any
 
 TEMPORARY = ".conjoin-tmp"
 """How the name of every unfinished file ends."""
-_STALE_SECONDS = 24 * 3600
+STALE_SECONDS = 24 * 3600
+"""Older unfinished files are those of killed processes."""
 
 
 @contextmanager
@@ -43,8 +44,7 @@ def commit(temporary: Path, path: Path) -> None:
     """Flush a finished temporary file to the disk and replace `path` by it."""
     flush(temporary)
     os.replace(temporary, path)
-    if os.name == "posix":  # other systems cannot open a folder, and need not flush it
-        flush(path.parent)
+    flush(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -69,12 +69,15 @@ def remove_temporary(folder: Path, older_than: float = 0) -> None:
 @lru_cache(maxsize=1024)
 def _remove_once(folder: Path) -> None:
     """Clean a folder up at this process's first write into it."""
-    remove_temporary(folder, _STALE_SECONDS)
+    remove_temporary(folder, STALE_SECONDS)
 
 
 def flush(path: Path) -> None:
     """Flush a file or a folder's list of files to the disk."""
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    is_folder = path.is_dir()
+    if is_folder and os.name != "posix":  # other systems cannot open a folder, and need not flush it
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -55,7 +55,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
             self._end = file.tell()
-        if is_new and os.name == "posix":
+        if is_new:
             flush(self.path.parent)
 
     def remove(self) -> None:

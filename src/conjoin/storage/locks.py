@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from .atomic import remove_temporary
+
 LOCK = ".lock"
 _PATIENCE = 10.0  # seconds; another process of the same run is about to leave
 
@@ -27,6 +29,21 @@ def lock_folder(folder: Path) -> BaseFileLock:
         lock.release()
         raise
     return lock
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock an existing folder for writing, and remove the unfinished files that killed processes left there.
+
+    Raises:
+        ValueError: Another writer holds a lock.
+    """
+    lock = lock_folder(folder)
+    try:
+        remove_temporary(folder)
+        yield
+    finally:
+        lock.release()
 
 
 def lock_rank(folder: Path, rank: int, world_size: int) -> BaseFileLock:

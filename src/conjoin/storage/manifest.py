@@ -95,12 +95,11 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write the manifest atomically; it names all files, so the journals go."""
-        journals = rank_journals(folder)
         if not self.complete:
-            _remove(journals)  # of files that no manifest named
+            remove_journals(folder)  # of files that no manifest named
         content = asdict(self)
         write_json(folder / MANIFEST, content | {"checksum": _content_digest(content)})
-        _remove(journals)
+        remove_journals(folder)
 
 
 def rank_journal(folder: Path, rank: int) -> Journal:
@@ -111,6 +110,12 @@ def rank_journal(folder: Path, rank: int) -> Journal:
 def rank_journals(folder: Path) -> list[Journal]:
     """The journals of all processes."""
     return [Journal(path) for path in sorted(folder.glob("manifest-*.jsonl"))]
+
+
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of all processes."""
+    for journal in rank_journals(folder):
+        journal.remove()
 
 
 def file_record(number: int, file: StoredFile, details: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,11 +282,6 @@ def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = 
 def _content_digest(content: dict[str, Any]) -> str:
     """The checksum of a manifest."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _remove(journals: list[Journal]) -> None:
-    for journal in journals:
-        journal.remove()
 
 
 def _short(value: object) -> str:

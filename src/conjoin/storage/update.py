@@ -15,7 +15,7 @@ from .atomic import remove_temporary
 from .folder import plain, write_file, write_shard
 from .journal import Journal
 from .locks import lock_folder
-from .manifest import DamagedError, FolderKind, Manifest, StoredFile, check_file, read_manifest
+from .manifest import DamagedError, FolderKind, Manifest, StoredFile, check_file, read_manifest, remove_journals
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,12 @@ class FolderUpdate:
         try:
             self.manifest = read_manifest(self.folder, self.kind)
             remove_temporary(self.folder)
+            if self.manifest.complete:  # its writer was killed before it removed them
+                remove_journals(self.folder)
             known = {file.file for file in self.manifest.files}  # an update may end before its journal is removed
             written = [StoredFile(**record) for record in self._journal.read() if record["file"] not in known]
+            if not written:  # of an update that ended
+                self._journal.remove()
             self.pending = tuple(self._intact(written))
             numbers = [int(found[1]) for path in self.folder.iterdir() if (found := self._shard.fullmatch(path.name))]
             self._next = max(numbers, default=-1) + 1

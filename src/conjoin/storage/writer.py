@@ -28,6 +28,7 @@ from .manifest import (
     rank_journal,
     rank_journals,
     read_manifest,
+    remove_journals,
 )
 
 logger = logging.getLogger(__name__)
@@ -201,6 +202,8 @@ class FolderWriter:
             logger.warning("%s; making all files again", error)
             return
         check_key(found.key, self._key, self.folder, self.kind)
+        if found.complete and self._lock is not None:  # its writer was killed before it removed them
+            remove_journals(self.folder)
         self._take(found)
         self.details, self._recorded = dict(found.details), found.details
         self._is_begun = True
@@ -245,7 +248,8 @@ def _end(records: list[dict[str, Any]]) -> list[int] | None:
 
 
 def _is_complete(folder: Path, kind: FolderKind) -> bool:
+    """Whether a folder is complete, and no journal is left to be removed."""
     try:
-        return read_manifest(folder, kind).complete
+        return read_manifest(folder, kind).complete and not rank_journals(folder)
     except (FileNotFoundError, DamagedError):
         return False

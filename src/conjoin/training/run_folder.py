@@ -10,7 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, flush, lock_folder, write_checksums
+from conjoin.hub.export import remove_staged
+from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, flush, lock_folder, remove_temporary, write_checksums
 from conjoin.storage.manifest import MANIFEST
 
 from .config import RetrievalConfig
@@ -43,6 +44,7 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = lock_folder(folder)
                 remove_unfinished(folder)
+                remove_temporary(folder)
                 _prepare(folder, resume, overwrite)
             found = checkpoints(folder)
         yield found[0] if resume and found else None
@@ -66,9 +68,11 @@ def publish(unfinished: Path, checkpoint: Path) -> None:
         flush(unfinished / name)
     write_checksums(unfinished, names)
     flush(unfinished / FOLDER_CHECKSUMS)
+    flush(unfinished)
     if checkpoint.exists():  # of a run that was interrupted and resumed from an earlier step
         os.replace(checkpoint, unfinished.with_name("replaced"))
     os.replace(unfinished, checkpoint)
+    flush(checkpoint.parent)
     remove_unfinished(checkpoint.parent)
 
 
@@ -100,8 +104,9 @@ def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted or failed save left."""
+    """Remove what an interrupted or failed save of a checkpoint or of the model left."""
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+    remove_staged(folder)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The base trainer of all methods."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -137,6 +137,15 @@ class RetrievalTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process."""
         return super().get_train_dataloader() if self.stream is None else self.stream.loader()
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """Return the batches of a step; none, which ends the training, if it was resumed from its last step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def compute_loss(  # type: ignore[override]
         self,

@@ -11,6 +11,7 @@ from PIL import Image
 
 from conjoin.retrieval import Finding, ItemEncoder, Miner, load_mined, mine_hard_negatives, parse_miners, plan_mining
 from conjoin.retrieval.store import EmbeddingStore
+from conjoin.storage import locked
 from tiny_encoder import tiny_encoder
 
 MINERS = [
@@ -196,6 +197,15 @@ def test_a_cut_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     done = len(searched)
     mine(rows, tmp_path / "cut")
     assert len(searched) == done, "a finished run searches nothing again"
+
+
+def test_one_process_at_a_time_which_removes_what_a_killed_one_left(tmp_path):
+    mine(pairs(), tmp_path)
+    (tmp_path / "negatives.parquet.0123456789abcdef.conjoin-tmp").write_bytes(b"PAR1")
+    with locked(tmp_path), pytest.raises(ValueError, match="another process is writing into"):
+        mine(pairs(), tmp_path)
+    assert not list(tmp_path.glob("*.conjoin-tmp"))
+    mine(pairs(), tmp_path)
 
 
 def test_a_miner_can_be_added_and_left_out_later(tmp_path):

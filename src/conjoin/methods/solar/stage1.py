@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from conjoin.losses import AlignmentTerms, ContrastiveLoss, GclLoss, global_distillation, local_distillation
@@ -336,7 +336,7 @@ class SolarStage1Trainer(RetrievalTrainer):
                 folder = Path(str(output_dir or self.args.output_dir))
                 folder.mkdir(parents=True, exist_ok=True)
                 with atomic_path(folder / HEADS_FILE) as path:
-                    save_file({name.removeprefix(prefix): value for name, value in heads.items()}, str(path))
+                    path.write_bytes(save({name.removeprefix(prefix): value for name, value in heads.items()}))
         super().save_model(output_dir, _internal_call=_internal_call)
 
 

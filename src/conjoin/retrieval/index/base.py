@@ -18,6 +18,8 @@ _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
 
 RECALL = "recall@10"
 """The detail of a saved index that has the share of the ten nearest that it finds, measured when it was built."""
+INDEX_FILES = r"(ids|vectors|kept|rows)-[0-9a-f]{16}\.\w+"
+"""Pattern of the names of an index's files, which a killed process leaves without a manifest."""
 TABLES = "rows-*.lance"
 """The tables of LanceDB in the folder of an index."""
 

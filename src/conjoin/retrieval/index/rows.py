@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.filters import parse_condition
@@ -175,7 +175,7 @@ class IndexRows(ABC):
             files["kept.parquet"] = self.kept.write
         arrays = {**({"digests": self.digests} if self.digests.any() else {}), **(rows or {})}
         if arrays:
-            files["rows.safetensors"] = lambda path: save_file(arrays, path)
+            files["rows.safetensors"] = lambda path: path.write_bytes(save(arrays))
         save_index(self, directory, files, options)
 
     def _add_ids(self, new: Sequence[str]) -> None:

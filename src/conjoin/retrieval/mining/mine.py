@@ -22,7 +22,7 @@ from conjoin.retrieval.mining.positives import Excluded, ViewItems
 from conjoin.retrieval.mining.search import RESULTS, Hits, MinerSearch, read_hits
 from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.retrieval.store import EmbeddingStore
-from conjoin.storage import StoredFolder
+from conjoin.storage import StoredFolder, locked
 
 logger = logging.getLogger(__name__)
 
@@ -78,18 +78,19 @@ def mine_hard_negatives(
     excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
     by_corpus = sorted(miners, key=_corpus_of)
     items = ViewItems(sources[of_anchors], corpus)
-    for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
-        search = MinerSearch(
-            stores["corpus", model, view], index_kind, dict(index_options or {}), k, excluded, load_reranker
-        )
-        for miner in same_corpus:
-            queries = stores[of_anchors, model, miner.query]
-            search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
-        del search  # one index at a time in memory
     first = miners[0]
-    candidate_ids = stores["corpus", first.model, first.candidate].ids
-    queries = stores[of_anchors, first.model, first.query]
-    write_mined(folder / NEGATIVES_FILE, _united(queries, candidate_ids, miners, k, folder, show_progress))
+    with locked(folder):
+        for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
+            search = MinerSearch(
+                stores["corpus", model, view], index_kind, dict(index_options or {}), k, excluded, load_reranker
+            )
+            for miner in same_corpus:
+                queries = stores[of_anchors, model, miner.query]
+                search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
+            del search  # one index at a time in memory
+        candidate_ids = stores["corpus", first.model, first.candidate].ids
+        queries = stores[of_anchors, first.model, first.query]
+        write_mined(folder / NEGATIVES_FILE, _united(queries, candidate_ids, miners, k, folder, show_progress))
     return load_mined(folder)
 
 

@@ -1,0 +1,81 @@
+"""Nothing that transformers will remove is used: neither by this package, nor by what it writes into a checkpoint."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tiny_models import ONE_OF_EACH
+from transformers import AutoModel, AutoProcessor
+
+from conjoin.hub import export, load_model
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from tiny_training import make_rows, make_trainer
+
+LIBRARIES = ("conjoin", "transformers", "accelerate", "sentence_transformers", "huggingface_hub", "peft")
+
+
+@pytest.fixture
+def deprecations():
+    """What the libraries warn of or log as deprecated, each time, whoever calls them."""
+    found, logger = [], logging.getLogger("transformers")
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            if "deprecat" in record.getMessage().lower():
+                found.append(f"{record.name}: {record.getMessage()}")
+
+    handler = Handler()
+    logging.Logger.warning_once.cache_clear()  # an earlier test may have been told already
+    logger.addHandler(handler)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield (
+            lambda: (
+                found
+                + [
+                    f"{one.filename}:{one.lineno}: {one.message}"
+                    for one in warned
+                    if issubclass(one.category, DeprecationWarning | FutureWarning)
+                    and any(f"/{name}/" in one.filename for name in LIBRARIES)
+                ]
+            )
+        )
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, "qwen2_5_vl", "llava", "internvl"])
+def test_no_deprecated_call(name, built, mllm_checkpoints, items, tmp_path, deprecations):
+    if name in ONE_OF_EACH:
+        model, processor = built(name)
+    else:
+        folder, _ = mllm_checkpoints(name)
+        model = MllmRetrieverModel.from_mllm(folder, 2)
+        processor = MllmRetrieverProcessor.from_mllm(folder)
+    settings = {"activation_checkpointing": True, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer("contrastive", model, processor, tmp_path / "run", make_rows(8), make_rows(4), **settings)
+    trainer.train()
+    trainer.evaluate()
+    export(trainer.encoder, processor, tmp_path / "model")
+    load_model(tmp_path / "model")
+    stock, options = tmp_path / "model", {"trust_remote_code": True}
+    loaded = AutoModel.from_pretrained(stock, **options).eval(), AutoProcessor.from_pretrained(stock, **options)
+    with torch.no_grad():
+        vectors = loaded[0](**loaded[1](items)).embeddings
+    encoded = SentenceTransformer(str(stock), device="cpu", **options).encode(items, convert_to_tensor=True)
+    torch.testing.assert_close(encoded, vectors)
+    assert deprecations() == []
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_deprecated_call_is_found(logs, deprecations):
+    from transformers import TrainingArguments
+    from transformers.utils import logging as library
+
+    if logs:
+        library.get_logger("transformers.models").warning_once("`a` is deprecated")
+    else:
+        TrainingArguments(gradient_checkpointing=True)
+    assert len(deprecations()) == 1
