@@ -6,6 +6,9 @@ ratio is the median over the turns of (time of sentence-transformers / time of o
 processor time, worker processes included: other programs on the machine affect it less than wall time. Ours writes a
 store: checksums, ids and the digests of the rows are part of its time.
 
+`free_cores` is computed, not timed: the processor time of theirs over the larger of that of our process with the model
+and that of one worker. It is the ratio that workers give when each process has a core of its own.
+
 The models are this package's four, which sentence-transformers runs by the code in their folders, and a stock CLIP,
 which it runs by its own. `not model` is the share of ours without workers that is not the model's forward: what
 workers can take off the model. `input` in --sizes is a model so small that nearly all time is spent on its inputs, as
@@ -219,7 +222,10 @@ def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args
         ratio, seconds = speed_up(found["sentence-transformers"], found[label]), median(found[label])
         row = {"model": name, "items": kind, "ours": label, "per_second": len(some) / seconds.wall}
         row |= {"wall": ratio["wall"], "range": f"{ratio['wall_low']:.2f} to {ratio['wall_high']:.2f}"}
-        row |= {"cpu": ratio["cpu"], "not_model": 1 - model / total}
+        workers = encoders[label].num_workers
+        longest = max(seconds.own, (seconds.cpu - seconds.own) / max(1, workers))
+        row |= {"cpu": ratio["cpu"], "free_cores": median(found["sentence-transformers"]).cpu / longest}
+        row["not_model"] = 1 - model / total
         rows_found.append(row | ({} if mfu is None else {"mfu": mfu / seconds.wall, "mfu_model": mfu / model}))
     return rows_found
 

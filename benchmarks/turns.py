@@ -19,27 +19,29 @@ PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu", "nump
 
 
 class Times(NamedTuple):
-    """Seconds of one call: of wall time, and of processor time in this process and those it started."""
+    """Seconds of one call: of wall time, of processor time in this process and those it started, and in this one."""
 
     wall: float
     cpu: float
+    own: float
 
 
-def cpu_seconds() -> float:
-    """Processor time of this process and of its children, both those that run and those that have ended."""
-    found = os.times()
+def seconds_of_children() -> float:
+    """Processor time of the processes that this one started, both those that run and those that have ended."""
+    ended = os.times()
     running = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
-    return found.user + found.system + found.children_user + found.children_system + running
+    return ended.children_user + ended.children_system + running
 
 
 def timed(function: Callable[[], object], device: str = "cpu") -> Times:
     """Run a function once."""
     gc.collect()
-    start, cpu_start = time.perf_counter(), cpu_seconds()
+    start, started, own_start = time.perf_counter(), seconds_of_children(), time.process_time()
     function()
     if device == "cuda":
         torch.cuda.synchronize()
-    return Times(time.perf_counter() - start, cpu_seconds() - cpu_start)
+    own = time.process_time() - own_start
+    return Times(time.perf_counter() - start, own + max(0.0, seconds_of_children() - started), own)
 
 
 def take_turns(
@@ -59,7 +61,7 @@ def take_turns(
 def speed_up(theirs: Sequence[Times], ours: Sequence[Times]) -> dict[str, float]:
     """How many times as fast ours is: the median over the turns of the ratio of times, and its range."""
     walls = [a.wall / b.wall for a, b in zip(theirs, ours, strict=True)]
-    cpus = [a.cpu / max(b.cpu, 1e-9) for a, b in zip(theirs, ours, strict=True)]
+    cpus = [a.cpu / b.cpu for a, b in zip(theirs, ours, strict=True)]
     return {
         "wall": statistics.median(walls),
         "wall_low": min(walls),
@@ -70,7 +72,7 @@ def speed_up(theirs: Sequence[Times], ours: Sequence[Times]) -> dict[str, float]
 
 def median(times: Sequence[Times]) -> Times:
     """The median of each clock."""
-    return Times(statistics.median(one.wall for one in times), statistics.median(one.cpu for one in times))
+    return Times(*(statistics.median(clock) for clock in zip(*times, strict=True)))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
