@@ -67,7 +67,7 @@ SIZES: dict[str, dict[str, Any]] = {  # width, layers and heads of the towers; p
     "tiny": {"vision": (32, 1, 2), "text": (32, 1, 2), "patch": 16, "side": 32, "mllm": "tiny"},
     "input": {"vision": (32, 1, 2), "text": (32, 1, 2), "patch": 32, "side": 224, "mllm": "tiny"},
     "small": {"vision": (384, 12, 6), "text": (384, 6, 12), "patch": 32, "side": 224, "mllm": "small"},
-    "base": {"vision": (768, 12, 12), "text": (768, 12, 12), "patch": 16, "side": 224, "mllm": "7b"},
+    "base": {"vision": (768, 12, 12), "text": (768, 12, 12), "patch": 16, "side": 224, "mllm": "small"},
 }
 LETTERS = string.ascii_lowercase + string.digits
 SDPA_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
