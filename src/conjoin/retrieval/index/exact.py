@@ -20,6 +20,7 @@ _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
 _FEW_PER_QUERY = 4
+_QUERIES_AT_ONCE = 128  # of the rough scores on a CPU, likewise
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 
 
@@ -214,20 +215,27 @@ def _candidates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows `(P,)` of queries and of a block that may be among the k best, where the scores so far reach `floor`.
 
-    On a CPU numpy multiplies: its library is the faster one on some processors, above all for a single query. There
-    the k best of a block are only chosen where too many rows reach the floor.
+    On a CPU numpy multiplies, a few queries at a time: its library is the faster one on some processors, above all for
+    a single query. The k best of a block are only chosen where too many rows reach the floor.
     """
-    is_cpu = block.device.type == "cpu"
-    rough = torch.from_numpy(queries.numpy() @ block.numpy().T) if is_cpu else queries @ block.T
-    reached = rough >= floor
-    few = _FEW_PER_QUERY * k * len(queries)
-    if len(block) >= k and not (is_cpu and np.count_nonzero(reached.numpy()) <= few):
-        reached = rough >= torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
-    if is_cpu:
-        rows, columns = np.divmod(np.flatnonzero(reached.numpy()), len(block))
-        return rows, columns
-    found_rows, found_columns = reached.nonzero(as_tuple=True)
-    return found_rows.cpu().numpy(), found_columns.cpu().numpy()
+    if block.device.type != "cpu":
+        rough = queries @ block.T
+        if len(block) >= k:
+            floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
+        found_rows, found_columns = (rough >= floor).nonzero(as_tuple=True)
+        return found_rows.cpu().numpy(), found_columns.cpu().numpy()
+    rows, columns, start = [], [], 0
+    for part, least in zip(queries.split(_QUERIES_AT_ONCE), floor.split(_QUERIES_AT_ONCE), strict=True):
+        scores = part.numpy() @ block.numpy().T
+        reached = scores >= least.numpy()
+        if len(block) >= k and np.count_nonzero(reached) > _FEW_PER_QUERY * k * len(part):
+            kth = torch.from_numpy(scores).topk(k).values[:, -1:] - margin
+            reached = scores >= torch.maximum(least, kth).numpy()
+        row, column = np.divmod(np.flatnonzero(reached), len(block))
+        rows.append(row + start)
+        columns.append(column)
+        start += len(part)
+    return np.concatenate(rows), np.concatenate(columns)
 
 
 def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
