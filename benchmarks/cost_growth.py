@@ -8,7 +8,7 @@ programs on the machine affect it less than wall time. Four charts are drawn as 
     length   its text tower: milliseconds for a text
     layers   a Qwen2-VL of 28 layers cut to the first: milliseconds for a text
 
-    python benchmarks/cost_growth.py --out benchmarks/results
+    python benchmarks/cost_growth.py --out runs/growth
     python benchmarks/cost_growth.py --out DIR --size tiny --vectors 100 1000 --layers 2 4     # a quick test
 """
 
