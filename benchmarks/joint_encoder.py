@@ -9,9 +9,11 @@ negatives, and a frozen copy of the stage-1 model scores the anchors.
     python benchmarks/joint_encoder.py --size small --threads 2 --json joint_encoder.json
     python benchmarks/joint_encoder.py --size tiny --mllm          # a quick test of the script
 
-On a GPU, at the sizes of the paper's Table 1 (its FPS: 922 for SOLAR-C, 520 for SOLAR-B+D, 19 for Qwen2-VL-7B):
+On a GPU, at the sizes of the paper's Table 1 (its FPS: 922 for SOLAR-C, 520 for SOLAR-B+D, 19 for Qwen2-VL-7B).
+`--peak-tflops`, the rate of the device, adds a column of MFU (not measured yet). Pictures per second with decoding
+are in `encode_throughput.py --device cuda --size base`:
 
-    python benchmarks/joint_encoder.py --device cuda --size clip --mllm
+    python benchmarks/joint_encoder.py --device cuda --size clip --mllm --peak-tflops 989
     python benchmarks/joint_encoder.py --device cuda --size bge_dino --mllm
 """
 
@@ -27,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,
     CLIPTextConfig,
@@ -197,6 +200,15 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
+def mfu(function: Callable[[], object], seconds: float, args: argparse.Namespace) -> dict[str, float]:
+    """The share of the device's operations that a call uses, if `--peak-tflops` is given."""
+    if not args.peak_tflops:
+        return {}
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return {"mfu": counter.get_total_flops() / (args.peak_tflops * 1e12) / seconds}
+
+
 def stepper(objective: Objective, batch: dict[str, Any], device: torch.device) -> Callable[[], None]:
     objective.to(device).train()
     optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=1e-5)
@@ -218,7 +230,8 @@ def measure_steps(model: JointEncoderModel, args: argparse.Namespace, device: to
     rows = []
     for name, (_, _, (trained, frozen)) in made.items():
         found = {"step": name, "towers": f"{trained} + {frozen}", "seconds": statistics.median(seconds[name])}
-        rows.append(found | {"ratio": ratio(seconds[name], seconds["contrastive"])})
+        found |= {"ratio": ratio(seconds[name], seconds["contrastive"])}
+        rows.append(found | mfu(steps[name], found["seconds"], args))
     return rows
 
 
@@ -238,9 +251,11 @@ def measure_encoding(model: JointEncoderModel, args: argparse.Namespace, device:
         functions["Qwen2-VL"], counts["Qwen2-VL"] = mllm(size, args, device), args.mllm_rows
     with torch.inference_mode():
         seconds = take_turns(functions, device, args.turns)
+        used = {name: mfu(function, statistics.median(seconds[name]), args) for name, function in functions.items()}
     each = {name: [value / counts[name] for value in values] for name, values in seconds.items()}
     return [
         {"encode": name, "per_second": 1 / statistics.median(values), "ratio": 1 / ratio(values, each["towers alone"])}
+        | used[name]
         for name, values in each.items()
     ]
 
@@ -296,6 +311,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--only", choices=["steps", "encoding"])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for a column of MFU")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     return parser.parse_args()
 

@@ -25,12 +25,16 @@ input: seconds, bytes of tensors read, and the peak of resident memory above tha
 of operations of an image as in the 7B model (`--device meta` shows both shares). For a GPU with 80 GB or more (not
 measured yet): weights are made on the device in bfloat16, and nothing is written to disk:
 
-    python benchmarks/pruned_mllm.py --size 7b --device cuda --batch-size 64 --json pruned_mllm_7b.json
+    python benchmarks/pruned_mllm.py --size 7b --device cuda --batch-size 64 --peak-tflops 989 --json mllm_7b.json
+
+`mfu` is the share of `--peak-tflops` that the forward uses. `with_decode` is samples per second with pictures decoded
+from JPEG and made into inputs before each forward, by this process.
 """
 
 import argparse
 import contextlib
 import copy
+import io
 import json
 import math
 import platform
@@ -239,6 +243,17 @@ def operations(function: Callable[[], Any]) -> tuple[int, int]:
     return total, total - sum(sum(counts.values()) for counts in towers.values())
 
 
+def as_jpeg(item: Any) -> Any:  # noqa: ANN401
+    """An item with its picture as the bytes of a JPEG file."""
+    if isinstance(item, dict):
+        return item | {"image": as_jpeg(item["image"])}
+    if not isinstance(item, Image.Image):
+        return item
+    file = io.BytesIO()
+    item.save(file, "JPEG", quality=90)
+    return {"bytes": file.getvalue(), "path": None}
+
+
 def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> list[dict]:
     """The table rows of one kind of input, one per variant."""
     batch = dict(processor(make_items(kind, args.batch_size, args.size)).to(args.device))
@@ -246,6 +261,8 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
         name: lambda forward=forward: forward(batch) for name, forward in variants.items()
     }
     counted, peaks, times = {}, {}, {name: [] for name in runs}
+    files = [as_jpeg(item) for item in make_items(kind, args.batch_size, args.size)]
+    prepared = statistics.median(seconds(lambda: processor(files), "cpu")[0] for _ in range(args.turns))
     for name, run in runs.items():
         counted[name] = operations(run)  # the first call is also the warm-up
         if args.device == "cuda":
@@ -262,6 +279,10 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
             "variant": name,
             "tokens": int(batch["attention_mask"].sum(1).max()),
             "samples_per_second": args.batch_size / statistics.median(wall for wall, _ in times[name]),
+            "with_decode": args.batch_size / (prepared + statistics.median(wall for wall, _ in times[name])),
+            "mfu": counted[name][0] / (args.peak_tflops * 1e12) / statistics.median(wall for wall, _ in times[name])
+            if args.peak_tflops
+            else None,
             "over_stock": ratio(times["stock"], times[name]),
             "over_whole": ratio(times["whole"], times[name]),
             "over_whole_all_tokens": ratio(times["whole, all tokens"], times[name]),
@@ -301,7 +322,7 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
         "random": lambda: [forward(batch) for batch in batches["random"]],
         "sorted": lambda: [forward(batch) for batch in batches["sorted"]],
         "one by one": lambda: [tower(row, grid) for row, grid in zip(rows, grids, strict=True)],
-        "together": lambda: tower(rows.flatten(0, 1), grids.flatten(0, 1)),
+        "together": lambda: tower(torch.cat(rows), grids.flatten(0, 1)),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(args.turns + 1):
@@ -435,6 +456,8 @@ COLUMNS = {
     "variant": "{}",
     "tokens": "{}",
     "samples_per_second": "{:.2f}",
+    "with_decode": "{:.2f}",
+    "mfu": "{:.3f}",
     "over_stock": "{:.2f}",
     "over_whole": "{:.2f}",
     "over_whole_all_tokens": "{:.2f}",
@@ -498,6 +521,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-loading", action="store_true", help="skip the loading measurement")
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for a column of MFU")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--child", nargs=3, metavar=("MODEL", "INPUT", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -19,11 +19,11 @@ def run(script, *arguments):
 def test_every_step_and_encoder_is_timed(tmp_path):
     found = tmp_path / "found.json"
     options = ["--size", "tiny", "--rows", 2, "--encode-rows", 2, "--mllm-rows", 2, "--turns", 1, "--threads", 1]
-    run("joint_encoder.py", *options, "--mllm", "--json", found)
+    run("joint_encoder.py", *options, "--mllm", "--peak-tflops", 1, "--json", found)
     content = json.loads(found.read_text())
     assert [row["towers"] for row in content["steps"]] == ["2 + 0", "2 + 0", "2 + 2", "2 + 2", "2 + 2", "6 + 2"]
     assert [row["encode"] for row in content["encoding"]] == ["towers alone", "joint encoder", "Qwen2-VL"]
-    assert all(row["ratio"] > 0 for row in content["steps"] + content["encoding"])
+    assert all(min(row["ratio"], row["mfu"]) > 0 for row in content["steps"] + content["encoding"])
 
 
 def test_composition_is_timed(tmp_path):
@@ -118,3 +118,46 @@ def test_the_life_of_a_store_is_timed(tmp_path):
     assert len(found[0]) == 300 and len(script.load_index(tmp_path / "index").ids) == 300
     assert (found[3].added, found[3].replaced, found[3].removed) == (3, 3, 3)
     assert found[5].tolist() == [5]  # item 7; item 1 is gone and item 2 has changed, so it is last
+
+
+def test_encoding_is_compared_with_sentence_transformers(tmp_path):
+    found = tmp_path / "found.json"
+    options = ["--size", "tiny", "--rows", 6, "--batch-size", 4, "--turns", 1, "--workers", 0, 1, "--json", found]
+    run("encode_throughput.py", *options, "--models", "stock_clip", "mllm_retriever", "--peak-tflops", 1)
+    rows = json.loads(found.read_text())["rows"]
+    assert [(row["model"], row["items"], row["ours"]) for row in rows] == [
+        (model, kind, workers)
+        for model in ("stock_clip", "mllm_retriever")
+        for kind in ("image", "text")
+        for workers in ("0 workers", "1 workers")
+    ]
+    assert all(min(row["wall"], row["cpu"], row["free_cores"], row["mfu"]) > 0 for row in rows)
+    assert all(0 < row["not_model"] < 1 for row in rows)
+
+
+def test_a_training_step_is_compared_with_sentence_transformers(tmp_path):
+    found = tmp_path / "found.json"
+    run("training_step.py", "--size", "tiny", "--rows", 12, "--chunk", 4, "--turns", 1, "--json", found)
+    rows = json.loads(found.read_text())["rows"]
+    assert [row["step"] for row in rows] == [
+        *("sentence-transformers", "sentence-transformers, tokens", "ours", "ours, tokens")
+    ]
+    assert rows[0]["wall"] == rows[0]["cpu"] == rows[0]["memory"] == 1
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_search_and_building_are_compared_and_their_growth_is_drawn(tmp_path):
+    found = tmp_path / "found.json"
+    sizes = ["--rows", 300, "--queries", 2, "--dimension", 16, "--build-rows", 300, "--turns", 1]
+    run("search.py", *sizes, "--json", found)
+    content = json.loads(found.read_text())
+    assert [row["index"] for row in content["build"]] == ["exact", "flat", "hnsw", "ivfpq"]
+    assert all(row["wall"] > 0 for row in content["build"])
+    assert min(content["search"][0][name] for name in ("matmul", "faiss", "matmul_cpu", "faiss_cpu")) > 0
+    sizes = ["--vectors", 50, 100, "--batches", 1, 2, "--lengths", 4, 8, "--layers", 2, 4, "--turns", 1]
+    run("cost_growth.py", "--out", tmp_path, "--size", "tiny", *sizes)
+    content = json.loads((tmp_path / "cost_growth.json").read_text())
+    assert [point[0] for point in content["vectors"]["exact"]] == [50, 100]
+    for name in ("vectors", "batch", "length", "layers"):
+        picture = (tmp_path / f"cost_{name}.svg").read_text()
+        assert picture.count("<circle") == sum(map(len, content[name].values()))

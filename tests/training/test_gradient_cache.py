@@ -5,7 +5,8 @@ import torch
 
 from conjoin.data import PairCollator
 from conjoin.losses import ContrastiveLoss, GclLoss
-from conjoin.training import Objective, cached_backward
+from conjoin.methods.contrastive import ContrastiveConfig
+from conjoin.training import Objective, RetrievalTrainer, cached_backward
 from conjoin.training.gradient_cache import split_rows
 from conjoin.training.objective import total_loss
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
@@ -30,6 +31,82 @@ def test_gradients_equal_the_plain_step(tiny_checkpoints, name, chunk_size):
     for name, parameter in objective.named_parameters():
         if name in expected:
             assert torch.allclose(parameter.grad, expected[name], atol=1e-10), name
+
+
+def varied_batch(processor):
+    """Eight pairs whose texts have 3 to 17 tokens; two show the same item."""
+    rows = [dict(row) for row in make_rows(8, groups=7)]
+    for row, letters in zip(rows, (4, 15, 1, 9, 2, 15, 7, 3), strict=True):
+        row["text"] = " ".join("abcdefghijklmno"[:letters])
+    return PairCollator(processor)(rows)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize(("chunk_size", "chunk_tokens"), [(0, 20), (2, 40), (0, 1), (0, 1000)])
+def test_gradients_of_chunks_by_tokens_equal_the_plain_step(tiny_checkpoints, name, chunk_size, chunk_tokens):
+    loss_class, views = LOSSES[name]
+    model, processor = make_encoder(tiny_checkpoints)
+    objective = Objective(model, loss_class(), views).double().eval()
+    batch = varied_batch(processor)
+    assert len(set(batch["ids"].tolist())) == 7
+    plain = objective(**batch)
+    total_loss(plain).backward()
+    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    options = {"backward": lambda loss: loss.backward(), "chunk_tokens": chunk_tokens}
+    terms = cached_backward(objective, dict(batch), chunk_size, **options)
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
+        {name: term.item() for name, term in plain.items()}, abs=1e-12
+    )
+    assert expected["encoder.vl_encoder.cls_token"].abs().max() > 1e-6
+    found = {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(found[name], gradient, atol=1e-10), name
+
+
+def test_chunks_by_tokens_are_full_and_hold_no_common_padding(tiny_checkpoints):
+    _, processor = make_encoder(tiny_checkpoints)
+    batch = varied_batch(processor)
+    lengths = batch["pairs"]["attention_mask"].sum(1)
+    assert lengths.tolist() == [6, 17, 3, 11, 4, 17, 9, 5]
+    chunks = list(split_rows(batch, 0, 20))
+    assert [chunk.places.tolist() for chunk in chunks] == [[1], [5], [3], [6, 0], [7, 4, 2]]
+    for chunk in chunks:
+        pairs = chunk.inputs["pairs"]
+        width = int(lengths[chunk.places].max())
+        for part in ("input_ids", "attention_mask", "special_tokens_mask"):
+            assert torch.equal(pairs[part], batch["pairs"][part][chunk.places, :width])
+        assert torch.equal(pairs["pixel_values"], batch["pairs"]["pixel_values"][chunk.places])
+    assert [len(chunk.places) for chunk in split_rows(batch, 2, 1000)] == [2, 2, 2, 2]
+    without_texts = {"pairs": {"pixel_values": torch.zeros(5, 3)}}
+    assert [chunk.places.tolist() for chunk in split_rows(without_texts, 2, 8)] == [[0, 1], [2, 3], [4]]
+
+
+def test_padding_in_front_is_dropped_too():
+    mask = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]])
+    batch = {"queries": {"input_ids": mask * 7, "attention_mask": mask}, "positives": {"a": torch.arange(2)}}
+    found = [(chunk.places.tolist(), chunk.inputs) for chunk in split_rows(batch, 0, 4)]
+    assert [places for places, _ in found] == [[1], [0, 2], [3, 4]]
+    assert found[1][1]["queries"]["input_ids"].tolist() == [[7, 7], [0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda objective, processor: vars(processor).update(text_padding="max_length"), "text_padding='max_length'"),
+        (lambda objective, processor: vars(objective).update(sorts_rows=False), "Objective needs rows in their order"),
+    ],
+)
+def test_padding_with_a_meaning_is_not_dropped(tiny_checkpoints, tmp_path, change, message):
+    model, processor = make_encoder(tiny_checkpoints)
+    objective = Objective(model, ContrastiveLoss(), LOSSES["contrastive"][1])
+    change(objective, processor)
+    with pytest.raises(ValueError, match=f"gradient_cache_chunk_tokens cannot be used: .*{message}"):
+        make_trainer(
+            "contrastive", objective, processor, tmp_path, make_rows(4), gradient_cache_chunk_tokens=8,
+            methods={"contrastive": (ContrastiveConfig, RetrievalTrainer)},
+        )  # fmt: skip
 
 
 def test_chunks_may_lack_a_modality(tiny_checkpoints):
@@ -93,19 +170,20 @@ def test_two_chunks_with_dropout_are_consistent_between_passes(tiny_checkpoints)
 
 def test_a_trainer_ends_with_the_same_weights(tiny_checkpoints, tmp_path):
     weights = []
-    for chunk_size in (0, 3):
+    for chunk_size, chunk_tokens in ((0, 0), (3, 0), (0, 12)):
         model, processor = make_encoder(tiny_checkpoints)
         without_dropout(model)
         trainer = make_trainer(
             "gcl", model, processor, tmp_path, make_rows(16), per_device_train_batch_size=4,
-            gradient_accumulation_steps=2, gradient_cache_chunk_size=chunk_size, optim="sgd",
+            gradient_accumulation_steps=2, gradient_cache_chunk_size=chunk_size,
+            gradient_cache_chunk_tokens=chunk_tokens, optim="sgd",
         )  # fmt: skip
         before = model.vl_encoder.cls_token.detach().clone()
         trainer.train()
         assert not torch.equal(before, model.vl_encoder.cls_token)
         weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
     for name, weight in weights[0].items():
-        assert torch.allclose(weight, weights[1][name], atol=1e-6), name
+        assert all(torch.allclose(weight, other[name], atol=1e-6) for other in weights[1:]), name
 
 
 @pytest.mark.parametrize("chunk_size", [0, 3])
@@ -138,7 +216,7 @@ def test_mixed_precision_reaches_the_encoder_and_its_gradient(tiny_checkpoints, 
 def test_parts_are_cut_one_after_another_with_what_belongs_to_their_rows():
     batch = {"pairs": {"a": torch.arange(3), "teacher": {"b": torch.arange(3) * 10}, "kind": "x"},
              "mined": {"a": torch.arange(2)}, "ids": torch.arange(3)}  # fmt: skip
-    chunks = list(split_rows(batch, 2))
+    chunks = [chunk.inputs for chunk in split_rows(batch, 2)]
     assert [list(chunk) for chunk in chunks] == [["pairs"], ["pairs"], ["mined"]]
     assert [chunk["pairs"]["a"].tolist() for chunk in chunks[:2]] == [[0, 1], [2]]
     assert [chunk["pairs"]["teacher"]["b"].tolist() for chunk in chunks[:2]] == [[0, 10], [20]]

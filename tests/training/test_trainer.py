@@ -283,6 +283,7 @@ def test_arguments_are_checked(tiny_checkpoints, tmp_path):
     model, processor = make_encoder(tiny_checkpoints)
     for arguments, message in (
         ({"gradient_cache_chunk_size": -1}, "gradient_cache_chunk_size=-1"),
+        ({"gradient_cache_chunk_tokens": -1}, "gradient_cache_chunk_tokens=-1"),
         ({"eval_ks": (0,)}, r"eval_ks=\(0,\)"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
     ):

@@ -14,8 +14,11 @@ from safetensors.torch import load_file, save_file
 from conjoin.training.gradient_cache import average_gradients
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
-CASES = [("contrastive", 0, 1), ("contrastive", 2, 1), ("gcl", 0, 1), ("gcl", 2, 1), ("gcl", 2, 2)]
-"""The method, the chunk size of the gradient cache (0: none) and the accumulated batches."""
+CASES = [
+    *(("contrastive", 0, 1, 0), ("contrastive", 2, 1, 0), ("gcl", 0, 1, 0), ("gcl", 2, 1, 0), ("gcl", 2, 2, 0)),
+    *(("contrastive", 0, 1, 10), ("gcl", 3, 2, 12)),
+]
+"""The method, the rows of a chunk of the gradient cache (0: any), the accumulated batches, the tokens of a chunk."""
 LOGGED = {
     "contrastive": ("contrastive_loss", "temperature", "masked_negatives"),
     "gcl": ("gcl_loss", "temperature", "masked_negatives"),
@@ -26,13 +29,14 @@ def case_name(case):
     return "-".join(map(str, case))
 
 
-def run_case(checkpoints, folder, method, chunk_size, accumulation, batch_size):
+def run_case(checkpoints, folder, method, chunk_size, accumulation, chunk_tokens, batch_size):
     """Weights, logs and metrics of two float64 SGD steps without dropout."""
     model, processor = make_encoder(checkpoints)
     without_dropout(model)
     trainer = make_trainer(
         method, model, processor, folder, make_rows(32, groups=15), per_device_train_batch_size=batch_size,
-        gradient_cache_chunk_size=chunk_size, optim="sgd", max_grad_norm=0.0, train_sampling_strategy="sequential",
+        gradient_cache_chunk_size=chunk_size, gradient_cache_chunk_tokens=chunk_tokens, optim="sgd",
+        max_grad_norm=0.0, train_sampling_strategy="sequential",
         gradient_accumulation_steps=accumulation, eval_rows=make_rows(11, groups=9), per_device_eval_batch_size=3,
     )  # fmt: skip
     trainer.model.double()
@@ -94,8 +98,8 @@ def two_ranks(tiny_checkpoints, tmp_path_factory):
 def test_two_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, case):
     ranks = [json.loads((two_ranks / f"{case_name(case)}-{rank}.json").read_text()) for rank in range(2)]
     assert [rank["world_size"] for rank in ranks] == [2, 2]
-    method, _, accumulation = case
-    expected, alone = run_case(tiny_checkpoints, tmp_path, method, 0, accumulation, batch_size=8)
+    method, _, accumulation, _ = case
+    expected, alone = run_case(tiny_checkpoints, tmp_path, method, 0, accumulation, 0, batch_size=8)
     assert alone["world_size"] == 1
     untrained, _ = make_encoder(tiny_checkpoints)
     start = untrained.vl_encoder.cls_token.double()

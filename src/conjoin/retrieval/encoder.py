@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from PIL import Image
-from torch.utils.data import DataLoader
 from transformers import ProcessorMixin
 
 from conjoin.hub.load import load_model
@@ -21,6 +20,7 @@ from conjoin.processing.item_inputs import check_list, parse_item
 from conjoin.progress import progress
 from conjoin.retrieval.compact import check_dims, truncate
 from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
+from conjoin.retrieval.input_workers import InputWorkers
 from conjoin.storage import model_fingerprint, processor_digest
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class ItemEncoder:
         batch_size: Items per forward pass.
         device: Where to run; the model is moved there. `None` leaves it where it is.
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
-        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
+        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one. They start
+            with the first call of `encode` and stay until the encoder is deleted.
         name: What error messages and manifests call the model; its class by default.
         input_type: How an item with several images is embedded: `"seq"` (images and texts in their order, for models
             that take interleaved items), `"cat"` (the images concatenated into one picture, the texts joined) or
@@ -165,6 +166,7 @@ class ItemEncoder:
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = dtype
         self.num_workers = num_workers
+        self._workers: tuple[tuple[Any, ...], InputWorkers] | None = None
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
 
@@ -296,16 +298,10 @@ class ItemEncoder:
         prepare = partial(_process, InputMaker(self.processor, self.input_type, self.batch_size))
         if self.num_workers == 0:
             return map(prepare, batches)
-        own_generator = torch.Generator()  # the loader would otherwise draw from the global one
-        return iter(
-            DataLoader(
-                batches,  # type: ignore[arg-type]
-                batch_size=None,
-                collate_fn=prepare,
-                num_workers=min(self.num_workers, len(batches)),
-                generator=own_generator,
-            )
-        )
+        key = (self.processor, self.input_type, self.batch_size, self.num_workers)
+        if self._workers is None or self._workers[0] != key:
+            self._workers = key, InputWorkers(prepare, self.num_workers)
+        return self._workers[1].map(batches)
 
     def _forward(self, inputs: Inputs, names: Sequence[str]) -> np.ndarray:
         """Run a batch; returns `(n, D)` float32."""

@@ -23,6 +23,9 @@ class RetrievalConfig(TrainingArguments):
     Args:
         gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, but costs a second
             forward pass; 0 runs the plain step.
+        gradient_cache_chunk_tokens: Text tokens embedded at once, padding included. Rows are sorted by length and
+            padded with rows like them, which is faster where texts differ in length; the gradients are the same. Alone
+            or beside `gradient_cache_chunk_size`, which also limits the images of a chunk; 0 for no such limit.
         eval_ks: The values of k for the hit rates measured in evaluation.
         mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
         activation_checkpointing: Compute activations again in the backward pass: less memory, more compute. Earlier
@@ -40,6 +43,7 @@ class RetrievalConfig(TrainingArguments):
     logging_steps: float = field(default=10)
     save_total_limit: int | None = field(default=2)
     gradient_cache_chunk_size: int = field(default=0)
+    gradient_cache_chunk_tokens: int = field(default=0)
     eval_ks: tuple[int, ...] = field(default=(1, 5, 10))
     mask_false_negatives: bool = field(default=True)
     activation_checkpointing: bool | None = field(default=None)
@@ -53,8 +57,9 @@ class RetrievalConfig(TrainingArguments):
         super().__post_init__()
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
         self.eval_ks = tuple(self.eval_ks)
-        if self.gradient_cache_chunk_size < 0:
-            raise ValueError(f"gradient_cache_chunk_size={self.gradient_cache_chunk_size} must not be negative")
+        for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
+            if vars(self)[name] < 0:
+                raise ValueError(f"{name}={vars(self)[name]} must not be negative")
         if not self.eval_ks or min(self.eval_ks) < 1:
             raise ValueError(f"eval_ks={self.eval_ks}; expected positive numbers")
         self.matryoshka_dims, self.matryoshka_weights = tuple(self.matryoshka_dims), tuple(self.matryoshka_weights)

@@ -5,9 +5,9 @@ equals the plain step: the same loss on the same batch, with the same random num
 `Objective.once` run in the first pass only.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,22 @@ from torch import Tensor, nn
 
 from conjoin.training.objective import Objective, total_loss
 from conjoin.training.replay import RandomState, Replay
+
+_MASKS = ("attention_mask", "image_view_mask", "text_view_mask")
+_TOKENS = (*_MASKS, "input_ids", "special_tokens_mask", "token_type_ids")
+"""The inputs `(N, T)` of a part that have a column for each token, and those of them that say which exist."""
+
+
+class Chunk(NamedTuple):
+    """Rows of a batch that are embedded at once.
+
+    Attributes:
+        inputs: `{part: rows}`, of one part.
+        places: `(n,)` which rows they are; the parts of the batch count one after the other.
+    """
+
+    inputs: dict[str, Any]
+    places: Tensor
 
 
 def cached_backward(
@@ -27,25 +43,27 @@ def cached_backward(
         torch.autograd.backward(rows, gradients)
     ),
     most: Callable[[int], int] = lambda count: count,
+    chunk_tokens: int = 0,
 ) -> dict[str, Tensor]:
     """Run one forward and backward over `batch` with the graph of at most `chunk_size` rows in memory.
 
     Args:
         objective: `embed` is called twice per chunk, `terms` once on all rows.
         batch: Parts with model inputs and optional `ids`; see `Objective` and `split_rows`.
-        chunk_size: Rows whose activations are in memory at once.
+        chunk_size: Rows whose activations are in memory at once; 0 if `chunk_tokens` alone limits them.
         backward: Receives the total loss, scales it like the trainer, and runs backward.
         autocast: Creates a fresh mixed-precision context for each pass: a pass must not reuse weights that an earlier
             pass cast without a graph.
         chunk_backward: Runs the backward pass of the rows of a chunk, with their gradients; the flag marks the last.
         most: Returns the number of chunks to embed, given those of this device. With sharded weights, all devices
             embed equally many: after its last chunk a device embeds it again, with a gradient of zero.
+        chunk_tokens: Most tokens of a chunk, its padding included; see `split_rows`. 0 for no such limit.
 
     Returns:
         The loss terms, detached.
     """
     ids = batch.pop("ids", None)
-    chunks = list(split_rows(batch, chunk_size))
+    chunks = list(split_rows(batch, chunk_size, chunk_tokens))
     count = len(chunks)
     chunks += chunks[-1:] * (most(count) - count)
     device = next(objective.parameters()).device
@@ -54,10 +72,13 @@ def cached_backward(
         for chunk in chunks:
             replays.append(Replay(device))
             with objective.replaying(replays[-1]):
-                parts.append(objective.embed(**chunk))
+                parts.append(objective.embed(**chunk.inputs))
     end_state = RandomState(device)
-    names = dict.fromkeys(name for part in parts[:count] for name in part)
-    leaves = {name: torch.cat([part[name] for part in parts[:count] if name in part]) for name in names}
+    orders = _orders(chunks[:count], parts)
+    leaves = {
+        name: torch.cat([part[name] for part in parts[:count] if name in part])[order.argsort().to(device)]
+        for name, order in orders.items()
+    }
     for leaf in leaves.values():
         leaf.requires_grad_(leaf.is_floating_point())
     with autocast():
@@ -67,7 +88,7 @@ def cached_backward(
     for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True), start=1):
         replay.start.restore()
         with autocast(), objective.replaying(replay):
-            embeddings = objective.embed(**chunk)
+            embeddings = objective.embed(**chunk.inputs)
         kept: list[Tensor] = []
         gradients: list[Tensor] = []
         for name, rows in embeddings.items():
@@ -75,30 +96,86 @@ def cached_backward(
             gradient = leaves[name].grad
             if gradient is not None and rows.requires_grad:
                 kept.append(rows)
-                own = gradient[start : replayed[name]].to(rows.dtype)
+                own = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
                 gradients.append(own if number <= count else torch.zeros_like(rows))
         chunk_backward(kept, gradients, number == len(chunks))
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
 
 
-def split_rows(batch: Mapping[str, Any], chunk_size: int) -> Iterator[dict[str, Any]]:
-    """Split each part of a batch in turn into chunks `{part: rows}` of at most `chunk_size` rows.
+def _orders(chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return for each output of `embed` where its rows `(n,)`, chunk by chunk, stand among those of the batch."""
+    names = dict.fromkeys(name for _, part in zip(chunks, parts, strict=False) for name in part)
+    return {
+        name: torch.cat([chunk.places for chunk, part in zip(chunks, parts, strict=False) if name in part])
+        .argsort()
+        .argsort()
+        for name in names
+    }
+
+
+def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0) -> Iterator[Chunk]:
+    """Split each part of a batch in turn into chunks of at most `chunk_size` rows.
+
+    With `chunk_tokens`, the rows of a part are sorted by their number of tokens, longest first, and a chunk takes rows
+    while they have at most so many tokens together, padded to the longest of them. Columns that are padding in all
+    rows of a chunk are dropped. A single longer row is a chunk of its own.
 
     Tensors outside the parts are skipped: they are inputs of the loss, which sees the whole batch.
 
+    Args:
+        batch: Parts with model inputs.
+        chunk_size: Most rows; 0 for no limit, if there is one of tokens.
+        chunk_tokens: Most tokens, 0 for no limit.
+
     Raises:
-        ValueError: There is no part, the tensors of a part differ in length, or `chunk_size` is not positive.
+        ValueError: There is no part, the tensors of a part differ in length, or no limit is positive.
     """
     parts = {name: part for name, part in batch.items() if isinstance(part, Mapping)}
-    if chunk_size < 1 or not parts:
+    if min(chunk_size, chunk_tokens) < 0 or not (chunk_size or chunk_tokens) or not parts:
         raise ValueError(f"cannot cut a batch with the parts {sorted(parts)} into chunks of {chunk_size} rows")
+    start = 0
     for name, part in parts.items():
         sizes = dict(_row_counts(part))
         if len(set(sizes.values())) != 1:
             raise ValueError(f"cannot cut the part {name!r} with {sizes} rows into chunks of {chunk_size}")
-        for start in range(0, next(iter(sizes.values())), chunk_size):
-            yield {name: _rows(part, slice(start, start + chunk_size))}
+        count = next(iter(sizes.values()))
+        mask = _token_mask(part) if chunk_tokens else None
+        for rows in _chunk_rows(count, chunk_size or count, chunk_tokens, mask):
+            chosen = rows if mask is None else rows.to(mask.device)
+            inputs = _rows(part, chosen if mask is not None else slice(int(rows[0]), int(rows[-1]) + 1))
+            if mask is not None:
+                inputs = _without_padding(inputs, mask[chosen])
+            yield Chunk({name: inputs}, rows + start)
+        start += count
+
+
+def _token_mask(part: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens `(N, T)` of a part exist, in any view; None if it has no tokens."""
+    masks = [part[name].bool() for name in _MASKS if name in part]
+    return torch.stack(masks).any(dim=0) if masks else None
+
+
+def _chunk_rows(count: int, chunk_size: int, chunk_tokens: int, mask: Tensor | None) -> Iterator[Tensor]:
+    """Choose the rows `(n,)` of each chunk of a part with `count` rows and tokens `(N, T)`."""
+    if mask is None:
+        yield from torch.arange(count).split(chunk_size)
+        return
+    widths = mask.sum(dim=1).cpu()
+    order = widths.argsort(descending=True, stable=True)
+    start = 0
+    while start < count:
+        longest = max(1, int(widths[order[start]]))
+        size = min(chunk_size, max(1, chunk_tokens // longest))
+        yield order[start : start + size]
+        start += size
+
+
+def _without_padding(inputs: dict[str, Any], mask: Tensor) -> dict[str, Any]:
+    """Drop the columns of tokens before the first and behind the last one of all rows."""
+    used = mask.any(dim=0).nonzero().flatten().tolist() or [0]
+    columns = slice(used[0], used[-1] + 1)
+    return inputs | {name: inputs[name][:, columns] for name in _TOKENS if name in inputs}
 
 
 def _row_counts(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -109,7 +186,7 @@ def _row_counts(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield prefix + name, len(value)
 
 
-def _rows(value: Any, chosen: slice) -> Any:  # noqa: ANN401
+def _rows(value: Any, chosen: slice | Tensor) -> Any:  # noqa: ANN401
     """Select rows of every tensor; other values go to every chunk unchanged."""
     if isinstance(value, Mapping):
         return {name: _rows(entry, chosen) for name, entry in value.items()}

@@ -32,6 +32,8 @@ class Objective(nn.Module):
     accepts_loss_kwargs = False
     same_layers: ClassVar[bool] = True
     """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
+    sorts_rows: ClassVar[bool] = True
+    """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
     encoder: PreTrainedModel
 
     def __init__(self, encoder: PreTrainedModel, loss: nn.Module, views: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from conjoin.evaluation import best_ranks
 from conjoin.evaluation.ranking import integer_labels
 from conjoin.hub import export
 from conjoin.ops import is_distributed
+from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.training.config import RetrievalConfig
 from conjoin.training.features import CachedFeatures
@@ -104,6 +105,8 @@ class RetrievalTrainer(Trainer):
         elif loss is not None or not isinstance(model, Objective):
             raise ValueError(f"pass an encoder and a loss, or an Objective alone; got {type(model).__name__}, {loss}")
         self.objective = model
+        if args.gradient_cache_chunk_tokens:
+            _check_sortable(model, processing_class)
         model.widths = args.widths
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
@@ -163,11 +166,11 @@ class RetrievalTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Run a plain step, or a gradient-cached step if `gradient_cache_chunk_size` is set."""
+        """Run a plain step, or a gradient-cached step if the arguments set the size of a chunk."""
         if self.stream is not None:
             inputs = self.stream.take(inputs)
         self.objective.progress = self.state.global_step / max(self.state.max_steps, 1)
-        if not self.args.gradient_cache_chunk_size:
+        if not (self.args.gradient_cache_chunk_size or self.args.gradient_cache_chunk_tokens):
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         losses: list[Tensor] = []
@@ -185,6 +188,7 @@ class RetrievalTrainer(Trainer):
             self.accelerator.autocast,
             self.sharding.chunk_backward,
             self.sharding.most,
+            self.args.gradient_cache_chunk_tokens,
         )
         self._record(terms)
         if is_distributed() and not self.sharding.is_sharded and self.accelerator.sync_gradients:
@@ -326,6 +330,21 @@ class RetrievalTrainer(Trainer):
 
     def _mean(self, value: Tensor) -> float:
         return self.accelerator.gather(value.detach().float().reshape(1)).mean().item()
+
+
+def _check_sortable(objective: Objective, processor: ProcessorMixin | None) -> None:
+    """Refuse chunks of a number of tokens where padding has a meaning.
+
+    Raises:
+        ValueError: The objective compares single tokens, or the text tower was trained on texts of one length.
+    """
+    problem = None
+    if not objective.sorts_rows:
+        problem = f"{type(objective).__name__} needs rows in their order, with their padding"
+    elif isinstance(processor, ImageTextProcessor) and processor.text_padding == "max_length":
+        problem = "the processor pads all texts to one length (text_padding='max_length')"
+    if problem is not None:
+        raise ValueError(f"gradient_cache_chunk_tokens cannot be used: {problem}; set gradient_cache_chunk_size")
 
 
 def _text_labels(dataset: Any) -> Tensor | None:  # noqa: ANN401 - any rows

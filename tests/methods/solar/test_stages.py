@@ -157,7 +157,7 @@ def test_chunks_of_stage_1_contrast_all_rows_and_keep_their_own_statistics(tiny_
         assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
     halves = cached_backward(objective, dict(batch), 3, lambda loss: loss.backward())
     parts = [
-        objective(ids=batch["ids"][3 * half : 3 * half + 3], **chunk)
+        objective(ids=batch["ids"][3 * half : 3 * half + 3], **chunk.inputs)
         for half, chunk in enumerate(split_rows(batch, 3))
     ]
     assert halves["gla_loss"].item() == pytest.approx(sum(part["gla_loss"].item() for part in parts) / 2)

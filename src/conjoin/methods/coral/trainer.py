@@ -1,7 +1,7 @@
 """Coral: contrastive learning, and masked reconstruction of the target from the query's and the target's state."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,7 @@ class CoralObjective(QueryCandidateObjective):
     """
 
     encoder: MllmRetrieverModel
+    sorts_rows: ClassVar[bool] = False
 
     def __init__(
         self, encoder: MllmRetrieverModel, args: CoralConfig, frame: PromptFrame, language_head: Tensor | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import save
@@ -131,6 +131,7 @@ class PairObjective(Objective):
     """
 
     encoder: JointEncoderModel
+    sorts_rows: ClassVar[bool] = False
 
     def __init__(self, encoder: JointEncoderModel, loss: nn.Module) -> None:
         super().__init__(encoder, loss, ("image", "text"))

@@ -19,6 +19,8 @@ from conjoin.retrieval.index.rows import VECTORS, IndexRows
 _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
+_FEW_PER_QUERY = 4
+_QUERIES_AT_ONCE = 128  # of the rough scores on a CPU, likewise
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 
 
@@ -130,14 +132,12 @@ class ExactIndex(IndexRows):
         scores = np.empty(0, dtype=np.float32)
         for offset, stored in self._blocks(places):
             block = self._unpacked(stored)
-            rough = queries @ block.T
-            if len(block) >= k:
-                floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
-            found_rows, new_columns = (rough >= floor).nonzero(as_tuple=True)
-            new_rows = found_rows.cpu().numpy()
+            new_rows, new_columns = _candidates(queries, block, k, floor, margin)
+            if len(new_rows) == 0:
+                continue
             new_scores = _exact_scores(doubles, block, new_rows, new_columns)
             rows = np.concatenate([rows, new_rows])
-            columns = np.concatenate([columns, new_columns.cpu().numpy() + offset])
+            columns = np.concatenate([columns, new_columns + offset])
             scores = np.concatenate([scores, new_scores])
             rows, columns, scores = _best(rows, columns, scores, k)
             if offset + len(block) >= k:
@@ -210,10 +210,38 @@ def _rounding_margin(dimension: int) -> float:
     return 3 * dimension * float(np.finfo(np.float32).eps) if is_full else 2.0**-5
 
 
-def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: torch.Tensor) -> np.ndarray:
+def _candidates(
+    queries: torch.Tensor, block: torch.Tensor, k: int, floor: torch.Tensor, margin: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows `(P,)` of queries and of a block that may be among the k best, where the scores so far reach `floor`.
+
+    On a CPU numpy multiplies, a few queries at a time: its library is the faster one on some processors, above all for
+    a single query. The k best of a block are only chosen where too many rows reach the floor.
+    """
+    if block.device.type != "cpu":
+        rough = queries @ block.T
+        if len(block) >= k:
+            floor = torch.maximum(floor, rough.topk(k).values[:, -1:] - margin)
+        found_rows, found_columns = (rough >= floor).nonzero(as_tuple=True)
+        return found_rows.cpu().numpy(), found_columns.cpu().numpy()
+    rows, columns, start = [], [], 0
+    for part, least in zip(queries.split(_QUERIES_AT_ONCE), floor.split(_QUERIES_AT_ONCE), strict=True):
+        scores = part.numpy() @ block.numpy().T
+        reached = scores >= least.numpy()
+        if len(block) >= k and np.count_nonzero(reached) > _FEW_PER_QUERY * k * len(part):
+            kth = torch.from_numpy(scores).topk(k).values[:, -1:] - margin
+            reached = scores >= torch.maximum(least, kth).numpy()
+        row, column = np.divmod(np.flatnonzero(reached), len(block))
+        rows.append(row + start)
+        columns.append(column)
+        start += len(part)
+    return np.concatenate(rows), np.concatenate(columns)
+
+
+def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Inner products of the given pairs `(P,)` of float64 queries and rows of `block`, as float32."""
-    candidates, places = columns.unique(return_inverse=True)
-    vectors, where = block[candidates].cpu().numpy().astype(np.float64), places.cpu().numpy()
+    candidates, where = np.unique(columns, return_inverse=True)
+    vectors = block[torch.from_numpy(candidates).to(block.device)].cpu().numpy().astype(np.float64)
     scores = np.empty(len(rows), dtype=np.float32)
     pairs_at_once = max(1, _NUMBERS_AT_ONCE // queries.shape[1])
     for start in range(0, len(rows), pairs_at_once):

@@ -1,0 +1,132 @@
+"""How the cost grows: of exact search with the vectors, of encoding with the batch, the text's length and the layers.
+
+All weights and vectors are random. Each number is the median over the turns of the processor time of one call: other
+programs on the machine affect it less than wall time. Four charts are drawn as SVG.
+
+    vectors  `ExactIndex`, FAISS flat and FAISS HNSW (up to --most-hnsw): milliseconds for a query
+    batch    a joint encoder's text and vision tower: milliseconds for an item
+    length   its text tower: milliseconds for a text
+    layers   a Qwen2-VL of 28 layers cut to the first: milliseconds for a text
+
+    python benchmarks/cost_growth.py --out runs/growth
+    python benchmarks/cost_growth.py --out DIR --size tiny --vectors 100 1000 --layers 2 4     # a quick test
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import faiss
+import joint_encoder
+import pruned_mllm
+import torch
+from plot import draw
+from search import unit_vectors
+from turns import setup, timed, write_json
+
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.retrieval.index.exact import ExactIndex
+
+Line = list[tuple[float, float]]
+
+
+def milliseconds(function: Callable[[], object], turns: int) -> float:
+    """Processor time of a call, after one to warm up."""
+    function()
+    found = sorted(timed(function).own for _ in range(turns))
+    return 1e3 * max(found[turns // 2], 1e-6)
+
+
+def by_vectors(args: argparse.Namespace) -> dict[str, Line]:
+    """Lines of milliseconds per query."""
+    lines: dict[str, Line] = {"exact": [], "FAISS flat": [], "FAISS HNSW": []}
+    queries = unit_vectors(16, args.dimension, 1)
+    for count in args.vectors:
+        vectors = unit_vectors(count, args.dimension, 0)
+        index = ExactIndex(device="cpu")
+        index.add([str(row) for row in range(count)], vectors, copy=False)
+        indexes: dict[str, Any] = {"FAISS flat": faiss.IndexFlatIP(args.dimension)}
+        if count <= args.most_hnsw:
+            indexes["FAISS HNSW"] = faiss.IndexHNSWFlat(args.dimension, 32, faiss.METRIC_INNER_PRODUCT)
+        runs: dict[str, Callable[[], object]] = {"exact": lambda index=index: index.search(queries, 10)}
+        for name, made in indexes.items():
+            made.add(vectors)
+            runs[name] = lambda made=made: made.search(queries, 10)
+        for name, run in runs.items():
+            lines[name].append((count, milliseconds(run, args.turns) / len(queries)))
+    return {name: line for name, line in lines.items() if line}
+
+
+def towers(args: argparse.Namespace) -> tuple[dict[str, Line], dict[str, Line]]:
+    """Lines of milliseconds per item by batch, and per text by length."""
+    size = joint_encoder.SIZES[args.size]
+    model, cpu = joint_encoder.build_encoder(size, None), torch.device("cpu")
+    batches: dict[str, Line] = {"text": [], "image": []}
+    for count in args.batches:
+        batch = joint_encoder.pairs(size, count, cpu)
+        text = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        runs = {
+            "text": lambda text=text: model.run_text_tower(**text),
+            "image": lambda batch=batch: model.run_vision_tower(batch["pixel_values"]),
+        }
+        for name, run in runs.items():
+            batches[name].append((count, milliseconds(run, args.turns) / count))
+    lengths: Line = []
+    for length in args.lengths:
+        ids = torch.randint(5, size.text.vocab_size - 5, (4, length))
+        mask = torch.ones_like(ids)
+        run_ = lambda ids=ids, mask=mask: model.run_text_tower(ids, mask)  # noqa: E731
+        lengths.append((length, milliseconds(run_, args.turns) / 4))
+    return batches, {"text": lengths}
+
+
+def by_layers(args: argparse.Namespace) -> dict[str, Line]:
+    """Lines of milliseconds per text."""
+    line: Line = []
+    with tempfile.TemporaryDirectory() as name:
+        pruned_mllm.save_checkpoint(args.size, Path(name))
+        processor = MllmRetrieverProcessor.from_mllm(name)
+        batch = dict(processor(pruned_mllm.make_items("text", 4, args.size)))
+        for keep in args.layers:
+            model = MllmRetrieverModel.from_mllm(name, keep)
+            line.append((keep, milliseconds(lambda model=model: model(**batch), args.turns) / 4))
+    return {"text": line}
+
+
+def main() -> None:
+    """Measure, draw, and write the numbers as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the charts and cost_growth.json")
+    parser.add_argument("--size", choices=("tiny", "small"), default="small", help="of the models")
+    parser.add_argument("--vectors", type=int, nargs="+", default=[10**power for power in range(3, 8)])
+    parser.add_argument("--dimension", type=int, default=64, help="of the vectors")
+    parser.add_argument("--most-hnsw", type=int, default=10_000, help="build no larger graph")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512])
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 12, 20, 28])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    args.device = "cpu"
+    torch.set_num_threads(args.threads)
+    faiss.omp_set_num_threads(args.threads)
+    charts: dict[str, tuple[Mapping[str, Line], str, str]] = {}
+    with torch.inference_mode():
+        charts["vectors"] = by_vectors(args), "vectors", "ms per query"
+        batches, lengths = towers(args)
+        charts["batch"] = batches, "items of a batch", "ms per item"
+        charts["length"] = lengths, "tokens of a text", "ms per text"
+        charts["layers"] = by_layers(args), "kept layers", "ms per text"
+    for name, (lines, x, y) in charts.items():
+        draw(lines, args.out / f"cost_{name}.svg", f"Processor time by {x}", x, y)
+    found = {"setup": setup(args)} | {name: lines for name, (lines, _, _) in charts.items()}
+    print(json.dumps(found))
+    write_json(args.out / "cost_growth.json", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Encoding of files by `encode_corpus` and by plain `SentenceTransformer.encode`, with the same weights.
+
+All weights are random. The pictures are JPEG files of 640 x 480 pixels, the texts have 3 to 60 words. Both sides read
+the same files with the same batch size and number of threads, in turns; the order is reversed in every second turn. A
+ratio is the median over the turns of (time of sentence-transformers / time of ours), with its range. `cpu` is
+processor time, worker processes included: other programs on the machine affect it less than wall time. Ours writes a
+store: checksums, ids and the digests of the rows are part of its time.
+
+`free_cores` is computed, not timed: the processor time of theirs over the larger of that of our process with the model
+and that of one worker. It is the ratio that workers give when each process has a core of its own.
+
+The models are this package's four, which sentence-transformers runs by the code in their folders, and a stock CLIP,
+which it runs by its own. `not model` is the share of ours without workers that is not the model's forward: what
+workers can take off the model. `input` in --sizes is a model so small that nearly all time is spent on its inputs, as
+on a GPU.
+
+    python benchmarks/encode_throughput.py --json encode_throughput.json
+    python benchmarks/encode_throughput.py --size tiny --rows 8 --turns 1          # a quick test of the script
+    python benchmarks/encode_throughput.py --size small --models joint_encoder --kinds text --compile
+
+On a GPU (not measured), with the rate of the device for MFU, the share of its operations that the model uses:
+
+    python benchmarks/encode_throughput.py --device cuda --size base --workers 0 8 --rows 4096 --peak-tflops 989
+"""
+
+import argparse
+import copy
+import json
+import random
+import string
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pruned_mllm
+import torch
+from PIL import Image, ImageFilter
+from sentence_transformers import SentenceTransformer
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPTokenizer,
+    Dinov2Config,
+    Dinov2Model,
+    ViTImageProcessorPil,
+)
+from turns import median, setup, speed_up, table, take_turns, write_json
+
+from conjoin.hub import export
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.retrieval import ItemEncoder, encode_corpus, load_encoder
+
+MODELS = ("joint_encoder", "score_fusion", "token_fusion", "mllm_retriever", "stock_clip")
+SIZES: dict[str, dict[str, Any]] = {  # width, layers and heads of the towers; patch and image side; the MLLM's size
+    "tiny": {"vision": (32, 1, 2), "text": (32, 1, 2), "patch": 16, "side": 32, "mllm": "tiny"},
+    "input": {"vision": (32, 1, 2), "text": (32, 1, 2), "patch": 32, "side": 224, "mllm": "tiny"},
+    "small": {"vision": (384, 12, 6), "text": (384, 6, 12), "patch": 32, "side": 224, "mllm": "small"},
+    "base": {"vision": (768, 12, 12), "text": (768, 12, 12), "patch": 16, "side": 224, "mllm": "small"},
+}
+LETTERS = string.ascii_lowercase + string.digits
+SDPA_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def write_files(folder: Path, rows: int) -> list[dict[str, str]]:
+    """Write `rows` pictures and make as many texts."""
+    folder.mkdir(parents=True)
+    numbers, source, found = np.random.default_rng(0), random.Random(0), []
+    for number in range(rows):
+        colours = Image.fromarray(numbers.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((640, 480))
+        grain = numbers.normal(0, 6, (480, 640, 1)) + np.asarray(colours.filter(ImageFilter.SHARPEN))
+        path = folder / f"{number}.jpg"
+        Image.fromarray(np.clip(grain, 0, 255).astype(np.uint8)).save(path, quality=90)
+        words = source.choices(pruned_mllm.WORDS, k=min(60, 3 + int(source.expovariate(1 / 12))))
+        found.append({"id": str(number), "image": str(path), "text": " ".join(words)})
+    return found
+
+
+def bert_tokenizer() -> BertTokenizer:
+    """Knows the words of the texts, and letters."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    words = sorted({*pruned_mllm.WORDS} - {*pieces})
+    return BertTokenizer(vocab={piece: place for place, piece in enumerate([*pieces, *words])}, model_max_length=128)
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """Knows letters alone: a token for each."""
+    pieces = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={piece: place for place, piece in enumerate(pieces)}, merges=[], model_max_length=77)
+
+
+def layers(width: int, depth: int, heads: int) -> dict[str, int]:
+    """The settings of a tower."""
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width}
+    return sizes | {"num_hidden_layers": depth, "num_attention_heads": heads}
+
+
+def clip(size: Mapping[str, Any]) -> tuple[CLIPModel, CLIPImageProcessorPil, CLIPTokenizer]:
+    """A stock CLIP and what makes its inputs."""
+    text = {"vocab_size": 74, "bos_token_id": 72, "eos_token_id": 73, **layers(*size["text"])}
+    vision = {"image_size": size["side"], "patch_size": size["patch"], **layers(*size["vision"])}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=size["text"][0]))
+    pixels = {"height": size["side"], "width": size["side"]}
+    return model, CLIPImageProcessorPil(size={"shortest_edge": size["side"]}, crop_size=pixels), clip_tokenizer()
+
+
+def save_model(name: str, size: Mapping[str, Any], folder: Path) -> None:
+    """Write a model with random weights."""
+    torch.manual_seed(0)
+    if name == "mllm_retriever":
+        pruned_mllm.save_checkpoint(size["mllm"], folder / "mllm")
+        model = MllmRetrieverModel.from_mllm(folder / "mllm", pruned_mllm.KEEP)
+        processor = MllmRetrieverProcessor.from_mllm(folder / "mllm", max_pixels=256 * 28 * 28)
+        export(model, processor, folder)
+        return
+    if name in ("score_fusion", "stock_clip"):
+        own, images, tokenizer = clip(size)
+        if name == "stock_clip":
+            for part in (own, images, tokenizer):
+                part.save_pretrained(folder)
+            return
+        export(ScoreFusionModel.from_clip(own), ImageTextProcessor(images, tokenizer), folder)
+        return
+    tokenizer = bert_tokenizer()
+    vision = Dinov2Model(
+        Dinov2Config(image_size=size["side"], patch_size=size["patch"], **_without_inner(size["vision"]))
+    )
+    text = BertModel(BertConfig(vocab_size=len(tokenizer), **layers(*size["text"])))
+    pixels = {"height": size["side"], "width": size["side"]}
+    processor = ImageTextProcessor(ViTImageProcessorPil(size=pixels), tokenizer)
+    if name == "joint_encoder":
+        width = {"hidden_size": size["text"][0], "num_attention_heads": size["text"][2]}
+        model = JointEncoderModel.from_backbones(vision, text, **width)
+    else:
+        ids = {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id}
+        model = TokenFusionModel.from_backbones(vision, text, **ids)
+    export(model, processor, folder)
+
+
+def _without_inner(sizes: tuple[int, int, int]) -> dict[str, int]:
+    return {name: value for name, value in layers(*sizes).items() if name != "intermediate_size"}
+
+
+def ours(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> Callable[[], None]:
+    """Encode the rows into a new store."""
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            encode_corpus(rows, encoder, Path(name) / "store")
+
+    return run
+
+
+def seconds_of_model(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> tuple[float, float]:
+    """Seconds of the model's forward in an encoding without workers, and of all of it."""
+    spent, forward = [0.0], encoder._forward
+
+    def timed(*arguments: Any) -> np.ndarray:  # noqa: ANN401
+        start = time.perf_counter()
+        found = forward(*arguments)
+        spent[0] += time.perf_counter() - start
+        return found
+
+    encoder._forward = timed  # type: ignore[method-assign]
+    start = time.perf_counter()
+    ours(encoder, rows, folder)()
+    total = time.perf_counter() - start
+    encoder._forward = forward  # type: ignore[method-assign]
+    return spent[0], total
+
+
+def operations(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> float:
+    """Operations of the model for all rows, counted over those of one batch."""
+
+    def sdpa(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    some = rows[: encoder.batch_size]
+    with FlopCounterMode(display=False, custom_mapping={SDPA_ON_CPU: sdpa}) as counter:
+        ours(encoder, some, folder)()
+    return float(counter.get_total_flops()) * len(rows) / len(some)
+
+
+def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args: argparse.Namespace) -> list[dict]:
+    """The table rows of a model and a kind of item."""
+    some = [{"id": row["id"]} | {part: row[part] for part in kind.split("+")} for row in rows]
+    items: list[Any] = [row[kind] if "+" not in kind else {k: row[k] for k in kind.split("+")} for row in some]
+    path = folder / name
+    plain = SentenceTransformer(str(path), device=args.device, trust_remote_code=True)
+    precision = torch.bfloat16 if args.bf16 else None
+    encoder = load_encoder(path, batch_size=args.batch_size, device=args.device, dtype=precision)
+
+    def theirs() -> None:
+        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.bf16):
+            plain.encode(items, batch_size=args.batch_size, show_progress_bar=False)
+
+    runs: dict[str, Callable[[], object]] = {"sentence-transformers": theirs}
+    encoders = {f"{count} workers": copy.copy(encoder) for count in args.workers}
+    for count, one in zip(args.workers, encoders.values(), strict=True):
+        one.num_workers = count
+    if args.compile:
+        encoders["compiled"] = copy.copy(encoder)
+        encoders["compiled"].model = torch.compile(encoder.model, dynamic=True)  # type: ignore[assignment]
+    runs |= {label: ours(one, some, folder) for label, one in encoders.items()}
+    check_equal(encoder, plain, some, items, name)
+    model, total = seconds_of_model(encoder, some, folder)
+    mfu = operations(encoder, some, folder) / (args.peak_tflops * 1e12) if args.peak_tflops else None
+    found = take_turns(runs, args.turns, args.device)
+    rows_found = []
+    for label in encoders:
+        ratio, seconds = speed_up(found["sentence-transformers"], found[label]), median(found[label])
+        row = {"model": name, "items": kind, "ours": label, "per_second": len(some) / seconds.wall}
+        row |= {"wall": ratio["wall"], "range": f"{ratio['wall_low']:.2f} to {ratio['wall_high']:.2f}"}
+        workers = encoders[label].num_workers
+        longest = max(seconds.own, (seconds.cpu - seconds.own) / max(1, workers))
+        row |= {"cpu": ratio["cpu"], "free_cores": median(found["sentence-transformers"]).cpu / longest}
+        row["not_model"] = 1 - model / total
+        rows_found.append(row | ({} if mfu is None else {"mfu": mfu / seconds.wall, "mfu_model": mfu / model}))
+    return rows_found
+
+
+def check_equal(
+    encoder: ItemEncoder, plain: SentenceTransformer, rows: list[dict[str, str]], items: list[Any], name: str
+) -> None:
+    """Make sure that both compute the same vectors.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if "text" in rows[0] and "image" in rows[0] and name == "stock_clip":
+        return  # sentence-transformers has no vector for both
+    mine = encoder.encode(items[:4])
+    other = np.asarray(plain.encode(items[:4], normalize_embeddings=True, show_progress_bar=False))
+    difference = float(np.abs(mine - other).max())
+    if difference > (5e-3 if encoder.dtype is None else 0.05):
+        raise ValueError(f"{name}: the vectors differ by {difference}")
+
+
+def main() -> None:
+    """Print a table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--kinds", nargs="+", choices=("image", "text", "image+text"), default=["image", "text"])
+    parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of ours; each is a row")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in both")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, in both")
+    parser.add_argument("--compile", action="store_true", help="also ours with torch.compile")
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for the columns of MFU")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    found: dict[str, Any] = {"setup": setup(args), "rows": []}
+    print(json.dumps(found["setup"]))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = write_files(folder / "pictures", args.rows)
+        for model in args.models:
+            save_model(model, SIZES[args.size], folder / model)
+            for kind in args.kinds:
+                if model == "stock_clip" and "+" in kind:
+                    continue
+                more = compare(model, kind, rows, folder, args)
+                print(f"\n{table(more)}", flush=True)
+                found["rows"] += more
+                write_json(args.json, found)
+
+
+if __name__ == "__main__":
+    main()
