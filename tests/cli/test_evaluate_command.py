@@ -197,7 +197,7 @@ def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
     assert "unknown M-BEIR cell 'coco'" in error("mbeir", "--data", mini, "--cells", "coco")
     assert "benchmark 'mbier'; did you mean 'mbeir'?" in error("mbier")
     assert error("mbeir", "--cels=a").endswith("argument '--cels=a' of --benchmark mbeir; did you mean --cells?")
-    assert error("emoji", "--pools", "local").endswith("; see conjoin evaluate --benchmark emoji --help")
+    assert error("emoji", "--hubness-penalty", "1").endswith("; see conjoin evaluate --benchmark emoji --help")
     assert main(["data", "make-mini-mbeir", mini]) == 2
     assert "exists and is not this miniature" in capsys.readouterr().err
     with pytest.raises(SystemExit):

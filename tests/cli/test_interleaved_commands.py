@@ -95,7 +95,8 @@ def test_bad_queries(place, index, query, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_three_images_under_seq(place, tmp_path, capsys):
+def test_three_images_under_seq(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(place))
     row = {"id": "x", "images": [f"{place}/{colour}.png" for colour in COLOURS[:3]], "text": "three"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     words = ("encode", place / "model", tmp_path / "rows.jsonl", "--out", tmp_path / "store", "--quiet")

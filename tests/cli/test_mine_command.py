@@ -103,7 +103,10 @@ def test_help_is_worth_reading(capsys):
     ("query", "candidate", "corpus", "anchors"),
     [("image", "image", "images", None), ("text", "text", "texts", None), ("text", "image", "images", "texts")],
 )
-def test_rows_need_only_what_the_metrics_look_at(model, data, tmp_path, query, candidate, corpus, anchors):
+def test_rows_need_only_what_the_metrics_look_at(
+    model, data, tmp_path, monkeypatch, query, candidate, corpus, anchors
+):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     sources = {"images": tmp_path / "images.csv", "texts": tmp_path / "texts.csv"}
     sources["images"].write_text("id,image\n" + "".join(f"{colour},{data}/{colour}.png\n" for colour in COLOURS))
     sources["texts"].write_text("id,text\n" + "".join(f"{colour},a {colour} square\n" for colour in COLOURS))
@@ -114,7 +117,8 @@ def test_rows_need_only_what_the_metrics_look_at(model, data, tmp_path, query, c
     assert all(len(negatives) == 2 for negatives in load_mined(tmp_path / "out").values())
 
 
-def test_rows_of_a_group_are_no_negatives(model, data, tmp_path):
+def test_rows_of_a_group_are_no_negatives(model, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [f"{colour},{data}/{colour}.png,{number // 3}" for number, colour in enumerate(COLOURS)]
     (tmp_path / "a.csv").write_text("\n".join(["id,image,product", *lines]))
     arguments = [

@@ -97,7 +97,8 @@ def test_text_and_composed_queries_as_json(built, data, model, capsys):
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_path, capsys, streaming):
+def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_path, capsys, monkeypatch, streaming):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [
         {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour}\nsquare " * 9, "price": price}
         for price, colour in enumerate(COLOURS)
@@ -127,7 +128,8 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
         conjoin(*command, *streaming, "--only", "image", "--dtype", "float16")
 
 
-def test_a_living_collection(data, model, tmp_path, capsys):
+def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [
         {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour} square", "price": price}
         for price, colour in enumerate(COLOURS)
@@ -179,7 +181,8 @@ def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, 
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_encode_leaves_out_what_cannot_be_used(model, data, tmp_path, capsys, streaming):
+def test_encode_leaves_out_what_cannot_be_used(model, data, tmp_path, capsys, monkeypatch, streaming):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [f"{data}/{colour}.png,{colour}" for colour in COLOURS]
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
     (tmp_path / "a.csv").write_text("\n".join(["image,sku", *lines[:3], "broken.jpg,x", *lines[3:], "gone.png,y"]))

@@ -28,8 +28,8 @@ def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  
     """Return the folders that hold all images of a source; None if its rows may name any file.
 
     The rows of a folder name files inside it, those of a table files beside it or below, and both files in the folders
-    of `allow_root`. Those of archives and Hub datasets name files in the caches of the libraries. Only a loaded dataset
-    may name any file.
+    of `allow_root`. Those of archives and Hub datasets name files in the caches of the libraries. Only a loaded
+    dataset may name any file.
 
     Args:
         source: As for `load_pairs`.

@@ -1,6 +1,6 @@
 """The recipe section `data` for queries and candidates."""
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from conjoin.data import QUERY_FORMATS, QueryMix, QueryTable
@@ -59,16 +59,13 @@ class QueryArguments(PairArguments):
 
     def _check_options(self) -> None:
         """Refuse fields of other formats."""
-        defaults = {
-            each.name: each.default if each.default is not MISSING else each.default_factory()  # type: ignore[misc]
-            for each in fields(self)
-            if each.name in {name for names in OPTIONS.values() for name in names}
-        }
-        for name, default in defaults.items():
-            value = vars(self)[name]
-            if value != default and (value or default) and name not in OPTIONS[self.format]:
-                formats = " or ".join(other for other in self.formats if name in OPTIONS[other])
-                raise ValueError(f"data: {name}={value!r} is for format {formats}, not {self.format}")
+        own = {name for names in OPTIONS.values() for name in names}
+        for each in fields(self):
+            value, is_switch = vars(self)[each.name], each.default is True
+            is_set = value != each.default and (value or is_switch)
+            if each.name in own and is_set and each.name not in OPTIONS[self.format]:
+                formats = " or ".join(other for other in self.formats if each.name in OPTIONS[other])
+                raise ValueError(f"data: {each.name}={value!r} is for format {formats}, not {self.format}")
 
     def _check_queries(self) -> None:
         """Refuse fields of pairs."""
