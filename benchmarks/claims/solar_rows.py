@@ -153,7 +153,10 @@ SOLAR = [
     _first("stage 1", "solar"),
     _first("stage 1 with GCL", "solar", itc_weight=0.0, **GCL_TERM),
     Row("GCL, window masks", "solar", "solar_stage1", changes=GCL_ONLY | HALF | WINDOWS | LATE),
-    *(Row(f"{name} + intersection", "solar", None, name, reads=True) for name in ("GCL, window masks", "GCL")),
+    *(
+        Row(f"{name} + intersection", "solar", None, name, reads=True)
+        for name in ("GCL, window masks", "GCL", "GCL, equal time")
+    ),
     *(_second(name, "solar", start, term) for name, (start, term, _) in FAMILIES.items()),
     _second("stage 2 with GCL", "solar", "stage 1", GCL_TERM),
     _second("stage 2 with GCL after stage 1 with GCL", "solar", "stage 1 with GCL", GCL_TERM),

@@ -104,14 +104,17 @@ def cached_backward(
 
 
 def _orders(chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return for each output of `embed` where its rows `(n,)`, chunk by chunk, stand among those of the batch."""
-    names = dict.fromkeys(name for _, part in zip(chunks, parts, strict=False) for name in part)
-    return {
-        name: torch.cat([chunk.places for chunk, part in zip(chunks, parts, strict=False) if name in part])
-        .argsort()
-        .argsort()
-        for name in names
-    }
+    """Return for each output of `embed` where its rows `(n,)`, chunk by chunk, stand among those of the batch.
+
+    An output with another number of rows than the chunks, such as the tokens of all rows one after the other, stays in
+    the order of the chunks; only objectives that need the order of the batch have such outputs.
+    """
+    found: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for part in parts[: len(chunks)] for name in part):
+        with_name = [(chunk, part[name]) for chunk, part in zip(chunks, parts, strict=False) if name in part]
+        places, count = torch.cat([chunk.places for chunk, _ in with_name]), sum(len(rows) for _, rows in with_name)
+        found[name] = places.argsort().argsort() if len(places) == count else torch.arange(count)
+    return found
 
 
 def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0) -> Iterator[Chunk]:

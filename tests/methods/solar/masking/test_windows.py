@@ -47,8 +47,8 @@ def test_scores_are_means_over_the_windows_around_a_token() -> None:
     patches, words = window_scores(_mean, images, texts)
     unit = lambda vectors: F.normalize(vectors, dim=-1)  # noqa: E731
     found = []
-    for top in (0, 2, 4):
-        for left in (0, 2, 4):
+    for top in (0, 3, 4):
+        for left in (0, 3, 4):
             if top <= 3 < top + 4 and left <= 5 < left + 4:  # the windows that contain patch (3, 5)
                 window = images.tokens.view(8, 8, 8, 24)[:, top : top + 4, left : left + 4].reshape(8, 16, 24).mean(1)
                 cosines = unit(window) @ unit(texts.embeddings).T
