@@ -73,6 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.rfile.read(length)
             self.answer({"error": "no"}, trouble)
+            return False  # the connection stays, as the client believes
         self.close_connection = True
         return False
 
