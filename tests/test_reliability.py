@@ -127,7 +127,10 @@ def test_stopped(name, faults, tmp_path):
     for place, kind in enumerate(("after", "halfway", "full", "before", "interrupt")):
         number = (2 * place + 1) * count // 10
         stopped = run(faults.Fault(number, kind))
-        assert stopped.code == {"full": 1, "interrupt": 1}.get(kind, -9), stopped.output
+        if kind == "interrupt" and stopped.code == 0:  # it came within a destructor, which Python goes past
+            assert read(out) == right
+        else:
+            assert stopped.code == {"full": 1, "interrupt": 1}.get(kind, -9), stopped.output
         try:
             assert read(out) in states, whole.events[number]
         except (FileNotFoundError, ValueError):
