@@ -88,6 +88,8 @@ def test_commands_that_read_items_allow_urls_and_folders(command, monkeypatch, t
     assert run() == ""
     assert run("--allow-urls") == "public"
     assert run("--allow-private-urls") == run("--allow-private-urls", "--allow-urls") == "private"
+    if command in (explain, search):  # they read no table
+        return
     run("--root", str(tmp_path))
     assert os.environ[ALLOW_ROOTS] == os.path.realpath(tmp_path)
     with pytest.raises(SystemExit):

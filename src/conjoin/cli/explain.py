@@ -3,14 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import (
-    add_compute_options,
-    add_image_options,
-    add_revision,
-    check_counts,
-    check_out,
-    load_rows,
-)
+from conjoin.cli.options import add_compute_options, add_revision, add_url_options, check_counts, check_out, load_rows
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Curve
@@ -49,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
     )
-    add_image_options(parser)
+    add_url_options(parser)
     add_compute_options(parser, ("--device",))
     parser.set_defaults(func=run)
 

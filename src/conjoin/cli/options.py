@@ -147,12 +147,17 @@ def add_compute_options(
     return add_options(parser, "how to compute", names, **changes)
 
 
-def add_image_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that allow images outside of the data."""
+def add_url_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options that allow images to be fetched from URLs; returns their group."""
     group = parser.add_argument_group("which images to read")
-    group.add_argument("--root", action=_AllowRoot, **_ROOT)
     for name, settings in _URLS.items():
         group.add_argument(name, action=_AllowUrls, **settings)
+    return group
+
+
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that allow images outside of the data: from URLs, and from other folders."""
+    add_url_options(parser).add_argument("--root", action=_AllowRoot, **_ROOT)
 
 
 class _AllowRoot(argparse.Action):

@@ -5,9 +5,9 @@ from typing import Any
 
 from conjoin.cli.options import (
     add_compute_options,
-    add_image_options,
     add_rerank_options,
     add_revision,
+    add_url_options,
     make_encoder,
     make_reranker,
 )
@@ -47,7 +47,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     parser.add_argument("--html", metavar="FILE", help="also write a page of the results, with their pictures")
-    add_image_options(parser)
+    add_url_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
     add_rerank_options(parser)
     parser.set_defaults(func=run, quiet=True)

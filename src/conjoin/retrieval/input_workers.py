@@ -57,7 +57,7 @@ class InputWorkers:
             return future.result()
         except BrokenProcessPool:
             raise
-        except Exception:  # of pickling, of any kind
+        except Exception:  # of pickling, of any kind; an error of `make` is raised again here
             return self._make(batch)
 
 
