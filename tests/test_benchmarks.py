@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 
@@ -48,7 +49,23 @@ ROWS = [
     "Mixed, own miner only",
     "GCL + stage 2, true masks",
     "GCL + stage 2, grouped",
+    "GCL, equal time + intersection",
+    "GCL, equal time + random parts",
 ]
+
+
+def test_shuffled_masks_keep_as_many_of_the_tokens_that_exist(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS / "claims")
+    shuffled = importlib.import_module("solar_training").shuffled
+    exists = torch.tensor([[False] + [True] * 20 + [False] * 3, [True] * 24])
+    mask = torch.zeros(2, 24)
+    mask[:, 3:8] = 1
+    found = shuffled(mask, exists, torch.Generator().manual_seed(0))
+    assert found.sum(1).tolist() == [5, 5] and not found[~exists].any()
+    assert not torch.equal(found, mask)
+
+
+PARTS = ("+ intersection", "+ random parts")
 
 
 @pytest.fixture
@@ -76,7 +93,13 @@ def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, cl
             average = (row[part]["precision"]["value"] + row[part]["mean_recall"]["value"]) / 2
             assert row[part]["average"]["value"] == pytest.approx(average)
             assert average == pytest.approx(row[part]["readouts"][row["readouts"][part]]["average"])
-            assert ("masks" in row[part]) == ("text_to_image" in row[part]) == (name != "towers")
+            assert ("text_to_image" in row[part]) == (name != "towers")
+            assert ("masks" in row[part]) == (name != "towers" and not name.endswith(PARTS))
+    views, shared, other = (
+        found[f"GCL, equal time{name}"]["known"]["readouts"] for name in ("", " + intersection", " + random parts")
+    )
+    assert shared.pop("score fusion + intersection") and other.pop("score fusion + random parts")
+    assert views == shared == other  # the same model
 
     records = {path: path.stat().st_mtime_ns for path in tmp_path.glob("rows/*/0.json")}
 

@@ -7,10 +7,11 @@ the paper), mixed-ablations, gcl-ablations, grouped. A row that starts from anot
 row and seed is a file in `--out`, so an interrupted call resumes, and calls with other `--rows` may run at the same
 time.
 
-The readout of a row (fused embedding, sum of the views' scores, sum of the three, and for rows "+ intersection" with
-views of the shared parts) is the one with the best Avg on validation, of known and of unseen objects by itself. Rows
-"equal time" get the steps that take the CPU seconds of `--time-of`, so they need that row first; or, because other
-programs change these, `--time-ratio` times the steps, as `solar_step_cost.py` measures it step by step.
+The readout of a row is the one with the best Avg on validation, of known and of unseen objects by itself: fused
+embedding, sum of the views' scores, sum of the three; for rows "+ intersection" also with views of the shared parts,
+for rows "+ random parts" with views of as many tokens at random places. Rows "equal time" get the steps that take the
+CPU seconds of `--time-of`, so they need that row first; or, because other programs change these, `--time-ratio` times
+the steps, as `solar_step_cost.py` measures it step by step.
 
     python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar --seeds 0 1 2
     python benchmarks/claims/solar.py --out runs/claims/solar --compare Mixed GCL
@@ -71,14 +72,14 @@ def run(row: Row, seed: int, scenes: Any, args: argparse.Namespace) -> None:  # 
 
 def _finish(row: Row, seed: int, laboratory: Any, keep: bool) -> None:  # noqa: ANN401
     """Train, measure and write the record."""
-    from solar_measure import measure_model, measure_towers
+    from solar_measure import measure_model, measure_parts, measure_towers
     from solar_training import Trained
 
     args, scenes = laboratory.args, laboratory.scenes
     record: dict[str, Any] = {"row": row.name, "seed": seed, "settings": _settings(args), "versions": _versions()}
     cost, log = dict.fromkeys(COSTS, 0.0), []
     if row.reads:
-        sets = measure_model(Trained(laboratory.load(row.start), None, {}), scenes, True)
+        sets = measure_parts(Trained(laboratory.load(row.start), None, {}), scenes, row.shuffled)
     elif row.method is None:
         sets = measure_towers(scenes, row.name != "towers")
     else:
@@ -218,6 +219,11 @@ def _parts(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     return parts
 
 
+def _is_timed(row: Row) -> bool:
+    """Whether the row, or one that it starts from, waits for the time of another."""
+    return row.budget == "time" or (row.start is not None and _is_timed(ROWS[row.start]))
+
+
 def main() -> None:
     """Run the missing rows and print the tables."""
     args = parse()
@@ -228,7 +234,7 @@ def main() -> None:
     check_settings(args)
     torch.set_num_threads(args.threads)
     left = [
-        (row, seed) for seed in args.seeds for row in sorted(rows, key=lambda row: row.budget == "time")
+        (row, seed) for seed in args.seeds for row in sorted(rows, key=_is_timed)
         if not record_path(args.out, row.name, seed).is_file()
     ]  # fmt: skip
     scenes = None

@@ -6,13 +6,14 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from solar_scenes import SETS, Scenes
-from solar_training import Trained
+from solar_training import Trained, shuffled
 from torch import Tensor
 
 from conjoin.evaluation import symmetric_outcomes
 from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
-from conjoin.methods.solar.scores import IntersectionMasks, pair_tokens
+from conjoin.methods.solar.scores import IntersectionMasks, PairTokens, pair_tokens
+from conjoin.models.joint_encoder import JointEncoderModel
 
 Readouts = Mapping[str, Callable[[Vectors], Tensor]]
 
@@ -26,12 +27,7 @@ READOUTS: Readouts = {
     "score fusion": lambda views: views["image"] + views["text"],
     "sum of three": lambda views: views["image"] + views["text"] + views["fused"],
 }
-WITH_INTERSECTION: Readouts = {
-    **READOUTS,
-    "score fusion + intersection": lambda views: (
-        views["image"] + views["text"] + INTERSECTION_WEIGHT * (views["shared image"] + views["shared text"])
-    ),
-}
+PARTS: dict[bool, str] = {False: "score fusion + intersection", True: "score fusion + random parts"}
 TOWER_READOUTS: Readouts = {
     "global": lambda views: torch.cat([views["global"], views["words"]], dim=1),
     "patches": lambda views: torch.cat([views["patches"], views["words"]], dim=1),
@@ -41,22 +37,28 @@ SHARES = (0.1, 0.01, 0.001)
 """Of the mean variance, added to every variance before whitening."""
 
 
-def measure_model(trained: Trained, scenes: Scenes, intersection: bool = False) -> dict[str, Any]:
+class RandomParts:
+    """As many tokens of each picture and text as the masks of the intersection keep, at random places.
+
+    Args:
+        masks: Those of the intersection.
+    """
+
+    def __init__(self, masks: IntersectionMasks) -> None:
+        self.masks = masks
+        self.random = torch.Generator().manual_seed(0)
+
+    def __call__(self, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
+        """Return 1 for the chosen tokens, else 0."""
+        masks = self.masks(encoder, tokens)
+        exists = {"image_weights": tokens.image_mask, "text_weights": tokens.text_mask}
+        return {name: shuffled(mask, exists[name], self.random) for name, mask in masks.items()}
+
+
+def measure_model(trained: Trained, scenes: Scenes) -> dict[str, Any]:
     """Every set by every readout, text → image search with and without heads, and the masks against the truth."""
-    masks = _fit(trained, scenes) if intersection else None
-    distractors = embed_features(trained.model, scenes.distractors, scenes.dtype, masks=masks)
-    found: dict[str, Any] = {}
-    for name in SETS:
-        triplets = scenes.sets[name]
-        views = embed_features(trained.model, triplets.features, scenes.dtype, masks=masks)
-        found[name] = _outcomes(triplets, views, distractors, WITH_INTERSECTION if intersection else READOUTS)
-        found[name]["text_to_image"] = triplets.text_to_image_ranks(views, distractors).tolist()
-        if trained.heads is not None:
-            with torch.inference_mode():
-                projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
-            found[name]["text_to_image, heads"] = triplets.text_to_image_ranks(projected, others).tolist()
-        if intersection:
-            continue  # the masks of the row it starts from
+    found = _measure(trained, scenes, READOUTS, None)
+    for name, triplets in scenes.sets.items():
         for kind, made_of in MASKS.items():
             found[name][kind] = score_intersection(
                 trained.model, scenes.processor, triplets.scenes, features=triplets.features, scores=made_of
@@ -64,10 +66,37 @@ def measure_model(trained: Trained, scenes: Scenes, intersection: bool = False) 
     return found
 
 
+def measure_parts(trained: Trained, scenes: Scenes, at_random: bool) -> dict[str, Any]:
+    """Every set by every readout and by one that adds views of shared, or random, parts of each item."""
+    masks = _fit(trained, scenes)
+
+    def with_parts(views: Vectors) -> Tensor:
+        return views["image"] + views["text"] + INTERSECTION_WEIGHT * (views["shared image"] + views["shared text"])
+
+    readouts = {**READOUTS, PARTS[at_random]: with_parts}
+    return _measure(trained, scenes, readouts, RandomParts(masks) if at_random else masks)
+
+
+def _measure(trained: Trained, scenes: Scenes, readouts: Readouts, masks: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Every set by every readout, and text → image search with and without heads."""
+    distractors = embed_features(trained.model, scenes.distractors, scenes.dtype, masks=masks)
+    found: dict[str, Any] = {}
+    for name in SETS:
+        triplets = scenes.sets[name]
+        views = embed_features(trained.model, triplets.features, scenes.dtype, masks=masks)
+        found[name] = _outcomes(triplets, views, distractors, readouts)
+        found[name]["text_to_image"] = triplets.text_to_image_ranks(views, distractors).tolist()
+        if trained.heads is not None:
+            with torch.inference_mode():
+                projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
+            found[name]["text_to_image, heads"] = triplets.text_to_image_ranks(projected, others).tolist()
+    return found
+
+
 @torch.inference_mode()
 def _fit(trained: Trained, scenes: Scenes) -> IntersectionMasks:
     """Masks of the intersection, calibrated on training scenes."""
-    batch = collate_trimmed([scenes.train[row] for row in range(CALIBRATION)])
+    batch = collate_trimmed([scenes.train[row] for row in range(min(CALIBRATION, len(scenes.train)))])
     with torch.autocast("cpu", scenes.dtype, enabled=scenes.dtype != torch.float32):
         tokens = trained.model.eval()(**batch["pairs"], views=(), output_tokens=True)
         return IntersectionMasks.fit(trained.model, pair_tokens(tokens))

@@ -45,10 +45,10 @@ class Row:
         lora: Train the vision-language encoder by LoRA.
         live: Run the towers at every step.
         truth: Take the masks from the boxes and spans of the scenes.
-        shuffled: Move the masks of stage 1 to random places.
+        shuffled: Move the masks to random places.
         versions: Rows have augmented versions.
         grouped: Mined neighbours beside each anchor in a batch, all of them anchors.
-        reads: The model it starts from, as it is, read also with views masked to the intersection.
+        reads: The model it starts from, as it is, read also with views of the parts in a mask of the intersection.
     """
 
     name: str
@@ -157,6 +157,7 @@ SOLAR = [
         Row(f"{name} + intersection", "solar", None, name, reads=True)
         for name in ("GCL, window masks", "GCL", "GCL, equal time")
     ),
+    Row("GCL, equal time + random parts", "solar", None, "GCL, equal time", reads=True, shuffled=True),
     *(_second(name, "solar", start, term) for name, (start, term, _) in FAMILIES.items()),
     _second("stage 2 with GCL", "solar", "stage 1", GCL_TERM),
     _second("stage 2 with GCL after stage 1 with GCL", "solar", "stage 1 with GCL", GCL_TERM),

@@ -60,12 +60,12 @@ class ShuffledMasks(SolarStage1Objective):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks, shuffled within each row."""
         image, text, metrics = super().masks(alignment, tokens, taught, rows)
-        return _shuffled(image, tokens.image_mask[rows]), _shuffled(text, tokens.text_mask[rows]), metrics
+        return shuffled(image, tokens.image_mask[rows]), shuffled(text, tokens.text_mask[rows]), metrics
 
 
-def _shuffled(mask: Tensor, exists: Tensor) -> Tensor:
+def shuffled(mask: Tensor, exists: Tensor, random: torch.Generator | None = None) -> Tensor:
     """Exchange the weights of the tokens that exist."""
-    anywhere = torch.rand(mask.shape).masked_fill(~exists, 2.0).argsort(1)
+    anywhere = torch.rand(mask.shape, generator=random).masked_fill(~exists, 2.0).argsort(1)
     in_order = (~exists).long().argsort(dim=1, stable=True)
     return mask.scatter(1, in_order, mask.gather(1, anywhere))
 

@@ -16,7 +16,7 @@ from conjoin.evaluation import best_ranks
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
 
-from .scores import IntersectionMasks, pair_tokens
+from .scores import PairTokens, pair_tokens
 
 VIEWS = ("image", "text", "fused")
 ROLES = ("query", "positive", "negative")
@@ -87,9 +87,12 @@ def embed_features(
     dtype: torch.dtype,
     places: Sequence[int] | None = None,
     views: Sequence[str] = VIEWS,
-    masks: IntersectionMasks | None = None,
+    masks: Callable[[JointEncoderModel, PairTokens], dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
-    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of shared parts."""
+    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of masked items.
+
+    `masks` are `IntersectionMasks` or return what these do; their views are "shared image" and "shared text".
+    """
     model.eval()
     device = model.device
     parts: dict[str, list[Tensor]] = {}
