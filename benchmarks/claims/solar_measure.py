@@ -1,6 +1,7 @@
 """Measure the rows of the SOLAR claims triplet by triplet, by the package's evaluation."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 from conjoin.evaluation import symmetric_outcomes
 from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
-from conjoin.methods.solar.scores import IntersectionMasks, PairTokens, pair_tokens
+from conjoin.methods.solar.scores import PairTokens, fit_intersection, mask_intersection, pair_tokens
 from conjoin.models.joint_encoder import JointEncoderModel
 
+Masks = Callable[[JointEncoderModel, PairTokens], dict[str, Tensor]]
 Readouts = Mapping[str, Callable[[Vectors], Tensor]]
 
 INTERSECTION_WEIGHT = 0.25
@@ -44,7 +46,7 @@ class RandomParts:
         masks: Those of the intersection.
     """
 
-    def __init__(self, masks: IntersectionMasks) -> None:
+    def __init__(self, masks: Masks) -> None:
         self.masks = masks
         self.random = torch.Generator().manual_seed(0)
 
@@ -94,12 +96,12 @@ def _measure(trained: Trained, scenes: Scenes, readouts: Readouts, masks: Any) -
 
 
 @torch.inference_mode()
-def _fit(trained: Trained, scenes: Scenes) -> IntersectionMasks:
+def _fit(trained: Trained, scenes: Scenes) -> Masks:
     """Masks of the intersection, calibrated on training scenes."""
     batch = collate_trimmed([scenes.train[row] for row in range(min(CALIBRATION, len(scenes.train)))])
     with torch.autocast("cpu", scenes.dtype, enabled=scenes.dtype != torch.float32):
         tokens = trained.model.eval()(**batch["pairs"], views=(), output_tokens=True)
-        return IntersectionMasks.fit(trained.model, pair_tokens(tokens))
+        return partial(mask_intersection, fit_intersection(trained.model, pair_tokens(tokens)))
 
 
 def measure_towers(scenes: Scenes, whitened: bool) -> dict[str, Any]:

@@ -46,7 +46,10 @@ def test_embeds_any_mix_of_items_alike(name, built, items):
 def test_views_equal_separate_forwards(name, built, pairs):
     model, processor = built(name)
     stacked = embed(model, processor, pairs, views=("text", "fused", "image"))
-    separate = [embed(model, processor, [pair["text"] for pair in pairs]), embed(model, processor, pairs)]
+    separate = [
+        embed(model, processor, [pair["text"] for pair in pairs]),
+        embed(model, processor, pairs, views=("fused",)),
+    ]
     separate.append(embed(model, processor, [pair["image"] for pair in pairs]))
     assert (stacked - torch.cat(separate)).abs().max() <= 1e-5
 

@@ -4,6 +4,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import ONE_OF_EACH
 
+NAMES = [*ONE_OF_EACH, "joint clip"]
+
 LOAD_AND_EMBED = """
 import json
 import torch
@@ -43,12 +45,12 @@ def test_checkpoints_carry_their_code(built, pictures, tmp_path, run_without_con
         pictures[number].save(tmp_path / f"{number}.png")
     (tmp_path / "items.json").write_text(json.dumps(items))
     expected = {}
-    for name in ONE_OF_EACH:
+    for name in NAMES:
         model, processor = built(name)
         model.save_pretrained(tmp_path / name)
         processor.save_pretrained(tmp_path / name)
         expected[name] = expected[f"{name} again"] = model(**processor(items)).embeddings
-    printed = run_without_conjoin(LOAD_AND_EMBED.format(arguments=(str(tmp_path), ONE_OF_EACH)))
+    printed = run_without_conjoin(LOAD_AND_EMBED.format(arguments=(str(tmp_path), NAMES)))
     assert "blocked: No module named 'conjoin'" in printed
     vectors = load_file(tmp_path / "vectors.safetensors")
     assert {name: (vectors[name] - value).abs().max().item() for name, value in expected.items()} == dict.fromkeys(

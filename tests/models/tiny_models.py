@@ -19,8 +19,8 @@ def token(vision, text, **config):
 
 
 MODELS = {
-    "joint clip": (joint, "clip", "clip", {}),
-    "joint siglip": (joint, "siglip", "siglip", {"include_global_tokens": True}),
+    "joint clip": (joint, "clip", "clip", {"readout": "intersection"}),
+    "joint siglip": (joint, "siglip", "siglip", {"include_global_tokens": True, "readout": "sum"}),
     "joint vit + clip": (joint, "vit", "clip", {"include_global_tokens": True}),
     "joint dinov2 + bert": (joint, "dinov2", "bert", {"vision_hidden_layer": -2}),
     "joint dinov2 + xlm-roberta": (joint, "dinov2", "xlm_roberta", {}),

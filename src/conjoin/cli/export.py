@@ -4,7 +4,7 @@ import argparse
 import shutil
 from typing import Any
 
-from conjoin.cli.options import add_revision
+from conjoin.cli.options import add_image_options, add_revision, check_counts, load_rows
 from conjoin.cli.train import usage
 
 _ONNX_USAGE = """\
@@ -12,6 +12,8 @@ from conjoin import load_encoder
 vectors = load_encoder("{}").encode(["a red apple", "photo.jpg", {{"image": "photo.jpg", "text": "but green"}}])
 """
 FORMATS = ("code", "stock", "onnx")
+READOUTS = ("fused", "sum", "intersection")
+"""What `conjoin.models.joint_encoder.READOUTS` holds, known without importing it."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -22,8 +24,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         description="Write MODEL to --out. Format code: a folder with its own Python code, as training saves it. "
         "Format stock: an MLLM retriever, or score fusion over CLIP, as an ordinary checkpoint of its architecture, "
         "without code, for sentence-transformers, transformers and serving engines such as vLLM. Format onnx: a joint "
-        "encoder, score fusion or token fusion as ONNX graphs, for onnxruntime and OpenVINO.",
-        epilog="example: conjoin export runs/puma --format stock --out runs/puma-stock "
+        "encoder, score fusion or token fusion as ONNX graphs, for onnxruntime and OpenVINO. --readout changes how a "
+        "joint encoder embeds items of image and text.",
+        epilog="example: conjoin export runs/model --format stock --out runs/stock "
         '--query-prompt "Find an image that matches the caption."',
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of a model of this package")
@@ -31,6 +34,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
     parser.add_argument("--format", choices=FORMATS, default="code", help="see above (default: %(default)s)")
     parser.add_argument("--int8", action="store_true", help="with --format onnx: weights in 8 bits")
+    parser.add_argument(
+        "--readout",
+        choices=READOUTS,
+        help="how a joint encoder embeds image and text: fused, all tokens together; sum, the vectors of both added; "
+        "intersection, also those of what both share, found by thresholds fitted to --data",
+    )
+    parser.add_argument("--data", metavar="DATA", help="with --readout intersection: pairs, as `conjoin encode` reads")
+    parser.add_argument(
+        "--pairs", type=int, default=256, metavar="N", help="how many of them, from the start (default: %(default)s)"
+    )
+    add_image_options(parser)
     for name in ("query", "document"):
         parser.add_argument(
             f"--{name}-prompt",
@@ -42,6 +56,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load, write and print how to use it."""
+    check_counts(args, pairs=2)
+
     from pathlib import Path
 
     given = {"query": args.query_prompt, "document": args.document_prompt}
@@ -52,6 +68,8 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(
             "--query-prompt and --document-prompt are for sentence-transformers, which reads no such export"
         )
+    if (args.data is None) != (args.readout != "intersection"):
+        raise ValueError("--readout intersection and --data go together")
     if Path(args.out).exists():
         raise FileExistsError(f"{args.out!r} exists; choose another folder")
 
@@ -61,6 +79,8 @@ def run(args: argparse.Namespace) -> None:
     model, processor = load_model(args.model, revision=args.revision)
     if prompts and isinstance(processor, SentenceFilesMixin):
         processor.set_prompts((processor.prompts or {}) | prompts)
+    if args.readout is not None:
+        _set_readout(args, model, processor)
     if args.format == "onnx":
         export_onnx(model, processor, args.out, "int8" if args.int8 else "float32")
         print(f"Saved to {args.out}. Load it with onnxruntime:\n\n{_ONNX_USAGE.format(args.out)}")
@@ -73,3 +93,16 @@ def run(args: argparse.Namespace) -> None:
     if recipe.is_file():
         shutil.copy(recipe, args.out)  # for the card of `conjoin push`
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out, code=args.format == 'code')}")
+
+
+def _set_readout(args: argparse.Namespace, model: Any, processor: Any) -> None:  # noqa: ANN401
+    """Change the readout, and fit it to pairs."""
+    from conjoin.data.interleaved import row_item
+    from conjoin.methods.solar import set_readout
+
+    pairs = []
+    if args.data is not None:
+        rows: Any = load_rows(args, args.data)
+        chosen = rows.select(range(min(args.pairs, len(rows))))
+        pairs = [row_item({"image": row["image"], "text": row["text"]}) for row in chosen]
+    set_readout(model, args.readout, processor, pairs)

@@ -15,7 +15,9 @@ from .prepare import (
     prepare_stage1,
     prepare_stage2,
 )
+from .readout import set_readout as set_readout
 from .rows import SolarStage2Collator as SolarStage2Collator, SolarStage2Rows as SolarStage2Rows
+from .scores import fit_intersection as fit_intersection, mask_intersection as mask_intersection
 from .stage1 import (
     SolarStage1Config as SolarStage1Config,
     SolarStage1Objective as SolarStage1Objective,

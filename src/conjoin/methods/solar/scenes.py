@@ -91,7 +91,8 @@ def embed_features(
 ) -> dict[str, Tensor]:
     """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of masked items.
 
-    `masks` are `IntersectionMasks` or return what these do; their views are "shared image" and "shared text".
+    `masks` returns `image_weights` and `text_weights`, as `mask_intersection` does; their views are
+    "shared image" and "shared text".
     """
     model.eval()
     device = model.device

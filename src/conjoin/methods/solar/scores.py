@@ -4,13 +4,13 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from conjoin.losses import AlignmentTerms, LocalScores, alignment_terms
 from conjoin.methods.solar.masking.evolutionary import evolutionary_mask
 from conjoin.methods.solar.masking.threshold import Threshold, qda_threshold
-from conjoin.methods.solar.masking.windows import Modality, own_window_scores, window_scores
+from conjoin.methods.solar.masking.windows import window_scores
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
+from conjoin.models.joint_encoder.intersection import IntersectionMasks, Modality, unit
 
 SCORES = ("global", "windows")
 
@@ -61,52 +61,29 @@ def score_windows(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[Local
 
 
 def _modalities(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[Modality, Modality]:
-    image, text = (
-        Modality(states[:, 1:], exists, encoder.vl_encoder(states[:, 1:], exists.float()))
-        for states, exists in ((tokens.image, tokens.image_mask), (tokens.text, tokens.text_mask))
-    )
+    encode = encoder.vl_encoder
+    image = Modality.encode(encode, tokens.image, tokens.image_mask)
+    text = Modality.encode(encode, tokens.text, tokens.text_mask)
     return image, text
 
 
-class IntersectionMasks(NamedTuple):
-    """Masks of what picture and text of an item share, of each item by itself (not in the paper).
+@torch.no_grad()
+def fit_intersection(encoder: JointEncoderModel, tokens: PairTokens) -> IntersectionMasks:
+    """Take centres and thresholds of the masks from pairs of the training data, some hundreds."""
+    image, text = _modalities(encoder, tokens)
+    masks = IntersectionMasks(encoder.config.hidden_size).to(tokens.image.device)
+    scores = window_scores(encoder.vl_encoder, image, text)
+    for name, part, local in (("image", image, scores[0]), ("text", text, scores[1])):
+        getattr(masks, f"{name}_centre").copy_(unit(part.embeddings).mean(0))
+        getattr(masks, f"{name}_threshold").copy_(threshold_of(local).threshold)
+    return masks
 
-    `fit` takes from a batch of pairs what training takes from its batch. Then the mask of an item does not depend on
-    the items beside it, so a query and a candidate can be masked at different times.
 
-    Args:
-        image_centre: `(d,)` mean unit embedding of pictures.
-        text_centre: `(d,)` mean unit embedding of texts.
-        image_threshold: 0-d, of patches.
-        text_threshold: 0-d, of words.
-    """
-
-    image_centre: Tensor
-    text_centre: Tensor
-    image_threshold: Tensor
-    text_threshold: Tensor
-
-    @classmethod
-    @torch.no_grad()
-    def fit(cls, encoder: JointEncoderModel, tokens: PairTokens) -> "IntersectionMasks":
-        """Take centres and thresholds from pairs of the training data, some hundreds."""
-        image, text = _modalities(encoder, tokens)
-        scores = window_scores(encoder.vl_encoder, image, text)
-        centres = (functional.normalize(part.embeddings.float(), dim=-1).mean(0) for part in (image, text))
-        return cls(*centres, *(threshold_of(each).threshold for each in scores))
-
-    @torch.no_grad()
-    def __call__(self, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
-        """Return 1 for shared tokens, else 0: the model's inputs `image_weights` `(N, P)`, `text_weights` `(N, T)`.
-
-        The best token stays if no score of a row is above the threshold.
-        """
-        image, text = _modalities(encoder, tokens)
-        scores = own_window_scores(encoder.vl_encoder, image, text, (self.image_centre, self.text_centre))
-        return {
-            "image_weights": evolutionary_mask(scores[0], tokens.image_mask, self.image_threshold, 0.0),
-            "text_weights": evolutionary_mask(scores[1], tokens.text_mask, self.text_threshold, 0.0),
-        }
+@torch.no_grad()
+def mask_intersection(masks: IntersectionMasks, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
+    """Return the model's inputs `image_weights` `(N, P)` and `text_weights` `(N, T)`: 1 for shared tokens, else 0."""
+    found = masks(encoder.vl_encoder, *_modalities(encoder, tokens))
+    return {"image_weights": found[0], "text_weights": found[1]}
 
 
 def threshold_of(scores: LocalScores) -> Threshold:

@@ -4,6 +4,8 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+READOUTS = ("fused", "sum", "intersection")
+
 
 class JointEncoderConfig(PreTrainedConfig):
     """Configuration of `JointEncoderModel`: two towers, two adapters and a vision-language encoder.
@@ -32,6 +34,12 @@ class JointEncoderConfig(PreTrainedConfig):
             suits small datasets; `"normal"` initialises it randomly.
         token_dropout: Fraction of local tokens dropped before the vision-language encoder in training.
         attention_dropout: Dropout rate of the attention weights in the vision-language encoder.
+        readout: How an item of image and text is embedded: `"fused"`, by E_VL over the tokens of both (the paper's);
+            `"sum"`, as the sum of the unit embeddings of its image and its text; `"intersection"`, as that sum plus
+            `intersection_weight` times the sum of the unit embeddings of the parts of image and text that both have
+            (see `conjoin.methods.solar.fit_intersection`). An item of one modality is embedded alike by all. Training
+            does not use it.
+        intersection_weight: Weight of the shared parts.
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of the layer norms.
 
@@ -59,6 +67,8 @@ class JointEncoderConfig(PreTrainedConfig):
         vl_init: str = "mean_pooling",
         token_dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        readout: str = "fused",
+        intersection_weight: float = 0.25,
         initializer_range: float = 0.02,
         layer_norm_eps: float = 1e-6,
         **kwargs: Any,  # noqa: ANN401
@@ -77,6 +87,8 @@ class JointEncoderConfig(PreTrainedConfig):
         self.vl_init = vl_init
         self.token_dropout = token_dropout
         self.attention_dropout = attention_dropout
+        self.readout = readout
+        self.intersection_weight = intersection_weight
         self.initializer_range = initializer_range
         self.layer_norm_eps = layer_norm_eps
         if hidden_size <= 0 or num_attention_heads <= 0 or hidden_size % num_attention_heads:
@@ -87,6 +99,8 @@ class JointEncoderConfig(PreTrainedConfig):
             raise ValueError(f'vl_init={vl_init!r}; expected "mean_pooling" or "normal"')
         if adapter_init not in ("identity", "normal"):
             raise ValueError(f'adapter_init={adapter_init!r}; expected "identity" or "normal"')
+        if readout not in READOUTS:
+            raise ValueError(f"readout={readout!r}; expected one of {READOUTS}")
         if not 0.0 <= token_dropout < 1.0:
             raise ValueError(f"token_dropout={token_dropout} must lie in [0, 1)")
         for name in ("use_type_embeddings", "use_position_embeddings"):  # fields of earlier versions

@@ -1,22 +1,26 @@
 """The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder with its own CLS."""
 
-import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization as init
+from transformers import PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_joint_encoder import JointEncoderConfig
+from .intersection import IntersectionMasks, Modality
+from .towers import load_tower, tower_class, tower_config, with_depth, without_unused
 from .vl_encoder import VLAttentionLayer, VLEncoder, drop_tokens
 
 VIEWS = ("image", "text", "fused")
+_Local = tuple[Tensor | None, Tensor | None, Tensor | None]
+_Parts = dict[str, tuple[Tensor, Tensor, Tensor] | None]
 
 
 @dataclass
@@ -87,12 +91,13 @@ class JointEncoderModel(PreTrainedModel):
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__(config)
-        vision_config = _with_depth(config.vision_config, config.num_vision_layers)
-        self.vision_model = _without_unused(_tower_class(vision_config)(vision_config))
-        self.text_model = _without_unused(_tower_class(config.text_config)(config.text_config))
+        vision_config = with_depth(config.vision_config, config.num_vision_layers)
+        self.vision_model = without_unused(tower_class(vision_config)(vision_config))
+        self.text_model = without_unused(tower_class(config.text_config)(config.text_config))
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
         self.vl_encoder = VLEncoder(config)
+        self.intersection = IntersectionMasks(config.hidden_size) if config.readout == "intersection" else None
         self.post_init()
 
     @classmethod
@@ -113,11 +118,11 @@ class JointEncoderModel(PreTrainedModel):
         Raises:
             ValueError: The checkpoint has no such tower.
         """
-        config = JointEncoderConfig(_tower_config(vision, "vision"), _tower_config(text, "text"), **config_kwargs)
+        config = JointEncoderConfig(tower_config(vision, "vision"), tower_config(text, "text"), **config_kwargs)
         config.text_attends_padding = config.text_config.model_type.startswith("siglip")
         model = cls(config)
         for tower, source in ((model.vision_model, vision), (model.text_model, text)):
-            _load_tower(tower, source)
+            load_tower(tower, source)
         return model
 
     def get_input_embeddings(self) -> nn.Module:
@@ -166,7 +171,8 @@ class JointEncoderModel(PreTrainedModel):
             image_tokens: `(N, 1 + P, d)` adapter tokens of an earlier call, beside the `image_features` they are of.
             text_tokens: `(N, 1 + T, d)` the same for text.
             views: Views to embed, of `"image"`, `"text"`, `"fused"`; the outputs are stacked view by view,
-                `(len(views) * N, d)`. By default each item is embedded once, in full; an empty list gives tokens only.
+                `(len(views) * N, d)`. By default each item is embedded once, in full, as `config.readout` says; an
+                empty list gives tokens only.
             output_tokens: Also return tower features and adapter tokens.
             inputs_embeds: `(N, T, h)` token embeddings in place of `input_ids`, if the text tower accepts them (BERT).
             token_type_ids: Unused, a text is one segment; accepted because tokenizers return it.
@@ -177,11 +183,16 @@ class JointEncoderModel(PreTrainedModel):
         Raises:
             ValueError: Neither images nor texts are given, or a mask or a view is invalid.
         """
+        summed = views is None and self.config.readout != "fused"
         views = ("fused",) if views is None else views
         wants_attention = self.config.output_attentions if output_attentions is None else output_attentions
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if len(views) > 1 and (wants_attention or wants_states is not False):
             raise ValueError(f"output_attentions and output_hidden_states need a single view, got {tuple(views)}")
+        if summed and (wants_attention or wants_states is not False):
+            raise ValueError(
+                f"output_attentions and output_hidden_states need views, not readout={self.config.readout!r}"
+            )
         image_features, image_token_mask = self._image_features(pixel_values, image_features, image_mask)
         text_features, text_token_mask = self._text_features(
             input_ids, inputs_embeds, attention_mask, special_tokens_mask, text_features, text_mask
@@ -192,12 +203,14 @@ class JointEncoderModel(PreTrainedModel):
             image_tokens = self.vision_adapter(image_features)
         if text_tokens is None and text_features is not None:
             text_tokens = self.text_adapter(text_features)
-        parts = {
-            "image": self._keys(image_tokens, image_token_mask, image_weights),
-            "text": self._keys(text_tokens, text_token_mask, text_weights),
-        }
-        embedded = [self._embed_view(parts, view, wants_attention) for view in views]
-        pooled = torch.cat(embedded) if embedded else None
+        image = (image_tokens, image_token_mask, image_weights)
+        text = (text_tokens, text_token_mask, text_weights)
+        pooled: Tensor | None = None
+        if summed:
+            pooled = self._read_sum((image, text))
+        elif views:
+            parts = {"image": self._keys(*image), "text": self._keys(*text)}
+            pooled = torch.cat([self._embed_view(parts, view, wants_attention) for view in views])
         unit = None if pooled is None else F.normalize(pooled.float(), dim=-1)
         output = JointEncoderOutput(embeddings=unit, pooler_output=pooled)
         if output_tokens:
@@ -280,9 +293,7 @@ class JointEncoderModel(PreTrainedModel):
         count = exists.sum(1, keepdim=True) + int(self.config.include_global_tokens)
         return keys, key_weights, count * (key_weights > 0).any(1, keepdim=True)
 
-    def _embed_view(
-        self, parts: dict[str, tuple[Tensor, Tensor, Tensor] | None], view: str, return_attention: bool
-    ) -> Tensor:
+    def _embed_view(self, parts: _Parts, view: str, return_attention: bool) -> Tensor:
         if view not in VIEWS:
             raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
         chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
@@ -299,6 +310,30 @@ class JointEncoderModel(PreTrainedModel):
         keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
         return self.vl_encoder(keys, weights, return_attention)
 
+    def _read_sum(self, local: Sequence[_Local]) -> Tensor:
+        """Return `(N, d)` by `config.readout`: "sum", or "intersection" of the items that have image and text."""
+        parts = dict(zip(("image", "text"), starmap(self._keys, local), strict=True))
+        whole = self._sum_views(parts)
+        pairs = [(tokens, exists) for tokens, exists, _ in local if tokens is not None and exists is not None]
+        if self.intersection is None or len(pairs) < 2:
+            return whole
+        image, text = (Modality.encode(self.vl_encoder, *pair) for pair in pairs)
+        both = image.mask.any(1, keepdim=True) & text.mask.any(1, keepdim=True)
+        masks = self.intersection(self.vl_encoder, image, text)
+        for name, mask, (tokens, exists, weights) in zip(parts, masks, local, strict=True):
+            parts[name] = self._keys(tokens, exists, mask if weights is None else mask * weights)
+        return whole + self.config.intersection_weight * both * self._sum_views(parts)
+
+    def _sum_views(self, parts: _Parts) -> Tensor:
+        """Return the sum `(N, d)` of the unit embeddings of the modalities that an item has; of CLS if it has none."""
+        found = {name: part[2] > 0 for name, part in parts.items() if part is not None}
+        nothing = ~torch.cat([*found.values()], dim=1).any(1, keepdim=True)
+        views = [
+            F.normalize(self._embed_view(parts, name, False).float(), dim=-1) * (exists | nothing)
+            for name, exists in found.items()
+        ]
+        return torch.stack(views).sum(0)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -311,6 +346,9 @@ class JointEncoderModel(PreTrainedModel):
                 init.eye_(layer.v_proj.weight)
                 init.eye_(layer.o_proj.weight)
                 init.zeros_(layer.fc2.weight)
+        if isinstance(module, IntersectionMasks):
+            for name, buffer in module.named_buffers():
+                init.constant_(buffer, math.inf if name.endswith("threshold") else 0.0)
 
 
 def _init_identity(layer: AdapterInput | AdapterOutput) -> None:
@@ -331,56 +369,6 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
     if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
         features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
-
-
-def _with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
-    """Return a tower's configuration with `depth` layers: the same object, or a copy if the tower is cut."""
-    if config.num_hidden_layers == depth:
-        return config
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = depth
-    return config
-
-
-def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
-    """Drop the pooling head of BERT-like towers and turn mask tokens into buffers; both are unused here."""
-    if "pooler" in dict(tower.named_children()):
-        tower.register_module("pooler", None)
-    for path, parameter in list(tower.named_parameters()):
-        owner, _, name = path.rpartition(".")
-        if name == "mask_token":
-            delattr(tower.get_submodule(owner), name)
-            tower.get_submodule(owner).register_buffer(name, parameter.data)
-    return tower
-
-
-def _tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
-    """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
-    config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
-    if f"{kind}_config" in config.sub_configs:
-        config = getattr(config, f"{kind}_config")
-    needed = "patch_size" if kind == "vision" else "vocab_size"
-    if needed not in config.to_dict():
-        raise ValueError(
-            f"{source if isinstance(source, str) else type(source).__name__!r} has no {kind} tower: "
-            f"its {type(config).__name__} has no {needed!r}"
-        )
-    return copy.deepcopy(config)
-
-
-def _tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
-    """Return the model class for a tower's configuration (the auto classes do not list SigLIP's text tower)."""
-    if type(config) in AutoModel._model_mapping:
-        return AutoModel._model_mapping[type(config)]
-    return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
-
-
-def _load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
-    """Copy pretrained weights into `tower`, except pooling heads and blocks that were not built."""
-    loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
-    missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
-    if missing:
-        raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
 
 
 __all__ = ["JointEncoderModel", "JointEncoderOutput"]

@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conjoin.methods.solar.masking.windows import Modality, own_window_scores, window_scores
+from conjoin.methods.solar.masking.windows import window_scores
+from conjoin.models.joint_encoder.intersection import Modality, own_window_scores
 
 
 def _mean(tokens: Tensor, weights: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ import math
 
 from torch import Tensor
 
+from conjoin.models.joint_encoder.intersection import above
+
 SCHEDULES = ("linear", "cosine")
 
 
@@ -53,7 +55,4 @@ def evolutionary_mask(scores: Tensor, exists: Tensor, threshold: Tensor | float,
     """
     if not 0.0 <= rho <= 1.0:
         raise ValueError(f"rho={rho} must lie in [0, 1]")
-    shared = (scores > threshold) & exists
-    best = scores.masked_fill(~exists, -math.inf).argmax(1, keepdim=True)
-    shared = shared.scatter(1, best, shared.gather(1, best) | ~shared.any(1, keepdim=True))
-    return rho + (1.0 - rho) * shared.to(scores.dtype)
+    return rho + (1.0 - rho) * above(scores, exists, threshold).to(scores.dtype)
