@@ -131,6 +131,7 @@ def two_ranks(tiny_checkpoints, tmp_path_factory):
     return folder
 
 
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="gloo of torch 2.7 aborts in FSDP's gather on CPUs")
 @pytest.mark.parametrize("name", CASES)
 def test_two_sharded_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, name):
     alone = run_case(tiny_checkpoints, tmp_path / "alone", 8, **CASES[name])

@@ -63,7 +63,7 @@ def export_onnx(
             the tables of embeddings (onnxruntime's dynamic quantisation).
 
     Raises:
-        ImportError: onnx, onnxscript or, for `"int8"`, onnxruntime is not installed.
+        ImportError: onnx, onnxscript or, for `"int8"`, onnxruntime is not installed, or torch is too old.
         ValueError: The model does not take images and texts through an `ImageTextProcessor`, or `precision` is
             unknown.
     """
@@ -116,6 +116,8 @@ def _check_installed(precision: str) -> None:
             import onnxruntime.quantization  # noqa: F401
     except ImportError as error:
         raise ImportError('ONNX export needs onnx, onnxscript and onnxruntime: pip install "conjoin[onnx]"') from error
+    if torch.__version__ < "2.8":
+        raise ImportError(f"torch {torch.__version__} cannot trace these models for ONNX; 2.13 is tested")
 
 
 def _example(processor: ImageTextProcessor, parts: tuple[str, ...]) -> dict[str, Tensor]:

@@ -104,17 +104,20 @@ class SentenceTransformerProcessor:
         self.model = model
 
     def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> Mapping[str, Any]:
-        """The inputs of `forward`: one group per modality, form and prompt, as the library needs it."""
+        """The inputs of `forward`: one group per modality, form, order of the parts and prompt.
+
+        The library needs it: its versions before 6.1 take the order of a batch from its first item.
+        """
         model = self.model
-        groups: dict[tuple[str, bool, str | None], list[int]] = {}
+        groups: dict[tuple[str, bool, tuple[str, ...], str | None], list[int]] = {}
         prompts = [None] * len(items) if instruction is None else instruction
-        parsed = parse_items(items)
-        for place, (item, told) in enumerate(zip(parsed, prompts, strict=True)):
+        inputs = []
+        for place, (value, item, told) in enumerate(zip(items, parse_items(items), prompts, strict=True)):
             if not model.supports(_MODALITY_NAMES[item.modality]):
                 raise ValueError(f"item {place}: this model cannot take {item.modality!r}")
-            groups.setdefault((item.modality, _is_chat(items[place]), _prompt(model, told)), []).append(place)
-        pairs = zip(items, parsed, strict=True)
-        inputs = [_input(model, place, value, item) for place, (value, item) in enumerate(pairs)]
+            inputs.append(_input(model, place, value, item))
+            order = tuple(inputs[-1]) if isinstance(inputs[-1], dict) else ()
+            groups.setdefault((item.modality, _is_chat(value), order, _prompt(model, told)), []).append(place)
         return {
             "groups": [
                 model.preprocess([inputs[place] for place in places], prompt=prompt)
