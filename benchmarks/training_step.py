@@ -11,12 +11,15 @@ variant in a process of its own; on a GPU the peak of allocated memory. The vari
     ours                           gradient_cache_chunk_size=--chunk
     ours, tokens                   gradient_cache_chunk_tokens, the same number: rows sorted by length
 
+With `--mllm` the model is the pruned Qwen2-VL of `pruned_mllm.py`, trained by LoRA, and the variants are ours alone.
+
     python benchmarks/training_step.py --json training_step.json
     python benchmarks/training_step.py --size tiny --rows 16 --chunk 4 --turns 1      # a quick test of the script
 
 On a GPU (not measured):
 
     python benchmarks/training_step.py --device cuda --size base --rows 4096 --chunk 128 --bf16 --peak-tflops 989
+    python benchmarks/training_step.py --device cuda --mllm 7b --rows 512 --chunk 64 --bf16 --peak-tflops 989
 """
 
 import argparse
@@ -26,7 +29,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,8 +49,9 @@ from conjoin.hub.load import load_model
 from conjoin.methods.contrastive import ContrastiveConfig
 from conjoin.methods.contrastive.queries import QueryContrastiveObjective
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
-from conjoin.training import cached_backward
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.training import LoraArguments, add_lora, cached_backward
 
 SIZES = {"tiny": (32, 1, 2), "light": (128, 3, 4), "small": (384, 6, 12), "base": (768, 12, 12)}
 """Width, layers and heads of the text tower."""
@@ -55,12 +59,23 @@ VARIANTS = ("sentence-transformers", "sentence-transformers, tokens", "ours", "o
 TEMPERATURE = 0.05
 LONGEST = 62
 """Tokens of the longest text."""
+LORA = LoraArguments(r=16, alpha=32)
 
 
-def save_model(size: str, folder: Path) -> None:
-    """Write a joint encoder whose text tower has the size; its vision tower is not used."""
+def variants(args: argparse.Namespace) -> Sequence[str]:
+    """The variants to measure."""
+    return VARIANTS[2:] if args.mllm else VARIANTS
+
+
+def save_model(args: argparse.Namespace, folder: Path) -> None:
+    """Write a joint encoder whose text tower has the size, or a pruned MLLM; vision towers are not used."""
     torch.manual_seed(0)
-    width, _, heads = sizes = SIZES[size]
+    if args.mllm:
+        pruned_mllm.save_checkpoint(args.mllm, folder / "mllm")
+        processor = MllmRetrieverProcessor.from_mllm(folder / "mllm")
+        export(MllmRetrieverModel.from_mllm(folder / "mllm", pruned_mllm.KEEP), processor, folder)
+        return
+    width, _, heads = sizes = SIZES[args.size]
     tokenizer = bert_tokenizer()
     text = BertModel(BertConfig(vocab_size=len(tokenizer), **layers(*sizes)))
     vision = Dinov2Model(
@@ -92,12 +107,12 @@ def to(values: Mapping[str, Any], device: str) -> dict[str, Any]:
 def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[[], float]:
     """The step of a variant; it returns the loss."""
     queries, positives = make_texts(args.rows)
-    tokens = args.chunk * LONGEST if "tokens" in variant else 0
 
     def autocast() -> AbstractContextManager[Any]:
         return torch.autocast(args.device, torch.bfloat16) if args.bf16 else nullcontext()
 
     if variant.startswith("sentence"):
+        tokens = args.chunk * LONGEST if "tokens" in variant else 0
         model = SentenceTransformer(str(folder), device=args.device, trust_remote_code=True)
         columns = [to(model.preprocess(texts), args.device) for texts in (queries, positives)]
         loss = CachedMultipleNegativesRankingLoss(
@@ -113,12 +128,16 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
         trained: nn.Module = model
     else:
         encoder, processor = load_model(folder)
+        if args.mllm:
+            add_lora(encoder, LORA)
         objective = QueryContrastiveObjective(
             encoder.to(args.device),
             ContrastiveConfig("unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none"),
         )
         parts = {"queries": queries, "positives": positives}
         batch = {name: to(processor(texts), args.device) for name, texts in parts.items()}
+        longest = max(part["input_ids"].shape[1] for part in batch.values()) if args.mllm else LONGEST
+        tokens = args.chunk * longest if "tokens" in variant else 0
 
         def forward_backward() -> float:
             rows = 0 if tokens else args.chunk
@@ -169,6 +188,7 @@ def measure_memory(variant: str, folder: Path, args: argparse.Namespace) -> dict
 def memory_of(variant: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Run `measure_memory` in a process of its own."""
     options = {"--rows": args.rows, "--chunk": args.chunk, "--device": args.device, "--threads": args.threads}
+    options |= {"--mllm": args.mllm} if args.mllm else {}
     command = [sys.executable, __file__, "--child", variant, str(folder)]
     command += [str(word) for pair in options.items() for word in pair] + ["--bf16"] * args.bf16
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -178,17 +198,17 @@ def memory_of(variant: str, folder: Path, args: argparse.Namespace) -> dict[str,
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """The rows of the table."""
-    save_model(args.size, folder)
-    memory = {variant: memory_of(variant, folder, args) for variant in VARIANTS}
-    first = memory[VARIANTS[0]]
+    save_model(args, folder)
+    memory = {variant: memory_of(variant, folder, args) for variant in variants(args)}
+    reference, first = next(iter(memory.items()))
     for variant, found in memory.items():
         if abs(found["loss"] - first["loss"]) > (0.05 if args.bf16 else 1e-3):
-            raise ValueError(f"{variant}: the loss is {found['loss']}, that of {VARIANTS[0]} is {first['loss']}")
-    steps = {variant: make_step(variant, folder, args) for variant in VARIANTS}
+            raise ValueError(f"{variant}: the loss is {found['loss']}, that of {reference} is {first['loss']}")
+    steps = {variant: make_step(variant, folder, args) for variant in memory}
     times = take_turns(steps, args.turns, args.device)
     rows = []
-    for variant in VARIANTS:
-        ratio, seconds = speed_up(times[VARIANTS[0]], times[variant]), median(times[variant])
+    for variant in memory:
+        ratio, seconds = speed_up(times[reference], times[variant]), median(times[variant])
         row: dict[str, Any] = {"step": variant, "seconds": seconds.wall, "cpu_seconds": seconds.cpu}
         row |= {"wall": ratio["wall"], "range": f"{ratio['wall_low']:.2f} to {ratio['wall_high']:.2f}"}
         row |= {"cpu": ratio["cpu"], "peak_mib": memory[variant]["bytes"] / 2**20}
@@ -205,6 +225,7 @@ def main() -> None:
     """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="light", help="of the text tower")
+    parser.add_argument("--mllm", choices=pruned_mllm.SIZES, help="train a pruned MLLM of this size instead, by LoRA")
     parser.add_argument("--rows", type=int, default=4096, help="pairs of a step")
     parser.add_argument("--chunk", type=int, default=32, help="rows of a mini-batch")
     parser.add_argument("--turns", type=int, default=3)

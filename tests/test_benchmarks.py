@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,6 +168,20 @@ def test_a_training_step_is_compared_with_sentence_transformers(tmp_path):
     ]
     assert rows[0]["wall"] == rows[0]["cpu"] == rows[0]["memory"] == 1
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_a_training_step_of_a_pruned_mllm_is_timed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = importlib.import_module("training_step")
+    args = SimpleNamespace(mllm="tiny", rows=5, chunk=2, device="cpu", bf16=False)
+    script.save_model(args, tmp_path)
+    losses = {}
+    for variant in script.variants(args):
+        torch.manual_seed(0)  # of the start of LoRA
+        step = script.make_step(variant, tmp_path, args)
+        losses[variant] = step()
+        assert step() < losses[variant]
+    assert losses["ours"] == pytest.approx(losses["ours, tokens"], rel=1e-5)
 
 
 def test_search_and_building_are_compared_and_their_growth_is_drawn(tmp_path):
