@@ -70,10 +70,14 @@ def compose_towers(kind: Any, arguments: ModelArguments) -> ModelAndProcessor:  
     """Build a new model of class `kind` from a vision tower and a text tower.
 
     Raises:
-        ValueError: A tower is not named.
+        ValueError: A tower is not named, or the readout needs a trained model.
     """
     if arguments.vision is None or arguments.text is None:
         raise ValueError("model: name both towers (vision, text) or a checkpoint")
+    if arguments.config.get("readout") == "intersection":
+        raise ValueError(
+            "model.config.readout: 'intersection' is fitted after training, by `conjoin export --readout`"
+        )
     vision: Any = load_sample_vision_tower() if arguments.vision == "sample" else arguments.vision
     text: Any = load_sample_text_tower()[0] if arguments.text == "sample" else arguments.text
     return kind.from_backbones(vision, text, **arguments.config), _processor(arguments)
