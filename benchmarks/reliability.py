@@ -202,7 +202,7 @@ def import_modules(names: list[str]) -> None:
         if name.partition(".")[0] not in ("transformers_modules", "__main__", "__mp_main__"):
             try:
                 importlib.import_module(name)
-            except Exception:
+            except Exception:  # of any kind; an attempt that needs the module imports it itself, and fails aloud
                 continue
 
 

@@ -79,7 +79,7 @@ def measure_parts(trained: Trained, scenes: Scenes, at_random: bool) -> dict[str
     return _measure(trained, scenes, readouts, RandomParts(masks) if at_random else masks)
 
 
-def _measure(trained: Trained, scenes: Scenes, readouts: Readouts, masks: Any) -> dict[str, Any]:  # noqa: ANN401
+def _measure(trained: Trained, scenes: Scenes, readouts: Readouts, masks: Masks | None) -> dict[str, Any]:
     """Every set by every readout, and text → image search with and without heads."""
     distractors = embed_features(trained.model, scenes.distractors, scenes.dtype, masks=masks)
     found: dict[str, Any] = {}
