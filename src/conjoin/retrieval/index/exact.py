@@ -20,7 +20,8 @@ _SCORES_AT_ONCE = 2**24
 _NUMBERS_AT_ONCE = 2**17  # of the exact products: stays in the processor's cache
 _CORPUS_BLOCK = 16384
 _FEW_PER_QUERY = 4
-_QUERIES_AT_ONCE = 128  # of the rough scores on a CPU, likewise
+_GROUPS_PER_RESULT = 8
+_QUERIES_AT_ONCE = 256  # of the rough scores on a CPU, likewise
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 
 
@@ -130,9 +131,11 @@ class ExactIndex(IndexRows):
         floor = torch.full((len(queries), 1), -torch.inf, device=self.device)
         rows, columns = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         scores = np.empty(0, dtype=np.float32)
+        size = min(len(queries), _QUERIES_AT_ONCE) * _CORPUS_BLOCK
+        memory = np.empty(size, dtype=np.float32), np.empty(size, dtype=bool)
         for offset, stored in self._blocks(places):
             block = self._unpacked(stored)
-            new_rows, new_columns = _candidates(queries, block, k, floor, margin)
+            new_rows, new_columns = _candidates(queries, block, k, floor, margin, memory)
             if len(new_rows) == 0:
                 continue
             new_scores = _exact_scores(doubles, block, new_rows, new_columns)
@@ -211,12 +214,17 @@ def _rounding_margin(dimension: int) -> float:
 
 
 def _candidates(
-    queries: torch.Tensor, block: torch.Tensor, k: int, floor: torch.Tensor, margin: float
+    queries: torch.Tensor,
+    block: torch.Tensor,
+    k: int,
+    floor: torch.Tensor,
+    margin: float,
+    memory: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows `(P,)` of queries and of a block that may be among the k best, where the scores so far reach `floor`.
 
     On a CPU numpy multiplies, a few queries at a time: its library is the faster one on some processors, above all for
-    a single query. The k best of a block are only chosen where too many rows reach the floor.
+    a single query. A floor of the block itself is only computed where too many rows reach the one so far.
     """
     if block.device.type != "cpu":
         rough = queries @ block.T
@@ -225,17 +233,28 @@ def _candidates(
         found_rows, found_columns = (rough >= floor).nonzero(as_tuple=True)
         return found_rows.cpu().numpy(), found_columns.cpu().numpy()
     rows, columns, start = [], [], 0
+    vectors = block.numpy().T
     for part, least in zip(queries.split(_QUERIES_AT_ONCE), floor.split(_QUERIES_AT_ONCE), strict=True):
-        scores = part.numpy() @ block.numpy().T
-        reached = scores >= least.numpy()
+        scores, reached = (kept[: len(part) * len(block)].reshape(len(part), -1) for kept in memory)
+        np.matmul(part.numpy(), vectors, out=scores)
+        np.greater_equal(scores, least.numpy(), out=reached)
         if len(block) >= k and np.count_nonzero(reached) > _FEW_PER_QUERY * k * len(part):
-            kth = torch.from_numpy(scores).topk(k).values[:, -1:] - margin
-            reached = scores >= torch.maximum(least, kth).numpy()
+            np.greater_equal(scores, np.maximum(least.numpy(), _reached_by(scores, k) - margin), out=reached)
         row, column = np.divmod(np.flatnonzero(reached), len(block))
         rows.append(row + start)
         columns.append(column)
         start += len(part)
     return np.concatenate(rows), np.concatenate(columns)
+
+
+def _reached_by(scores: np.ndarray, k: int) -> np.ndarray:
+    """A bound `(q, 1)` that at least k of the scores `(q, n)` of each row reach: the k-th best maximum of groups."""
+    groups = _GROUPS_PER_RESULT * k
+    size = scores.shape[1] // groups
+    if size > 1:
+        parts = torch.from_numpy(scores)[:, : groups * size].unflatten(1, (groups, size))
+        scores = parts.amax(2).numpy()  # numpy takes 20 times as long
+    return np.partition(scores, -k, axis=1)[:, [-k]]
 
 
 def _exact_scores(queries: np.ndarray, block: torch.Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
