@@ -1,13 +1,11 @@
 import base64
 import functools
 import io
-import logging
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers.utils import logging as library_logging
 
 from conjoin.processing.item_inputs import MAX_TEXT_CHARACTERS, Item, cut_text, parse_items
 
@@ -30,15 +28,6 @@ def red_file(red, tmp_path):
     path = tmp_path / "red.png"
     red.save(path)
     return path
-
-
-@pytest.fixture
-def warnings(caplog):
-    """What the library's logger warns of, as text."""
-    library_logging.enable_propagation()
-    with caplog.at_level(logging.WARNING):
-        yield lambda: caplog.text
-    library_logging.disable_propagation()
 
 
 # what counts as an item

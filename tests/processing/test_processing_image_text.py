@@ -1,5 +1,4 @@
 import json
-import logging
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, CLIPTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from transformers.utils import logging as library_logging
 
 from conjoin.processing import ImageTextProcessor
 
@@ -17,15 +15,6 @@ NAMES = ["pixel_values", "image_mask", "input_ids", "attention_mask", "special_t
 @pytest.fixture(scope="module")
 def processor(tiny_checkpoints):
     return ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
-
-
-@pytest.fixture
-def warnings(caplog):
-    """What the library's logger warns of, as text."""
-    library_logging.enable_propagation()
-    with caplog.at_level(logging.WARNING):
-        yield lambda: caplog.text
-    library_logging.disable_propagation()
 
 
 def same(a, b):
@@ -168,7 +157,7 @@ def test_empty_texts(processor, tiny_checkpoints, pictures, tmp_path):
 def test_a_very_long_text_is_cut_with_a_warning(processor, warnings):
     batch = processor(["short", "word " * 20_000, "x"], ids=["p", "q", "r"])
     assert batch["input_ids"].shape == (3, 40)
-    assert "text cut to 40 tokens: item 1 (id 'q')\n" in warnings()
+    assert "text cut to fit 40 tokens: item 1 (id 'q')\n" in warnings()
     assert "item 0" not in warnings() and "item 2" not in warnings() and "longer than" not in warnings()
 
 
@@ -176,7 +165,15 @@ def test_a_text_that_just_fits_gives_no_warning(processor, warnings):
     assert processor(["a" * 38])["input_ids"].shape == (1, 40)
     assert not warnings()
     processor(["a" * 39] * 5, max_length=39)
-    assert "text cut to 39 tokens: item 0, item 1, item 2 and 2 more" in warnings()
+    assert "text cut to fit 39 tokens: item 0, item 1, item 2 and 2 more" in warnings()
+
+
+def test_the_more_texts_were_cut_the_rarer_the_warnings(processor, warnings):
+    """A catalogue of long texts does not fill the terminal."""
+    for _ in range(100):
+        processor(["a" * 60, "short"])
+    assert warnings().count("text cut") == 7
+    assert "item 0\n" in warnings() and "item 0; 64 texts so far\n" in warnings()
 
 
 def test_the_longest_text_is_a_setting(tiny_checkpoints):
@@ -204,7 +201,7 @@ def test_a_slow_tokenizer_works_as_well(processor, monkeypatch, warnings):
     """SigLIP's own has no `encodings` to tell what was cut."""
     monkeypatch.setattr("transformers.BatchEncoding.encodings", property(lambda self: None))
     processor(["a" * 50, "b"])
-    assert "text cut to 40 tokens: item 0\n" in warnings()
+    assert "text cut to fit 40 tokens: item 0\n" in warnings()
 
 
 # errors

@@ -1,7 +1,6 @@
 """The prompts of the MLLM retriever."""
 
 import json
-import logging
 import string
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from PIL import Image
 from tokenizers import normalizers
 from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
-from transformers.utils import logging as library_logging
 
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.pixel_rows import Picture, pad_pixels
@@ -23,15 +21,6 @@ END = "<|im_end|>\n<|im_start|>assistant\n[RET]"
 @pytest.fixture
 def processor(mllm_checkpoints):
     return MllmRetrieverProcessor.from_mllm(mllm_checkpoints("qwen2_vl")[0])
-
-
-@pytest.fixture
-def warnings(caplog):
-    """What the library's logger warns of, as text."""
-    library_logging.enable_propagation()
-    with caplog.at_level(logging.WARNING):
-        yield lambda: caplog.text
-    library_logging.disable_propagation()
 
 
 def prompts(processor, batch, mask="attention_mask"):

@@ -10,6 +10,7 @@ Every saved checkpoint contains this file, so it imports nothing of this package
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from PIL import Image
@@ -21,6 +22,7 @@ from .item_images import decode_base64, describe, load_image
 from .item_urls import is_url
 
 logger = logging.get_logger(__name__)
+_cut_texts: WeakKeyDictionary[PreTrainedTokenizerBase, int] = WeakKeyDictionary()
 
 EMPTY_TEXTS = ("error", "embed")
 """What to do with an empty text; see `parse_item`."""
@@ -207,6 +209,17 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, limit: int, name: st
             return start
         size *= 16
     return text
+
+
+def warn_of_cuts(names: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Log in one line whose texts were cut: the first time, and when the tokenizer's count of them doubles."""
+    before = _cut_texts.get(tokenizer, 0)
+    count = _cut_texts[tokenizer] = before + len(names)
+    if count.bit_length() == before.bit_length():
+        return
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    so_far = f"; {count} texts so far" if before else ""
+    logger.warning("text cut to fit %d tokens: %s%s%s", limit, ", ".join(names[:3]), more, so_far)
 
 
 def _names_an_image(text: str, name: str) -> bool:

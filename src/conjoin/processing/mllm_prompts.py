@@ -7,11 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from transformers.utils import logging
-
-from .item_inputs import cut_text
-
-logger = logging.get_logger(__name__)
+from .item_inputs import cut_text, warn_of_cuts
 
 NOUNS = {(True, False): "image", (False, True): "sentence", (True, True): "image and sentence"}
 """What a prompt asks to summarise, by whether it has an image and a sentence."""
@@ -149,7 +145,7 @@ class PromptWriter:
             if over > 0:
                 asks[place] = self._fit(ask, over, limit, names[place])
                 cut.append(place)
-        _warn_of_cuts([names[place] for place in cut], limit)
+        warn_of_cuts([names[place] for place in cut], limit, self.tokenizer)
         for place, prompt in zip(cut, self._tokenize([asks[place] for place in cut]), strict=True):
             prompts[place] = prompt
 
@@ -251,7 +247,7 @@ class PromptWriter:
                 if part is not None and len(part.encode()) + len((ask.instruction or "").encode()) + 2 > limit:
                     asks[number] = self._cut(asks[number], place, limit=limit)
             cut += [names[number]] if asks[number] is not ask else []
-        _warn_of_cuts(cut, limit)
+        warn_of_cuts(cut, limit, self.tokenizer)
 
     def _fit(self, ask: Ask, over: int, limit: int, name: str) -> Ask:
         """Truncate texts, the last first, until the prompt has at most `limit` tokens, from which it is `over` off.
@@ -290,13 +286,6 @@ class PromptWriter:
         end = max(min(spans[kept - 1][1], spans[kept][0]) - len(before), 1)
         parts = [*ask.parts[:place], text[:end], *ask.parts[place + 1 :]]
         return ask if end >= len(text) else ask._replace(parts=tuple(parts))
-
-
-def _warn_of_cuts(names: Sequence[str], limit: int) -> None:
-    """Log whose texts were cut, in one line."""
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        logger.warning("text cut to fit %d tokens: %s%s", limit, ", ".join(names[:3]), more)
 
 
 __all__ = ["NOUNS", "PROMPT_VERSIONS", "VIEWS", "Ask", "Piece", "PromptWriter"]

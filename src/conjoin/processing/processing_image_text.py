@@ -7,15 +7,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
-from transformers.utils import logging
 
 from .input_types import check_processor_type, concatenated, only_image
 from .item_images import process_image
-from .item_inputs import EMPTY_TEXTS, Item, check_unicode, cut_text, parse_items
+from .item_inputs import EMPTY_TEXTS, Item, check_unicode, cut_text, parse_items, warn_of_cuts
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
 from .sentence_files import SentenceFilesMixin
-
-logger = logging.get_logger(__name__)
 
 
 class ImageTextProcessor(SentenceFilesMixin):
@@ -186,17 +183,19 @@ class ImageTextProcessor(SentenceFilesMixin):
             max_length=limit,
             return_special_tokens_mask=True,
             return_attention_mask=True,
-            return_tensors="pt",
             split_special_tokens=True,  # special tokens in a text are ordinary words
         )
+        if len(set(map(len, encoded["input_ids"]))) > 1:
+            raise ValueError("padding=False, but the texts differ in length; pass padding=True")
+        keys = ("input_ids", "attention_mask", "special_tokens_mask")
+        tensors = {key: torch.tensor(encoded[key]) for key in keys}
         if limit is not None:
             self._warn_of_cuts(encoded, present, rows, limit)
-        empty = encoded["special_tokens_mask"].all(dim=1).tolist()
+        empty = tensors["special_tokens_mask"].all(dim=1).tolist()
         for name, text, is_empty in zip(rows, present, empty, strict=True):
             if text and is_empty:
                 raise ValueError(f"{name}: text {text[:40]!r} has no tokens for this tokenizer")
-        encoded["input_ids"] = self._without_special_words(encoded["input_ids"], encoded["special_tokens_mask"])
-        tensors = {key: encoded[key] for key in ("input_ids", "attention_mask", "special_tokens_mask")}
+        tensors["input_ids"] = self._without_special_words(tensors["input_ids"], tensors["special_tokens_mask"])
         return _spread(tensors, [text is not None for text in texts], "text_mask")
 
     def _without_special_words(self, ids: Tensor, special_tokens_mask: Tensor) -> Tensor:
@@ -210,16 +209,15 @@ class ImageTextProcessor(SentenceFilesMixin):
         return ids.masked_fill(from_text, self.tokenizer.unk_token_id)
 
     def _warn_of_cuts(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
-        full = (encoded["attention_mask"].sum(dim=1) >= limit).tolist()
-        options = {"split_special_tokens": True, "verbose": False}
-        cut = [
-            name
-            for name, text, is_full in zip(names, texts, full, strict=True)
-            if is_full and len(self.tokenizer(text, **options)["input_ids"]) > limit
-        ]
-        if cut:
-            more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
-            logger.warning("text cut to %d tokens: %s%s", limit, ", ".join(cut[:3]), more)
+        if encoded.encodings is not None:
+            is_cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
+        else:  # a tokenizer in Python
+            options = {"split_special_tokens": True, "verbose": False}
+            is_cut = [
+                sum(mask) >= limit and len(self.tokenizer(text, **options)["input_ids"]) > limit
+                for text, mask in zip(texts, encoded["attention_mask"], strict=True)
+            ]
+        warn_of_cuts([name for name, cut in zip(names, is_cut, strict=True) if cut], limit, self.tokenizer)
 
 
 def _join_texts(instruction: str | None, item: Item) -> str | None:
