@@ -22,6 +22,7 @@ import datasets
 import torch
 from common import ROOT, Record
 from puma import SCALED, text_pairs
+from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
@@ -132,9 +133,9 @@ class Bench:
         if run.start is None:
             return model
         steps, rate = self.args.stage_1_steps, self.args.stage_1_rate
-        kept = self.mllm / f"{run.start} {run.keep_layers} layers {steps} steps at {rate}, {seed}.pt"
+        kept = self.mllm / f"{run.start} {run.keep_layers} layers {steps} steps at {rate}, {seed}.safetensors"
         if kept.is_file():
-            model.load_state_dict(torch.load(kept))
+            load_model(model, kept)
             return model
         settings = self.settings(seed, steps, rate, 24) | SCALED | {"schedule": "dynamic"}
         pairs = text_pairs("train")
@@ -144,7 +145,7 @@ class Bench:
         config = PumaStage1Config(**settings)
         PumaStage1Trainer(model, config, teacher, train_dataset=pairs, processing_class=processor).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
-        torch.save(merged.state_dict(), kept)
+        save_model(merged, str(kept))
         return merged
 
     def train(self, run: Run, rate: float, seed: int) -> tuple[MllmRetrieverModel, dict[str, float]]:
@@ -303,7 +304,7 @@ def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
         validation_queries=args.validation_queries,
         test_queries=args.test_queries,
     )
-    pictures = PictureFeatures(WORK / "pictures.pt")
+    pictures = PictureFeatures(WORK / "pictures.safetensors")
     pictures.prepare_images(
         datasets.Image().decode_example(products.image(product.id)).convert("RGB")
         for products in (MeritProducts(data, split) for split in SPLITS)

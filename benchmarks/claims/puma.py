@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from common import ROOT, Record
+from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
@@ -182,16 +182,16 @@ class Bench:
         key = (
             f"{self.args.steps_1} steps of {self.args.batch_size} at {self.args.rate_1}, {name}, {keep_layers}, {seed}"
         )
-        kept = self.mllm / f"{key}.pt"
+        kept = self.mllm / f"{key}.safetensors"
         model = self.model(keep_layers, seed)
         if kept.is_file():
-            model.load_state_dict(torch.load(kept))
+            load_model(model, kept)
             return model
         add_lora(model, LORA)
         teacher = self.teacher if config.distill_weight else None
         PumaStage1Trainer(model, config, teacher, train_dataset=self.pairs, processing_class=self.processor).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
-        torch.save(merged.state_dict(), kept)
+        save_model(merged, str(kept))
         return merged
 
     def stage_2(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
@@ -257,7 +257,7 @@ def main() -> None:
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     data = make_data(args.split)
-    pictures = PictureFeatures(WORK / "pictures.pt")
+    pictures = PictureFeatures(WORK / "pictures.safetensors")
     pictures.prepare(data)
     mllm = WORK / f"mllm-{args.projector_steps}"
     projector = make_mllm(mllm, pictures, args.projector_steps)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BatchFeature, LlavaConfig, LlavaForConditionalGeneration, get_cosine_schedule_with_warmup
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -51,7 +52,7 @@ class PictureFeatures:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, Tensor] = torch.load(path) if path.is_file() else {}
+        self.known: dict[str, Tensor] = load_file(path) if path.is_file() else {}
         self.tower: nn.Module | None = None
         self.processor = sample_image_processor(SIZE)
 
@@ -79,7 +80,7 @@ class PictureFeatures:
             self(some)
         if len(self.known) > known:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(self.known, self.path)
+            save_file(self.known, self.path)
 
     @torch.inference_mode()
     def _compute(self, images: list[Image.Image]) -> Tensor:
