@@ -1,0 +1,228 @@
+"""Run by `test_second_device.py`: a step of each method, each model, exact search, readouts and explanations."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from PIL import ImageOps
+
+from conjoin.methods.puma.analysis import readout_attention, readout_states
+from conjoin.methods.puma.teachers import FullTeacher, SharedTeacher
+from conjoin.methods.solar import set_readout
+from conjoin.methods.solar.explain.pair import explain_pair, score_populations
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.retrieval import ExactIndex, ItemEncoder
+from conjoin.training.gradient_cache import cached_backward
+from conjoin.training.objective import total_loss
+from methods.coral import tiny_coral
+from methods.puma import tiny_puma
+from methods.solar import tiny_solar
+from models.tiny_models import MODELS
+from second_device import move, second_device
+from tiny_mllms import MLLMS
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no backends in Python",
+)
+
+
+def test_it_refuses_what_a_gpu_refuses():
+    with second_device() as device:
+        there = torch.ones(3, 2, device=device)
+        assert (there @ torch.tensor([1.0, 2.0], device=device)).cpu().tolist() == [3.0, 3.0, 3.0]
+        assert (there * torch.tensor(2.0)).sum().item() == 12.0  # a scalar
+        assert there[torch.tensor([0, 2])].device == there.device  # an index
+        for wrong in (lambda: there + torch.ones(2), lambda: torch.ones(3)[there[:, 0].long()], there.numpy):
+            with pytest.raises((RuntimeError, TypeError)):
+                wrong()
+
+
+def joint(checkpoints, folder, method, **arguments):
+    model, processor = make_encoder(checkpoints)
+    return make_trainer(method, model, processor, folder, make_rows(4), **arguments)
+
+
+def solar_stage1(checkpoints, folder, **arguments):
+    model, processor = tiny_solar.frozen_encoder(checkpoints)
+    return tiny_solar.stage1(folder, model, processor, tiny_solar.texts(4), **arguments)
+
+
+def solar_stage2(checkpoints, folder, **arguments):
+    model, processor = tiny_solar.frozen_encoder(checkpoints)
+    augmented = {"augment": ImageOps.invert, "augmented": True} if arguments.get("positive") == "augmented" else {}
+    rows = tiny_solar.stage2_rows(folder, tiny_solar.texts(4), **augmented)
+    return tiny_solar.stage2(folder, model, processor, rows, **arguments)
+
+
+def puma_stage1(checkpoints, folder, **arguments):
+    model, processor = tiny_puma.make_student(checkpoints)
+    teacher = MllmRetrieverModel.from_mllm(checkpoints)
+    rows = tiny_puma.sentences(4)
+    return tiny_puma.make_trainer("puma_stage1", model, processor, folder, rows, teacher=teacher, **arguments)
+
+
+def puma_stage2(checkpoints, folder, **arguments):
+    model, processor = tiny_puma.make_student(checkpoints)
+    return tiny_puma.make_trainer("puma_stage2", model, processor, folder, tiny_puma.Instructed(4), **arguments)
+
+
+def coral(checkpoints, folder, readout="token", partial=False, **arguments):
+    model, processor = tiny_coral.make_model(checkpoints, readout=readout)
+    return tiny_coral.make_trainer(model, processor, folder, tiny_coral.Products(4, partial), **arguments)
+
+
+def gcl_mllm(checkpoints, folder, **arguments):
+    model, processor = tiny_coral.make_model(checkpoints)
+    return make_trainer("gcl", model, processor, folder, make_rows(4), **arguments)
+
+
+TRAINERS = {
+    "contrastive": (joint, {"method": "contrastive"}),
+    "GCL": (joint, {"method": "gcl"}),
+    "GCL, Matryoshka": (joint, {"method": "gcl", "matryoshka_dims": [4, 16]}),
+    "GCL, MLLM": (gcl_mllm, {}),
+    "SOLAR 1": (solar_stage1, {}),
+    "SOLAR 1, windows": (solar_stage1, {"scores": "windows", "gla_weight": 0.0, "mask_share": 0.5}),
+    "SOLAR 1, hard masks": (solar_stage1, {"mask": "hard", "three_view_weight": 1.0}),
+    "SOLAR 2": (solar_stage2, {}),
+    "SOLAR 2, windows": (solar_stage2, {"scores": "windows", "itc_weight": 1.0}),
+    "SOLAR 2, pixels": (solar_stage2, {"mask_level": "input"}),
+    "SOLAR 2, random": (solar_stage2, {"positive": "random", "constructed_negatives": False}),
+    "SOLAR 2, augmented": (solar_stage2, {"positive": "augmented", "constructed_negatives": False}),
+    "PUMA 1": (puma_stage1, {}),
+    "PUMA 1, shared": (puma_stage1, {"mode": "shared", "kind": "kl"}),
+    "PUMA 2": (puma_stage2, {}),
+    "Coral": (coral, {}),
+    "Coral, partial": (coral, {"readout": "last", "partial": True, "masked_only": True}),
+}
+ANALYSES = (readout_attention, readout_states)
+OF_JOINT_ENCODER = (joint, solar_stage1, solar_stage2)
+
+
+def step(objective, batch, chunk):
+    """The terms of one step and the gradients, as numbers."""
+    for parameter in objective.parameters():
+        parameter.grad = None
+    torch.manual_seed(0)
+    if chunk:
+        terms = cached_backward(objective, dict(batch), chunk, lambda loss: loss.backward())
+    else:
+        terms = objective(**batch)
+        total_loss(terms).backward()
+    gradients = {name: p.grad.cpu() for name, p in objective.named_parameters() if p.grad is not None}
+    return {name: float(term.detach()) for name, term in terms.items()}, gradients
+
+
+@pytest.mark.parametrize("chunk", [0, 2], ids=["plain", "gradient cache"])
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_training_step(name, chunk, tiny_checkpoints, mllm_checkpoints, tmp_path):
+    make, arguments = TRAINERS[name]
+    checkpoints = tiny_checkpoints if make in OF_JOINT_ENCODER else mllm_checkpoints("qwen2_vl")[0]
+    trainer = make(checkpoints, tmp_path, **arguments)
+    without_dropout(trainer.objective)
+    batch = trainer._objective_inputs(next(iter(trainer.get_train_dataloader())))
+    expected = step(trainer.objective, batch, chunk)
+    (teacher,) = getattr(trainer.objective, "_teacher", (None,))
+    with second_device() as device:
+        if isinstance(teacher, FullTeacher | SharedTeacher):  # not a submodule
+            move(teacher.model if isinstance(teacher, FullTeacher) else teacher.layers)
+        found = step(move(trainer.objective), send_to_device(batch, device), chunk)
+    assert found[0] == pytest.approx(expected[0], rel=1e-3, abs=1e-5) and len(expected[1]) > 1
+    assert found[1].keys() == expected[1].keys()
+    for parameter, gradient in expected[1].items():  # attention has another kernel there
+        assert (found[1][parameter] - gradient).norm() < 1e-3 * gradient.norm() + 1e-5
+
+
+@pytest.mark.parametrize("name", [*MODELS, *MLLMS])
+def test_encoding(name, monkeypatch, tiny_checkpoints, mllm_checkpoints, pictures):
+    if name in MODELS:
+        build, vision, text, config = MODELS[name]
+        folders = tiny_checkpoints[vision], tiny_checkpoints[text]
+        model, processor = build(*folders, **config), ImageTextProcessor.from_backbones(*folders)
+    else:
+        folder = mllm_checkpoints(name)[0]
+        model, processor = MllmRetrieverModel.from_mllm(folder, 3), MllmRetrieverProcessor.from_mllm(folder)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # the device knows no other
+    items = ["a red box", pictures[0], {"text": "x", "image": pictures[1]}, "7 more words"]
+    expected = ItemEncoder(model, processor).encode(items)
+    with second_device() as device:
+        found = ItemEncoder(move(model), processor, device=device).encode(items)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "int8", "binary"])
+def test_exact_search(dtype, tmp_path):
+    corpus, queries = np.random.default_rng(0).standard_normal((2, 300, 24)).astype(np.float32)
+    corpus, queries = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (corpus, queries))
+    index = ExactIndex(dtype=dtype)
+    index.add([str(row) for row in range(300)], corpus)
+    expected = index.search(queries[:40], 7)
+    with second_device() as device:
+        there = ExactIndex(device=device, dtype=dtype)
+        there.add([str(row) for row in range(300)], corpus)
+        there.remove(["7"])
+        there.add(["7"], corpus[7:8])
+        there.save(tmp_path)
+        for each in (there, ExactIndex.load(tmp_path, device)):
+            found = each.search(queries[:40], 7)
+            np.testing.assert_array_equal(found.scores, expected.scores)
+            assert each.search(queries[:1], 3, among=np.arange(5)).scores.shape == (1, 3)
+
+
+def test_readouts_and_explanations(tiny_checkpoints, pictures):
+    model, processor = tiny_solar.frozen_encoder(tiny_checkpoints)
+    pairs = [{"image": picture, "text": text} for picture, text in zip(pictures, ("red", "big dog"), strict=False)]
+
+    def found(model):
+        scores = explain_pair(model, processor, pairs[0]["image"], "a red dog").image_scores
+        populations = score_populations(model, processor, pairs)["image"]
+        set_readout(model, "intersection", processor, pairs)
+        vectors = model(**send_to_device(dict(processor(pairs)), model.device)).embeddings
+        return [torch.as_tensor(scores), *populations, vectors]
+
+    expected = found(copy.deepcopy(model).eval())
+    with second_device():
+        for here, there in zip(expected, found(move(model.eval())), strict=True):
+            torch.testing.assert_close(there.cpu(), here, atol=1e-5, rtol=1e-3)
+
+
+def test_attention_and_states_by_depth(mllm_checkpoints, pictures):
+    folder = mllm_checkpoints("qwen2_vl")[0]
+    processor = MllmRetrieverProcessor.from_mllm(folder)
+    items = [{"image": picture, "text": "x"} for picture in pictures[:2]]
+    model = MllmRetrieverModel.from_mllm(folder).eval()
+    expected = [read(model, processor, items) for read in ANALYSES]
+    with second_device():
+        move(model)
+        for read, here in zip(ANALYSES, expected, strict=True):
+            torch.testing.assert_close(read(model, processor, items).cpu(), here, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["GCL", "SOLAR 1", "PUMA 2", "Coral"])
+def test_training_and_evaluation(name, monkeypatch, tiny_checkpoints, mllm_checkpoints, tmp_path):
+    make, arguments = TRAINERS[name]
+    checkpoints = tiny_checkpoints if make in OF_JOINT_ENCODER else mllm_checkpoints("qwen2_vl")[0]
+
+    def run(trainer):
+        trainer.train()
+        metrics = {name: value for name, value in trainer.evaluate().items() if "hit_rate" in name}
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], metrics
+
+    trainers = [make(checkpoints, tmp_path, **arguments) for _ in range(2)]
+    for trainer in trainers:
+        trainer.eval_dataset = trainer.train_dataset
+        without_dropout(trainer.objective)
+    losses, metrics = run(trainers[0])
+    with second_device() as device:
+        move(trainers[1].objective)
+        monkeypatch.setattr(type(trainers[1].args), "device", device)
+        monkeypatch.setattr(Accelerator, "device", device)
+        found = run(trainers[1])
+    assert found[0] == pytest.approx(losses, rel=1e-3) and len(losses) == 2
+    assert found[1] == pytest.approx(metrics, rel=1e-2) and metrics
