@@ -15,6 +15,7 @@ the steps, as `solar_step_cost.py` measures it step by step.
 
     python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar --seeds 0 1 2
     python benchmarks/claims/solar.py --out runs/claims/solar --compare Mixed GCL
+    python benchmarks/claims/solar.py --out runs/claims/solar --brief
 """
 
 import argparse
@@ -29,14 +30,14 @@ import torch
 import transformers
 import yaml
 from filelock import FileLock, Timeout
-from solar_report import Finished, compare, record_path, summary, tables, unfinished
+from solar_report import Finished, brief, compare, record_path, summary, tables, unfinished
 from solar_rows import GROUPS, ROWS, Row, chosen, steps_of
 
 import conjoin
 from conjoin.storage import write_text
 
 COSTS = ("steps", "samples", "seconds", "cpu_seconds", "mining_seconds", "mining_cpu_seconds")
-NOT_SETTINGS = ("rows", "seeds", "out", "data", "threads", "compare", "time_of", "time_ratio", "keep_models")
+NOT_SETTINGS = ("rows", "seeds", "out", "data", "threads", "compare", "brief", "time_of", "time_ratio", "keep_models")
 
 
 class WaitingError(Exception):
@@ -162,6 +163,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs/claims/solar"), help="folder of the results")
     add("--data", type=Path, help="folder of scenes and features, which results of any settings share")
     add("--compare", nargs=2, action="append", metavar="ROW", help="print paired differences; runs nothing")
+    add("--brief", action="store_true", help="print one short table a group; runs nothing")
     add("--time-of", default="Mixed", metavar="ROW", help='whose time the rows "equal time" get')
     add("--time-ratio", type=float, metavar="R", help="time of a step of `--time-of` over one of the baseline")
     add("--keep-models", action="store_true", help="keep all models, not only those that other rows start from")
@@ -230,6 +232,9 @@ def main() -> None:
     rows = chosen(args.rows)
     if args.compare:
         print("\n".join(compare(*names, args.out, args.seeds) for names in args.compare))
+        return
+    if args.brief:
+        print(brief(rows, args.out, args.seeds))
         return
     check_settings(args)
     torch.set_num_threads(args.threads)

@@ -93,6 +93,8 @@ METRICS = {
 }
 OF_READOUTS = [name for name in METRICS if not name.startswith("text_to_image")]
 WITH_INTERVAL = ("average", "precision")
+BRIEF = [(metric, "known") for metric in ("average", "precision", "text_to_image")]
+BRIEF += [(metric, "unseen") for metric in ("average", "precision")]
 
 
 def summary(finished: Sequence[Finished]) -> list[dict[str, Any]]:
@@ -223,3 +225,43 @@ def compare(first: str, second: str, out: Path, seeds: Sequence[int]) -> str:
             interval = f"{_percent((left - right).mean())} [{_percent(low)}, {_percent(high)}]"
             rows.append([test, label, _percent(left.mean()), _percent(right.mean()), interval, verdict])
     return "\n".join(lines) + "\n" + _table(["objects", "metric", first, second, "difference", "95 % interval"], rows)
+
+
+def brief(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> str:
+    """One table for each group of rows, and the paired difference of each ablation from what it changes, in %."""
+    parts = []
+    for group in dict.fromkeys(row.group for row in rows):
+        lines = []
+        for row in rows:
+            each = Finished.read(row, out, seeds)
+            if row.group != group or not each.runs:
+                continue
+            steps = np.mean([run["cost"]["total_steps"] for run in each.runs.values()])
+            line = [row.name, str(len(each.runs)), f"{steps:.0f}"]
+            for metric, test in BRIEF:
+                value = each.values(metric, f"test_{test}").mean() if each.has(metric) else None
+                line.append("" if value is None else _percent(value))
+            reference = Finished.read(ROWS[_changes(row)], out, seeds)
+            both = sorted(set(each.runs) & set(reference.runs)) if reference.row != row else []
+            lines.append([*line, *(_difference(each, reference, test, both) for test in TESTS)])
+        header = [f"{test}: {METRICS[metric]}" for metric, test in BRIEF]
+        changes = [f"{test}: change of Avg" for test in TESTS]
+        parts.append(f"### {group}\n\n" + _table(["row", "seeds", "steps", *header, *changes], lines))
+    return "\n".join(parts)
+
+
+def _changes(row: Row) -> str:
+    """The row that an ablation changes; the row itself if it is none."""
+    for separator in (" after ", ", "):
+        name = row.name.split(separator)[0]
+        if row.group.endswith("ablations") and name in ROWS:
+            return name
+    return row.name
+
+
+def _difference(each: Finished, reference: Finished, test: str, seeds: Sequence[int]) -> str:
+    if not seeds:
+        return ""
+    left, right = (row.values("average", f"test_{test}", seeds) for row in (each, reference))
+    low, high = bootstrap_ci(left - right)
+    return f"{_percent((left - right).mean())} [{_percent(low)}, {_percent(high)}]"
