@@ -10,6 +10,7 @@ variant in a process of its own; on a GPU the peak of allocated memory. The vari
     sentence-transformers, tokens  mini_batch_num_tokens, as many as the longest mini-batch of --chunk rows can have
     ours                           gradient_cache_chunk_size=--chunk
     ours, tokens                   gradient_cache_chunk_tokens, the same number: rows sorted by length
+    ours, quarter of the tokens    a quarter of it
 
 With `--mllm` the model is the pruned Qwen2-VL of `pruned_mllm.py`, trained by LoRA, and the variants are ours alone.
 
@@ -55,7 +56,13 @@ from conjoin.training import LoraArguments, add_lora, cached_backward
 
 SIZES = {"tiny": (32, 1, 2), "light": (128, 3, 4), "small": (384, 6, 12), "base": (768, 12, 12)}
 """Width, layers and heads of the text tower."""
-VARIANTS = ("sentence-transformers", "sentence-transformers, tokens", "ours", "ours, tokens")
+VARIANTS = (
+    "sentence-transformers",
+    "sentence-transformers, tokens",
+    "ours",
+    "ours, tokens",
+    "ours, quarter of the tokens",
+)
 TEMPERATURE = 0.05
 LONGEST = 62
 """Tokens of the longest text."""
@@ -138,6 +145,7 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
         batch = {name: to(processor(texts), args.device) for name, texts in parts.items()}
         longest = max(part["input_ids"].shape[1] for part in batch.values()) if args.mllm else LONGEST
         tokens = args.chunk * longest if "tokens" in variant else 0
+        tokens //= 4 if "quarter" in variant else 1
 
         def forward_backward() -> float:
             rows = 0 if tokens else args.chunk

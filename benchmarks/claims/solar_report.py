@@ -254,7 +254,7 @@ def _changes(row: Row) -> str:
     """The row that an ablation changes; the row itself if it is none."""
     for separator in (" after ", ", "):
         name = row.name.split(separator)[0]
-        if row.group.endswith("ablations") and name in ROWS:
+        if row.group.endswith("ablations") and name != row.name and name in ROWS:
             return name
     return row.name
 
