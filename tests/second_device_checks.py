@@ -26,11 +26,6 @@ from second_device import move, second_device
 from tiny_mllms import MLLMS
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch has no backends in Python",
-)
-
 
 def test_it_refuses_what_a_gpu_refuses():
     with second_device() as device:
