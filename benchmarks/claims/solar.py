@@ -37,7 +37,19 @@ import conjoin
 from conjoin.storage import write_text
 
 COSTS = ("steps", "samples", "seconds", "cpu_seconds", "mining_seconds", "mining_cpu_seconds")
-NOT_SETTINGS = ("rows", "seeds", "out", "data", "threads", "compare", "brief", "time_of", "time_ratio", "keep_models")
+NOT_SETTINGS = (
+    "rows",
+    "seeds",
+    "out",
+    "data",
+    "threads",
+    "compare",
+    "other",
+    "brief",
+    "time_of",
+    "time_ratio",
+    "keep_models",
+)
 
 
 class WaitingError(Exception):
@@ -163,6 +175,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs/claims/solar"), help="folder of the results")
     add("--data", type=Path, help="folder of scenes and features, which results of any settings share")
     add("--compare", nargs=2, action="append", metavar="ROW", help="print paired differences; runs nothing")
+    add("--other", type=Path, help="folder of the second row of --compare, of the same scenes; --out by default")
     add("--brief", action="store_true", help="print one short table a group; runs nothing")
     add("--time-of", default="Mixed", metavar="ROW", help='whose time the rows "equal time" get')
     add("--time-ratio", type=float, metavar="R", help="time of a step of `--time-of` over one of the baseline")
@@ -231,7 +244,7 @@ def main() -> None:
     args = parse()
     rows = chosen(args.rows)
     if args.compare:
-        print("\n".join(compare(*names, args.out, args.seeds) for names in args.compare))
+        print("\n".join(compare(*names, args.out, args.other or args.out, args.seeds) for names in args.compare))
         return
     if args.brief:
         print(brief(rows, args.out, args.seeds))

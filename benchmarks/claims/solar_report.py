@@ -199,8 +199,8 @@ def unfinished(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> list[str
     return found
 
 
-def compare(first: str, second: str, out: Path, seeds: Sequence[int]) -> str:
-    """Paired differences of two rows, with 95 % intervals over triplets of the mean over the seeds of both.
+def compare(first: str, second: str, out: Path, other: Path, seeds: Sequence[int]) -> str:
+    """Paired differences of a row in `out` and a row in `other`, with 95 % intervals over triplets of the mean over the seeds of both.
 
     Raises:
         ValueError: A row does not exist, or no seed of both is finished.
@@ -208,7 +208,7 @@ def compare(first: str, second: str, out: Path, seeds: Sequence[int]) -> str:
     unknown = [name for name in (first, second) if name not in ROWS]
     if unknown:
         raise ValueError(f"no row {unknown[0]!r}; rows: {'; '.join(ROWS)}")
-    a, b = (Finished.read(ROWS[name], out, seeds) for name in (first, second))
+    a, b = Finished.read(ROWS[first], out, seeds), Finished.read(ROWS[second], other, seeds)
     both = sorted(set(a.runs) & set(b.runs))
     if not both:
         raise ValueError(f"{first!r} has the seeds {sorted(a.runs)} and {second!r} {sorted(b.runs)}: none in common")
@@ -244,6 +244,8 @@ def brief(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> str:
             reference = Finished.read(ROWS[_changes(row)], out, seeds)
             both = sorted(set(each.runs) & set(reference.runs)) if reference.row != row else []
             lines.append([*line, *(_difference(each, reference, test, both) for test in TESTS)])
+        if not lines:
+            continue
         header = [f"{test}: {METRICS[metric]}" for metric, test in BRIEF]
         changes = [f"{test}: change of Avg" for test in TESTS]
         parts.append(f"### {group}\n\n" + _table(["row", "seeds", "steps", *header, *changes], lines))
