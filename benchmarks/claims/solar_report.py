@@ -200,7 +200,9 @@ def unfinished(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> list[str
 
 
 def compare(first: str, second: str, out: Path, other: Path, seeds: Sequence[int]) -> str:
-    """Paired differences of a row in `out` and a row in `other`, with 95 % intervals over triplets of the mean over the seeds of both.
+    """Paired differences of a row in `out` and one in `other`.
+
+    With 95 % intervals over triplets of the mean over the seeds of both.
 
     Raises:
         ValueError: A row does not exist, or no seed of both is finished.
