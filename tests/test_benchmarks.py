@@ -116,6 +116,8 @@ def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, cl
         found["GCL"]["known"]["average"]["value"] - found["Mixed, own miner only"]["known"]["average"]["value"]
     )
     assert f"| {100 * difference:.1f} [" in shown
+    (line,) = (line for line in call("--brief", "--seeds", 0).splitlines() if line.startswith("| GCL | 1 |"))
+    assert f"| {100 * found['GCL']['known']['average']['value']:.1f} |" in line
     assert "Missing" not in call("--rows", *ROWS)
     assert records == {path: path.stat().st_mtime_ns for path in tmp_path.glob("rows/*/0.json")}  # not run again
 
@@ -131,7 +133,7 @@ def test_what_is_missing_or_other_of_the_solar_claims_is_said(tmp_path, claims):
     with pytest.raises(ValueError, match="no row or group 'GCI'"):
         claims.chosen(["GCI"])
     with pytest.raises(ValueError, match="none in common"):
-        claims.compare("GCL", "CL", tmp_path, [0])
+        claims.compare("GCL", "CL", tmp_path, tmp_path, [0])
 
 
 def test_the_life_of_a_store_is_timed(tmp_path):
