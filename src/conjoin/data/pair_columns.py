@@ -73,9 +73,11 @@ def choose_columns(
         if only not in (None, role):
             chosen[role] = None
         elif chosen[role] is None:
+            other = {"image": "text", "text": "image"}[role]
+            alone = f"; or encode the {other} alone with only={other!r}" if only is None else ""
             raise ValueError(
                 f"found no {role} column among {', '.join(map(repr, available))}; "
-                f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}"
+                f"pass {role}_column, or name it one of {', '.join(COMMON_COLUMNS[role])}{alone}"
             )
     label = features.get(chosen["text"] or "")
     if not isinstance(label, datasets.ClassLabel):
