@@ -236,7 +236,7 @@ def test_wrong_column(image_folder, streaming):
 
 
 def test_no_caption_or_image_column(embedded):
-    with pytest.raises(ValueError, match="no text column among 'image', 'n'; .*; or encode the image alone"):
+    with pytest.raises(ValueError, match=r"no text column among 'image', 'n'; .*; or encode the image alone"):
         load_pairs(embedded.remove_columns("text"))
     with pytest.raises(ValueError, match="found no image column among 'text', 'n'; pass image_column"):
         load_pairs(embedded.remove_columns("image"))
