@@ -138,14 +138,14 @@ def item_parts(value: Any, name: str = "item") -> list[str | ImageSource]:  # no
         ValueError: The item is ambiguous or of an unknown kind; the message starts with `name`.
         FileNotFoundError: As for `parse_items`.
     """
+    if isinstance(value, str):
+        return [ImageSource(value) if _names_an_image(value, name) else check_unicode(value, name)]
     if isinstance(value, Mapping):
         if "role" in value:
             return _message_parts(value, name)
         return [ImageSource(value)] if "bytes" in value or "path" in value else _dict_parts(value, name)
     if isinstance(value, list | tuple):
         return _messages_parts(value, name)
-    if isinstance(value, str):
-        return [ImageSource(value) if _names_an_image(value, name) else check_unicode(value, name)]
     if isinstance(value, Image.Image | os.PathLike | np.ndarray | Tensor):
         return [ImageSource(value)]
     raise ValueError(f"{name}: {describe(value)} is not an item; expected {_EXPECTED}")
