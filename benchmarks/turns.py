@@ -36,12 +36,13 @@ def seconds_of_children() -> float:
 def timed(function: Callable[[], object], device: str = "cpu") -> Times:
     """Run a function once."""
     gc.collect()
-    start, started, own_start = time.perf_counter(), seconds_of_children(), time.process_time()
+    started = seconds_of_children()
+    start, own_start = time.perf_counter(), time.process_time()
     function()
     if device == "cuda":
         torch.cuda.synchronize()
-    own = time.process_time() - own_start
-    return Times(time.perf_counter() - start, own + max(0.0, seconds_of_children() - started), own)
+    own, wall = time.process_time() - own_start, time.perf_counter() - start
+    return Times(wall, own + max(0.0, seconds_of_children() - started), own)
 
 
 def take_turns(
