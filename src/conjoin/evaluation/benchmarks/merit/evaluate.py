@@ -105,8 +105,9 @@ def evaluate_merit(
     kept, where, names = _chosen(data, products, queries, subsets)
     folder = out / "stores" / "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
     encode = partial(encode_corpus, encoder=encoder, dtype=dtype, show_progress=show_progress)
-    store = encode(items, directory=folder / "products")
+    # the queries first: a model that takes no several images says so before a large pool is encoded
     vectors = encode(MeritQueryRows(items, queries), directory=folder / "queries").load()[1][kept]
+    store = encode(items, directory=folder / "products")
     queries = [queries[place] for place in kept]
     own = max(len(query.products) for query in queries) if exclude_query_products else 0
     # a tie longer than this holds more wrong products than the last cut-off
