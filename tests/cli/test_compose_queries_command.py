@@ -69,7 +69,7 @@ def test_a_store_ranks_positives(path, store, tmp_path):
     ("options", "message"),
     [
         (("--attributes", "colour"), "no column 'colour'"),
-        (("--filters", "accuracy", "--visual", "color"), "the filter accuracy needs a vision-language model (--vlm)"),
+        (("--filters", "accuracy", "--visual", "color"), "needs a vision-language model (--vlm); titles alone cannot"),
         (("--filters", "non_omission"), "the filter non_omission needs a vision-language model (--vlm)"),
         (
             ("--filters", "non_omission", "--visual", "colour"),

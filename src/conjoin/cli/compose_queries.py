@@ -170,9 +170,8 @@ def _judges(args: argparse.Namespace, model: "VisionModel | None", catalogue: "C
         if args.visual is not None and principle != "accuracy":
             judges.append(judge_by_titles(principle, args.visual))
         elif model is None:
-            raise ValueError(
-                f"the filter {principle} needs a vision-language model (--vlm), or --visual for titles only"
-            )
+            instead = "; titles alone cannot tell" if principle == "accuracy" else ", or --visual for titles only"
+            raise ValueError(f"the filter {principle} needs a vision-language model (--vlm){instead}")
         else:
             judges.append(judge_with(model, principle))
     return judges
