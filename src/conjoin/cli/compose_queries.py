@@ -154,7 +154,9 @@ def _vision_model(args: argparse.Namespace) -> "VisionModel | None":
     if args.vlm is None:
         return None
     from conjoin.data import ask_with
+    from conjoin.hub import check_model
 
+    check_model(args.vlm)
     return ask_with(args.vlm, **({} if args.device is None else {"device": args.device}))
 
 

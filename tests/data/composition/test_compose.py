@@ -111,10 +111,17 @@ def test_an_interrupted_composition_resumes_to_the_same_bytes(catalogue, compose
 def test_what_models_judged_is_not_thrown_away(catalogue, tmp_path):
     other = CompositionSettings(**vars(SETTINGS) | {"seed": 1})
 
+    asked = []
+
     def stop(case):
-        raise KeyboardInterrupt
+        asked.append(case)
+        if len(asked) in (1, 40):
+            raise KeyboardInterrupt
+        return True
 
     judge = judge_with(VisionModel("vlm", stop), "accuracy")._replace(accepts=stop)
+    with pytest.raises(KeyboardInterrupt):
+        compose_queries(catalogue, tmp_path / "judged", other, judges=[judge])  # it judged nothing
     with pytest.raises(KeyboardInterrupt):
         compose_queries(catalogue, tmp_path / "judged", SETTINGS, judges=[judge])
     with pytest.raises(ValueError, match=r"cannot resume .*judged.partial': it was made with seed 0, not 1, judges"):

@@ -193,7 +193,7 @@ def test_ablations(root, tmp_path):
     untitled = run(root, tmp_path, without=["title"])  # all products are equal, and ties count as failures
     assert untitled.ranks.tolist() == [15, 16, 16, 16]
     (root / "captions.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"captions\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"captions\.jsonl'; without images, --captions must"):
         run(root, tmp_path, without=["image"])
 
 

@@ -259,7 +259,8 @@ def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
         ValueError: Another one that models worked for.
     """
     found = _made_with(partial)
-    if found is not None and found != key and (found["judges"] or found["cold_start"]):
+    begun = any(path.stat().st_size for path in partial.glob("*.journal"))
+    if found is not None and found != key and begun and (found["judges"] or found["cold_start"]):
         raise ValueError(
             f"cannot resume the composition in {str(partial)!r}: it was made with {differences(found, key)}; use the "
             "same settings, or remove it"

@@ -99,7 +99,7 @@ def evaluate_merit(
         raise ValueError(f"without={unknown[0]!r}; expected some of {', '.join(PARTS)}")
     data, out = Path(data), Path(out)
     products = MeritProducts(data, split)
-    texts = read_captions(captions or data / "captions.jsonl") if "image" in without else None
+    texts = _captions(data, captions) if "image" in without else None
     items = MeritItems(products, texts, titles="title" not in without)
     queries = merit_queries(data, products)
     kept, where, names = _chosen(data, products, queries, subsets)
@@ -128,6 +128,13 @@ def evaluate_merit(
     languages = [_language(query, products) for query in queries]
     examples = _examples(items, queries, found, ranks)
     return MeritScores(queries, ranks, len(products), languages, where, names, examples)
+
+
+def _captions(data: Path, path: str | Path | None) -> dict[str, str]:
+    own = data / "captions.jsonl"
+    if path is None and not own.is_file():
+        raise FileNotFoundError(f"no such file: {str(own)!r}; without images, --captions must name a file of captions")
+    return read_captions(own if path is None else path)
 
 
 def _chosen(
