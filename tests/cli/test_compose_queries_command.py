@@ -75,7 +75,7 @@ def test_a_store_ranks_positives(path, store, tmp_path):
             ("--filters", "non_omission", "--visual", "colour"),
             "--visual colour: no such attribute; there are family, color",
         ),
-        (("--filters", "accuracy", "--vlm", "/no/model"), "cannot load the model '/no/model': there is no such folder"),
+        (("--filters", "accuracy", "--vlm", "/no/model"), "cannot load the model '/no/model': there is no"),
         (("--samplers", "cold_start=1"), "the sampler cold_start needs a vision-language model"),
         (("--languages", "fr"), "there are templates of en, ms, id, vi, th"),
         (("--queries", "0"), "queries must be at least 1"),
