@@ -69,12 +69,13 @@ def test_a_store_ranks_positives(path, store, tmp_path):
     ("options", "message"),
     [
         (("--attributes", "colour"), "no column 'colour'"),
-        (("--filters", "accuracy", "--visual", "color"), "the filter accuracy needs a vision-language model (--vlm)"),
+        (("--filters", "accuracy", "--visual", "color"), "needs a vision-language model (--vlm); titles alone cannot"),
         (("--filters", "non_omission"), "the filter non_omission needs a vision-language model (--vlm)"),
         (
             ("--filters", "non_omission", "--visual", "colour"),
             "--visual colour: no such attribute; there are family, color",
         ),
+        (("--filters", "accuracy", "--vlm", "/no/model"), "cannot load the model '/no/model': there is no"),
         (("--samplers", "cold_start=1"), "the sampler cold_start needs a vision-language model"),
         (("--languages", "fr"), "there are templates of en, ms, id, vi, th"),
         (("--queries", "0"), "queries must be at least 1"),

@@ -24,6 +24,18 @@ def draw(path, colour="red", caption=None):
         path.with_suffix(".txt").write_text(caption)
 
 
+# tables
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_csv_that_pandas_wrote_with_its_index(image_folder, streaming):
+    (image_folder / "a.csv").write_text(",image,text,\n0,red.png,a,\n1,green.png,b,\n")
+    assert [row["text"] for row in load_pairs(image_folder / "a.csv", streaming=streaming)] == ["a", "b"]
+    (image_folder / "a.csv").write_text("image,text,note,note\nred.png,a,x,y\n")
+    with pytest.raises(ValueError, match=r"a.csv' cannot be read: two of its columns are named 'note'"):
+        load_pairs(image_folder / "a.csv", streaming=streaming)
+
+
 # kinds of pictures
 
 

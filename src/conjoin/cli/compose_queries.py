@@ -154,7 +154,9 @@ def _vision_model(args: argparse.Namespace) -> "VisionModel | None":
     if args.vlm is None:
         return None
     from conjoin.data import ask_with
+    from conjoin.hub import check_model
 
+    check_model(args.vlm)
     return ask_with(args.vlm, **({} if args.device is None else {"device": args.device}))
 
 
@@ -170,9 +172,8 @@ def _judges(args: argparse.Namespace, model: "VisionModel | None", catalogue: "C
         if args.visual is not None and principle != "accuracy":
             judges.append(judge_by_titles(principle, args.visual))
         elif model is None:
-            raise ValueError(
-                f"the filter {principle} needs a vision-language model (--vlm), or --visual for titles only"
-            )
+            instead = "; titles alone cannot tell" if principle == "accuracy" else ", or --visual for titles only"
+            raise ValueError(f"the filter {principle} needs a vision-language model (--vlm){instead}")
         else:
             judges.append(judge_with(model, principle))
     return judges

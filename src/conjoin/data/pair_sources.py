@@ -125,7 +125,11 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
             header = next(csv.reader(file, delimiter=separator))
         if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
             raise ValueError(f"its one column is {header[0]!r}; expected columns separated by {separator!r}")
-        strings = datasets.Features({name: datasets.Value("string") for name in header})
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas names its own index
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
+        strings = datasets.Features({name: datasets.Value("string") for name in names})
         options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
     options |= {"data_files": glob.escape(str(path)), "split": split}
     stream = datasets.load_dataset(loader, streaming=True, **options)

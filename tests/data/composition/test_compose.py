@@ -104,17 +104,24 @@ def test_an_interrupted_composition_resumes_to_the_same_bytes(catalogue, compose
     assert files_of(out) == files_of(composed)
     assert len(calls) < 60 + 12 + 40, "what was made is not made again"
     assert compose_queries(catalogue, out, SETTINGS) == out
-    with pytest.raises(FileExistsError, match="is not this composition"):
+    with pytest.raises(FileExistsError, match="is not this composition: it was made with seed 0, not 1; remove"):
         compose_queries(catalogue, out, CompositionSettings(**vars(SETTINGS) | {"seed": 1}))
 
 
 def test_what_models_judged_is_not_thrown_away(catalogue, tmp_path):
     other = CompositionSettings(**vars(SETTINGS) | {"seed": 1})
 
+    asked = []
+
     def stop(case):
-        raise KeyboardInterrupt
+        asked.append(case)
+        if len(asked) in (1, 40):
+            raise KeyboardInterrupt
+        return True
 
     judge = judge_with(VisionModel("vlm", stop), "accuracy")._replace(accepts=stop)
+    with pytest.raises(KeyboardInterrupt):
+        compose_queries(catalogue, tmp_path / "judged", other, judges=[judge])  # it judged nothing
     with pytest.raises(KeyboardInterrupt):
         compose_queries(catalogue, tmp_path / "judged", SETTINGS, judges=[judge])
     with pytest.raises(ValueError, match=r"cannot resume .*judged.partial': it was made with seed 0, not 1, judges"):
@@ -150,6 +157,12 @@ def test_no_query_possible_says_why(tmp_path):
     rows = [row | {"color": f"c {place % 2}", "material": f"m {place % 2}"} for place, row in enumerate(products(12))]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material"])
     with pytest.raises(ValueError, match=r"no query is possible among the 12 products of train; .*\(\d+\)"):
+        compose_queries(catalogue, tmp_path / "out", CompositionSettings(queries=3, test_share=0.0))
+
+
+def test_a_pool_too_small_for_any_positive_says_what_to_change(tmp_path):
+    catalogue = read_catalogue(write_catalogue(tmp_path, products(12)), attributes=["color", "material"])
+    with pytest.raises(ValueError, match=r"less than 0.05 of them is no product: raise max_positive_share above 1/12"):
         compose_queries(catalogue, tmp_path / "out", CompositionSettings(queries=3, test_share=0.0))
 
 
@@ -343,6 +356,14 @@ def test_a_malformed_template_is_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         load_templates(["en"], [tmp_path / "xx.json"])
     assert "xx.json" in str(caught.value)
+
+
+def test_a_template_that_is_not_utf8_or_not_there_is_named(tmp_path):
+    (tmp_path / "xx.json").write_bytes('{"language": "xx",\n"name": "É"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"xx.json', line 2: not valid UTF-8 \(byte 0xc9"):
+        load_templates(["en"], [tmp_path / "xx.json"])
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*yy.json"):
+        load_templates(["en"], [tmp_path / "yy.json"])
 
 
 def test_unknown_languages_are_named():

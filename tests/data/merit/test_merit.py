@@ -248,6 +248,15 @@ class TestBadFiles:
         (own_root / "ood.json").write_text('{"colour": ["red"]}')
         with pytest.raises(ValueError, match=r"ood.json': expected lists of values for some of language, attribute"):
             ood_values(own_root)
+        (own_root / "ood.json").write_text('{"language": ["th"')
+        with pytest.raises(ValueError, match=r"ood.json': not valid JSON"):
+            ood_values(own_root)
+
+    def test_a_damaged_file_of_products_is_named(self, own_root):
+        path = own_root / "data/test-00000-of-00001.parquet"
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(ValueError, match=r"test-00000-of-00001.parquet' cannot be read as Parquet: "):
+            MeritProducts(own_root, "test")
 
     def test_bad_arguments(self, root):
         with pytest.raises(ValueError, match="unknown out-of-distribution test 'colour'; expected one of language"):

@@ -276,6 +276,7 @@ def test_options_and_models_are_checked(folder, tmp_path, tiny_checkpoints):
     for arguments, message in (
         ({"reconstruct": ["audio"]}, r"reconstruct=\('audio',\); expected some of \('vision', 'language'\)"),
         ({"reconstruct": ["vision", "vision"]}, "each once"),
+        ({"reconstruct": "vision"}, "reconstruct='vision'; expected a list of some of"),
         ({"reg_weight": -1.0}, "reg_weight=-1.0, rec_weight=0.1: must not be negative"),
         ({"mask_ratio": 0.0}, r"mask_ratio=0.0 must lie in \(0, 1\]"),
         ({"decoded_rows": 0}, "'decoded_rows': 0"),

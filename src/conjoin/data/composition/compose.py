@@ -84,7 +84,11 @@ def compose_queries(
     if _made_with(out) == key:
         return out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{str(out)!r} exists and is not this composition; remove it or choose another folder")
+        found = _made_with(out)
+        other = f": it was made with {differences(found, key)}" if isinstance(found, dict) else ""
+        raise FileExistsError(
+            f"{str(out)!r} exists and is not this composition{other}; remove it or choose another folder"
+        )
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(partial)
@@ -133,7 +137,7 @@ def _write_queries(folder: Path, split: str, composer: Composer, show_progress: 
                     bar.update()
                 if distribution.kept == wanted or number - latest >= GIVE_UP:
                     break
-        _check_found(split, wanted, distribution)
+        _check_found(split, composer.settings, distribution)
     return distribution
 
 
@@ -159,13 +163,15 @@ def _outcomes(path: Path, composer: Composer) -> Generator[dict[str, Any]]:
             yield record
 
 
-def _check_found(split: str, wanted: int, distribution: Distribution) -> None:
+def _check_found(split: str, settings: CompositionSettings, distribution: Distribution) -> None:
+    wanted, products, share = settings.splits[split], distribution.products, settings.max_positive_share
     reasons = [f"{reason} ({count})" for reason, count in distribution.rejected.most_common(4)]
     reasons += [f"drawn before ({distribution.duplicates})"] if distribution.duplicates else []
     if not distribution.kept:
+        none = f"; less than {share:g} of them is no product: raise max_positive_share above 1/{products}"
         raise ValueError(
-            f"no query is possible among the {distribution.products} products of {split}; the draws failed by: "
-            f"{', '.join(reasons)}"
+            f"no query is possible among the {products} products of {split}; the draws failed by: "
+            f"{', '.join(reasons)}{none if share * products <= 1 else ''}"
         )
     if distribution.kept < wanted:
         logger.warning(
@@ -253,7 +259,8 @@ def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
         ValueError: Another one that models worked for.
     """
     found = _made_with(partial)
-    if found is not None and found != key and (found["judges"] or found["cold_start"]):
+    begun = any(path.stat().st_size for path in partial.glob("*.journal"))
+    if found is not None and found != key and begun and (found["judges"] or found["cold_start"]):
         raise ValueError(
             f"cannot resume the composition in {str(partial)!r}: it was made with {differences(found, key)}; use the "
             "same settings, or remove it"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from conjoin.data.json_lines import check_utf8
 from conjoin.structure import build
 
 TEMPLATE_LANGUAGES = ("en", "ms", "id", "vi", "th")
@@ -96,7 +97,7 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
     texts = {
         f"{language}.json": (own / f"{language}.json").read_text(encoding="utf-8") for language in TEMPLATE_LANGUAGES
     }
-    texts |= {str(path): Path(path).read_text(encoding="utf-8") for path in paths}
+    texts |= {str(path): _read(Path(path)) for path in paths}
     found = {template.language: template for template in (_parse(name, text) for name, text in texts.items())}
     unknown = [language for language in languages if language not in found]
     if unknown or not languages:
@@ -104,6 +105,16 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
     if len(set(languages)) < len(languages):
         raise ValueError(f"languages {list(languages)}: one is named twice")
     return {language: found[language] for language in languages}
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {str(path)!r}")
+    try:
+        check_utf8(path)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}, {error}") from error
+    return path.read_text(encoding="utf-8")
 
 
 def _parse(name: str, text: str) -> Template:

@@ -124,12 +124,15 @@ def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
     """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`.
 
     Raises:
-        ValueError: That file is not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.
+        ValueError: That file is no JSON, or not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.
     """
     path = Path(folder) / _OOD_FILE
     if not path.is_file():
         return OOD_VALUES
-    found = json.loads(path.read_bytes())
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: not valid JSON ({error})") from error
     is_known = isinstance(found, dict) and found.keys() <= OOD_VALUES.keys()
     if not is_known or not all(isinstance(values, list) for values in found.values()):
         raise ValueError(

@@ -76,10 +76,14 @@ def make_mini_merit(
             raise ValueError(f"{split}_queries={limit} must be at least 1")
     out = Path(out)
     marker = json.dumps({"version": _VERSION, "seed": seed, "queries": limits}, indent=1) + "\n"
-    if (out / MARKER).is_file() and (out / MARKER).read_text(encoding="utf-8") == marker:
+    made_with = (out / MARKER).read_text(encoding="utf-8") if (out / MARKER).is_file() else None
+    if made_with == marker:
         return out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{str(out)!r} exists and is not this miniature of MERIT; remove it or choose another")
+        other = f" (it was made with {' '.join(made_with.split())})" if made_with else ""
+        raise FileExistsError(
+            f"{str(out)!r} exists and is not this miniature of MERIT{other}; remove it or choose another"
+        )
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "data").mkdir(parents=True)

@@ -2,12 +2,14 @@
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from conjoin.data.image_columns import undecoded, unread_images
 
@@ -52,8 +54,8 @@ class MeritProducts:
 
     Raises:
         FileNotFoundError: There are no files of the split.
-        ValueError: A column is missing, an id is missing or occurs twice, a title is empty, an attribute is empty, or
-            a product has no image (the message names the product).
+        ValueError: A file is damaged, a column is missing, an id is missing or occurs twice, a title is empty, an
+            attribute is empty, or a product has no image (the message names the product).
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:
@@ -61,7 +63,7 @@ class MeritProducts:
         files = sorted((self.folder / "data").glob(f"{split}-*.parquet"))
         if not files:
             raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
-        rows = datasets.Dataset.from_parquet([str(file) for file in files])
+        rows = _read_files(files)
         missing = [name for name in PRODUCT_FEATURES if name not in rows.column_names]
         if missing:
             raise ValueError(f"{self}: no column {missing[0]!r}; the columns are {rows.column_names}")
@@ -109,6 +111,16 @@ class MeritProducts:
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
         attributes = check_attributes(_read_attributes(row["attribute"], where), where)
         return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
+
+
+def _read_files(files: Sequence[Path]) -> datasets.Dataset:
+    """Read Parquet files; each is opened first, so that a damaged one is named."""
+    for file in files:
+        try:
+            pq.read_schema(file)
+        except pa.ArrowException as error:
+            raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
+    return datasets.Dataset.from_parquet([str(file) for file in files])
 
 
 def product_id(value: object, where: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Shown, picture
+from conjoin.processing.input_types import concatenate_images
 from conjoin.processing.item_images import load_image
 
 _SIDE = 256
@@ -39,12 +40,17 @@ def write_search_page(
 
 
 def row_picture(path: Any, side: int = _SIDE) -> tuple[str | None, str | None]:  # noqa: ANN401
-    """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a path."""
+    """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a path.
+
+    Several pictures (`kept_values` joins their paths by a comma) are shown as one, as input type `cat` makes it.
+    """
     if path is None:
         return None, None
-    if not Path(str(path)).is_file():
+    paths = [str(path)] if Path(str(path)).is_file() else str(path).split(", ")
+    if not all(Path(one).is_file() for one in paths):
         return None, "the picture is not at this path here"
     try:
-        return picture(load_image(str(path)), side), None
+        pictures = [load_image(one) for one in paths]
+        return picture(concatenate_images(pictures) if len(pictures) > 1 else pictures[0], side), None
     except ValueError as error:
         return None, str(error)

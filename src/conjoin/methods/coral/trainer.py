@@ -59,6 +59,8 @@ class CoralConfig(QueryCandidateConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.reconstruct, str):
+            raise ValueError(f"reconstruct={self.reconstruct!r}; expected a list of some of {MODALITIES}")
         self.reconstruct = tuple(self.reconstruct)
         unknown = [name for name in self.reconstruct if name not in MODALITIES]
         if unknown or len(set(self.reconstruct)) < len(self.reconstruct):

@@ -99,14 +99,15 @@ def evaluate_merit(
         raise ValueError(f"without={unknown[0]!r}; expected some of {', '.join(PARTS)}")
     data, out = Path(data), Path(out)
     products = MeritProducts(data, split)
-    texts = read_captions(captions or data / "captions.jsonl") if "image" in without else None
+    texts = _captions(data, captions) if "image" in without else None
     items = MeritItems(products, texts, titles="title" not in without)
     queries = merit_queries(data, products)
     kept, where, names = _chosen(data, products, queries, subsets)
     folder = out / "stores" / "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
     encode = partial(encode_corpus, encoder=encoder, dtype=dtype, show_progress=show_progress)
-    store = encode(items, directory=folder / "products")
+    # the queries first: a model that takes no several images says so before a large pool is encoded
     vectors = encode(MeritQueryRows(items, queries), directory=folder / "queries").load()[1][kept]
+    store = encode(items, directory=folder / "products")
     queries = [queries[place] for place in kept]
     own = max(len(query.products) for query in queries) if exclude_query_products else 0
     # a tie longer than this holds more wrong products than the last cut-off
@@ -127,6 +128,13 @@ def evaluate_merit(
     languages = [_language(query, products) for query in queries]
     examples = _examples(items, queries, found, ranks)
     return MeritScores(queries, ranks, len(products), languages, where, names, examples)
+
+
+def _captions(data: Path, path: str | Path | None) -> dict[str, str]:
+    own = data / "captions.jsonl"
+    if path is None and not own.is_file():
+        raise FileNotFoundError(f"no such file: {str(own)!r}; without images, --captions must name a file of captions")
+    return read_captions(own if path is None else path)
 
 
 def _chosen(
