@@ -83,3 +83,18 @@ def test_a_query_and_a_result_are_explained_by_an_image_and_a_text(folder):
         explain_result(searcher, None, [image], {"image": row["image"]})
     with pytest.raises(NotExplainedError, match="no such pair"):
         explain_result(searcher, "a thing", [], {"text": "another"})
+
+
+def test_several_pictures_of_a_row_are_one(folder, tmp_path):
+    pictures = [str(folder / f"{colour}.png") for colour in ("red", "blue")]
+    encoder = load_encoder(folder / "model", input_type="avg")
+    store = encode_corpus([{"id": "both", "image": pictures}], encoder, tmp_path / "store", show_progress=False)
+    build_index(store).save(tmp_path / "index")
+    upload = space_upload(tmp_path / "index", "me/things", tmp_path / "work", model=folder / "model")
+    shown = Image.open(upload.files["pictures/0000000.webp"])
+    assert shown.size == (512, 128)
+    assert shown.getpixel((9, 9))[0] > 200 and shown.getpixel((500, 9))[2] > 200
+    searcher = Searcher.load(tmp_path / "index", folder / "model")
+    row = searcher.search(["a red thing"], 1)[0][0].row
+    assert row["image"] == ", ".join(pictures)
+    assert explain_result(searcher, "a red thing", [], row).count("<img") == 2

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
+
+from conjoin.processing.input_types import concatenate_images
+from conjoin.processing.item_images import load_image
 
 _ROWS_PER_GROUP = 4096
 _STRINGS = ("text", "image")
@@ -178,6 +182,26 @@ def kept_values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     if paths := list(filter(None, map(_path, image if isinstance(image, list) else [image]))):
         own["image"] = ", ".join(paths)
     return own | dict(kept or {})
+
+
+def picture_paths(kept: str) -> list[str]:
+    """The paths that `kept_values` joined in the column `image` of a row."""
+    return [kept] if Path(kept).is_file() else kept.split(", ")
+
+
+def read_picture(kept: str, name: str = "item") -> Image.Image:
+    """Read the picture of a kept row; several are shown as one, as input type `cat` makes it.
+
+    Args:
+        kept: The column `image` of the row.
+        name: Of the row, in messages.
+
+    Raises:
+        FileNotFoundError: As `load_image`.
+        ValueError: As `load_image`.
+    """
+    pictures = [load_image(path, name) for path in picture_paths(kept)]
+    return pictures[0] if len(pictures) == 1 else concatenate_images(pictures)
 
 
 def _path(image: Any) -> str:  # noqa: ANN401

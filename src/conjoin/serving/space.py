@@ -5,12 +5,11 @@ from pathlib import Path
 import conjoin
 from conjoin.hub import model_upload
 from conjoin.hub.commit import Upload
-from conjoin.processing.item_images import load_image
 from conjoin.progress import progress
 from conjoin.retrieval import load_index
 from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.index.rows import IndexRows
-from conjoin.retrieval.kept_rows import KeptRows
+from conjoin.retrieval.kept_rows import KeptRows, read_picture
 from conjoin.retrieval.load import recorded_model
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "hub_upload" / "space"
@@ -67,7 +66,7 @@ def _write_pictures(index: IndexRows, work: Path) -> None:
     for number, row in enumerate(progress(rows, "pictures", unit="row")):
         if "image" not in row:
             continue
-        picture = load_image(row["image"], f"row {index.ids[number]!r}")
+        picture = read_picture(row["image"], f"row {index.ids[number]!r}")
         picture.thumbnail((_SIDE, _SIDE))
         name = f"pictures/{number:07d}.webp"
         picture.save(work / name, quality=85)

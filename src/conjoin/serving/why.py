@@ -81,12 +81,12 @@ def _draw(title: str, explanation: "Explanation") -> str:
 
 def _image_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """The image of a result, None if it has none that can be read here."""
-    from conjoin.processing.item_images import load_image
+    from conjoin.retrieval.kept_rows import picture_paths, read_picture
 
-    path = row.get("image")
-    if not isinstance(path, str) or not Path(path).is_file():
+    kept = row.get("image")
+    if not isinstance(kept, str) or not all(Path(path).is_file() for path in picture_paths(kept)):
         return None
     try:
-        return load_image(path)
+        return read_picture(kept)
     except ValueError:
         return None

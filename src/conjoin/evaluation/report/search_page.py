@@ -6,8 +6,7 @@ from typing import Any
 
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Shown, picture
-from conjoin.processing.input_types import concatenate_images
-from conjoin.processing.item_images import load_image
+from conjoin.retrieval.kept_rows import picture_paths, read_picture
 
 _SIDE = 256
 
@@ -39,18 +38,13 @@ def write_search_page(
     )
 
 
-def row_picture(path: Any, side: int = _SIDE) -> tuple[str | None, str | None]:  # noqa: ANN401
-    """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a path.
-
-    Several pictures (`kept_values` joins their paths by a comma) are shown as one, as input type `cat` makes it.
-    """
-    if path is None:
+def row_picture(kept: str | None, side: int = _SIDE) -> tuple[str | None, str | None]:
+    """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a picture."""
+    if kept is None:
         return None, None
-    paths = [str(path)] if Path(str(path)).is_file() else str(path).split(", ")
-    if not all(Path(one).is_file() for one in paths):
+    if not all(Path(path).is_file() for path in picture_paths(kept)):
         return None, "the picture is not at this path here"
     try:
-        pictures = [load_image(one) for one in paths]
-        return picture(concatenate_images(pictures) if len(pictures) > 1 else pictures[0], side), None
+        return picture(read_picture(kept), side), None
     except ValueError as error:
         return None, str(error)
