@@ -105,7 +105,8 @@ def _check_encodes(model_type: str, two_towers: bool) -> None:
     if generates or (two_towers and model_type not in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES):
         raise ValueError(
             f"{model_type!r} gives no embedding; expected a text encoder, a vision transformer, a model with an image "
-            "and a text tower, or a folder of sentence-transformers or of this package"
+            "and a text tower, or a folder of sentence-transformers or of this package (MllmRetrieverModel.from_mllm "
+            "makes an encoder of an MLLM)"
         )
 
 

@@ -168,6 +168,14 @@ def test_kinds_of_several_subsets_have_an_average(root, tmp_path):
     assert found["average, language"][1:] == pytest.approx(expected.tolist())
 
 
+def test_without_subsets_there_is_no_table_of_them(root, tmp_path):
+    (root / "ood.json").write_text('{"class": ["boat"]}')
+    assert [table.title for table in merit_results(run(root, tmp_path)).tables] == [
+        "By language",
+        "By number of products in the query",
+    ]
+
+
 def test_a_subset_alone(root, tmp_path):
     scores = run(root, tmp_path, subsets=["language:th"])
     assert [each.id for each in scores.queries] == ["2", "3"] and scores.pool == 16

@@ -108,7 +108,10 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     if keep_layers is None:
         return config
     if not _is_within(least, keep_layers, depth):
-        raise ValueError(f"keep_layers={keep_layers!r}; expected {least}..{depth} of {config.model_type!r}")
+        raise ValueError(
+            f"keep_layers={keep_layers!r}; expected {least}..{depth} of {config.model_type!r} "
+            "(in a recipe: model.config.keep_layers)"
+        )
     if "layer_types" in text_config.to_dict() and text_config.layer_types is not None:
         text_config.layer_types = text_config.layer_types[:keep_layers]
     text_config.num_hidden_layers = keep_layers

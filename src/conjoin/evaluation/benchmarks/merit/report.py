@@ -34,7 +34,6 @@ def merit_results(scores: MeritScores, seed: int = 0) -> Results:
             ],
             _LANGUAGE_NOTE,
         ),
-        Table("Out-of-distribution subsets", ["subset", *_COLUMNS], _subset_rows(scores, seed), _OOD_NOTE),
         Table(
             "By number of products in the query",
             ["products", *_COLUMNS],
@@ -50,6 +49,9 @@ def merit_results(scores: MeritScores, seed: int = 0) -> Results:
             report_only=True,
         ),
     ]
+    if any(scores.subsets):  # a catalogue of the user's own has none
+        title = "Out-of-distribution subsets"
+        tables.insert(1, Table(title, ["subset", *_COLUMNS], _subset_rows(scores, seed), _OOD_NOTE))
     return Results(
         title="MERIT",
         summary="Queries that interleave the images and titles of several products with text. Each searches all "
