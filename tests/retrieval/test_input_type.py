@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from conjoin.hub import export
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import apply_input_type
 from conjoin.retrieval import ItemEncoder, build_index, encode_corpus, load_encoder, load_index, search_items
 from tiny_encoder import TinyModel, tiny_encoder, tiny_processor
@@ -21,15 +24,23 @@ def query(pictures):
 
 
 @pytest.fixture(scope="module")
-def folders(own_export, sentence_folders, tiny_checkpoints):
-    return {"own": own_export[0], "st-clip": sentence_folders["clip"], "clip": tiny_checkpoints["clip"]}
+def folders(own_export, sentence_folders, tiny_checkpoints, tmp_path_factory):
+    root, clip, vision, text = tmp_path_factory.mktemp("fusion"), *map(tiny_checkpoints.get, ("clip", "vit", "bert"))
+    models = {
+        "score_fusion": (ScoreFusionModel.from_clip(clip), clip, clip),
+        "token_fusion": (TokenFusionModel.from_backbones(vision, text), vision, text),
+    }
+    for name, (model, *parts) in models.items():
+        export(model, ImageTextProcessor.from_backbones(*parts), root / name)
+    found = {"joint_encoder": own_export[0], "st-clip": sentence_folders["clip"], "clip": clip}
+    return found | {name: root / name for name in models}
 
 
 def unit(vectors):
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("kind", ["own", "clip", "st-clip"])
+@pytest.mark.parametrize("kind", ["joint_encoder", "score_fusion", "token_fusion", "clip", "st-clip"])
 def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pictures):
     if kind == "st-clip":  # takes an image or a text
         query = {"image": [pictures[0], pictures[1]]}
