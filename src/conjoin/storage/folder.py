@@ -158,7 +158,9 @@ def replace_folder(
                 logger.warning("%s; replacing it", error)
             else:
                 if replaces not in (None, found):
-                    raise ValueError(f"the {kind.name} in {str(folder)!r} was changed since it was loaded; load it again")
+                    raise ValueError(
+                        f"the {kind.name} in {str(folder)!r} was changed since it was loaded; load it again"
+                    )
                 before = {file.file for file in found.files}
         remove_temporary(folder)
         stored = tuple(write_file(folder / name, 0, write, named_by_content=True) for name, write in files.items())

@@ -85,7 +85,7 @@ def test_refusals_leave_it_as_it_was(kind):
     index, before = make(kind), names(400)
     with pytest.raises(ValueError, match="the index has no row 'stranger'; nothing was removed"):
         index.remove(["doc/1", "stranger"])
-    with pytest.raises(ValueError, match="the index has no row 'stranger'$"):
+    with pytest.raises(ValueError, match=r"the index has no row 'stranger'$"):
         rows_of(index, ["doc/1", "stranger"])
     with pytest.raises(ValueError, match="the id 'a' occurs twice"):
         index.update(["a", "doc/1", "a"], unit(3, 16))

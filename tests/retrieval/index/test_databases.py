@@ -100,7 +100,7 @@ def test_refusals(kind, tmp_path):
     index.save(tmp_path / "index")
     with pytest.raises(ValueError, match="the index has no row 'stranger'; nothing was removed"):
         index.remove(["doc/1", "stranger"])
-    with pytest.raises(ValueError, match="the index has no row 'stranger'$"):
+    with pytest.raises(ValueError, match=r"the index has no row 'stranger'$"):
         rows_of(index, ["doc/1", "stranger"])
     with pytest.raises(ValueError, match="the id 'doc/3' occurs twice"):
         index.add(["a", "doc/3"], unit(2, 16))
@@ -237,7 +237,7 @@ class TestMilvus:
         assert waited == [1.0, 2.0]
         (tmp_path / "file").mkdir()
         (tmp_path / "file" / "LOCK").mkdir()
-        with pytest.raises(ConnectionError, match="after 3 attempts: .*; one process at a time opens a file"):
+        with pytest.raises(ConnectionError, match=r"after 3 attempts: .*; one process at a time opens a file"):
             new_index("milvus", uri=str(tmp_path / "file"))
 
     def test_a_server_that_fails_in_a_change(self, monkeypatch, tmp_path):
