@@ -247,6 +247,8 @@ def test_compact_and_truncated(built, tmp_path, capsys):
     assert "recall@10" in capsys.readouterr().out
     conjoin("search", tmp_path, "--text", "a green square", "-k", 1)  # the query is cut to 8 numbers, too
     assert len(capsys.readouterr().out.splitlines()) == 2
+    with pytest.raises(ValueError, match="has 8 dimensions, not --dims 4: leave out --update"):
+        conjoin("index", built / "store", "--out", tmp_path, "--dims", 4, "--update")
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])

@@ -93,7 +93,7 @@ def test_syntax_errors_show_the_place(condition, message):
     [
         ("colour = 'red'", r"the unknown column 'colour'; there are \['category', 'day', 'id', 'on sale', 'price'"),
         ("price = 'cheap'", "the column 'price' of type int64 with 'cheap' of another type"),
-        ("category = 5", "the column 'category' of type string with 5 of another type"),
+        ("category = 5", "'category' of type string with 5 of another type; all columns of a CSV file are texts"),
         ("price = true", "the column 'price' of type int64 with True of another type"),
         ("price like '5%'", "the column 'price' of type int64 with '5%' of another type"),
         ("tags = 'x'", "the column 'tags' of type list.* with 'x' of another type"),

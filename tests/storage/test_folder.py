@@ -282,6 +282,8 @@ class TestPlaces:
         with pytest.raises(ValueError, match=r"is not empty and not an earlier .* it has 'model.safetensors'"):
             make(tmp_path, *([] if make is write else ["text"]))
         assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+        with pytest.raises(ValueError, match=r"'.*model.safetensors' is a file; choose a folder for the"):
+            make(tmp_path / "model.safetensors", *([] if make is write else ["text"]))
 
     def test_what_an_interruption_leaves_before_the_manifest_is_ours(self, tmp_path):
         write(tmp_path)

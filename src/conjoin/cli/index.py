@@ -58,19 +58,24 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.storage.manifest import MANIFEST
 
     check_place(args.out, INDEX, INDEX_FILES)
-    is_update = args.update and (Path(args.out) / MANIFEST).exists()
-    if is_update:
+    changes = None
+    if args.update and (Path(args.out) / MANIFEST).exists():
         index = load_index(args.out)
         if args.kind not in (None, index.kind):
             raise ValueError(
                 f"the index {args.out!r} is of kind {index.kind!r}, not {args.kind!r}: leave out --update"
             )
+        if args.dims not in (None, index.dimension):
+            raise ValueError(
+                f"the index {args.out!r} has {index.dimension} dimensions, not --dims {args.dims}: leave out --update"
+            )
         changes = update_index(index, args.store)
-        print(f"{changes.added} vectors added, {changes.replaced} replaced, {changes.removed} removed")
     else:
         index = _build(args)
     index.save(args.out)
-    recall = "" if index.recall is None or is_update else f", recall@10 {index.recall:.3f}"
+    if changes is not None:
+        print(f"{changes.added} vectors added, {changes.replaced} replaced, {changes.removed} removed")
+    recall = "" if index.recall is None or changes is not None else f", recall@10 {index.recall:.3f}"
     print(f"{index.kind} index of {len(index)} vectors in {args.out}{recall}")
     print(f"next: conjoin search {args.out} --text ...")
 

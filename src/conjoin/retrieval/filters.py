@@ -281,8 +281,11 @@ def _compare(text: str, table: pa.Table, node: Comparison) -> Any:  # noqa: ANN4
     if pa.types.is_null(type_):
         return pa.nulls(table.num_rows, pa.bool_())
     if not _fits(type_, node):
+        hint = ""
+        if pa.types.is_string(type_):
+            hint = "; all columns of a CSV file are texts: to compare numbers, encode JSON lines or Parquet"
         raise ValueError(
-            f"the condition {text!r} compares the column {name!r} of type {type_} with {value!r} of another type"
+            f"the condition {text!r} compares the column {name!r} of type {type_} with {value!r} of another type{hint}"
         )
     if node.operator == _LIKE:
         return pc.match_like(table[name], value)

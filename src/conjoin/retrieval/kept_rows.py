@@ -138,7 +138,7 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
-        raise ValueError(f"the kept columns are of different types in different shards: {error}") from error
+        raise _different_types(error) from error
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
@@ -150,7 +150,14 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise ValueError(f"the kept columns are of different types in different shards: {error}") from error
+        raise _different_types(error) from error
+
+
+def _different_types(error: Exception) -> ValueError:
+    return ValueError(
+        f"a kept column has several types: {error}; give all its values one type and encode again, or build the index "
+        "again if only the index has the other type"
+    )
 
 
 def read_columns(file: pq.ParquetFile, columns: list[str] | None, group: int | None = None) -> pa.Table:

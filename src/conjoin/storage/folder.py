@@ -123,7 +123,8 @@ def replace_folder(
     details: Mapping[str, Any] | None = None,
     *,
     is_locked: bool = False,
-) -> None:
+    replaces: Manifest | None = None,
+) -> Manifest:
     """Write all files of a folder; whatever happens, it holds the old files or the new ones.
 
     The name of a file holds a digest of its content, so no file that the old manifest names is overwritten.
@@ -135,6 +136,10 @@ def replace_folder(
         files: By name, such as `"vectors.faiss"`, the function that writes the file to a path.
         details: What else to record.
         is_locked: Whether the caller holds the folder's lock, and has checked what it holds.
+        replaces: What the folder must hold, if it holds anything.
+
+    Returns:
+        What it holds now.
 
     Raises:
         ValueError: The folder holds something else, or another process writes into it.
@@ -148,16 +153,24 @@ def replace_folder(
         before: set[str] = set()
         if (folder / MANIFEST).exists():
             try:
-                before = {file.file for file in read_manifest(folder, kind).files}
+                found = read_manifest(folder, kind)
             except DamagedError as error:
                 logger.warning("%s; replacing it", error)
+            else:
+                if replaces not in (None, found):
+                    raise ValueError(
+                        f"the {kind.name} in {str(folder)!r} was changed since it was loaded; load it again"
+                    )
+                before = {file.file for file in found.files}
         remove_temporary(folder)
         stored = tuple(write_file(folder / name, 0, write, named_by_content=True) for name, write in files.items())
-        Manifest(kind.name, kind.version, True, plain(key), plain(details or {}), stored).save(folder)
+        written = Manifest(kind.name, kind.version, True, plain(key), plain(details or {}), stored)
+        written.save(folder)
         _remove_replaced(folder, list(files), before, {file.file for file in stored})
     finally:
         if lock is not None:
             lock.release()
+    return written
 
 
 def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
@@ -169,9 +182,11 @@ def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
         own: Pattern of the names of files that an interrupted writer leaves before the manifest.
 
     Raises:
-        ValueError: It has other files (the message names one), or a manifest of another kind or version.
+        ValueError: It is a file, has other files (the message names one), or a manifest of another kind or version.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{str(folder)!r} is a file; choose a folder for the {kind.name}")
     if not folder.is_dir():
         return
     names = sorted(path.name for path in folder.iterdir())  # first: another process of the same run may just begin

@@ -9,6 +9,7 @@ from conjoin.retrieval import (
     build_index,
     encode_corpus,
     load_index,
+    rows_of,
     select_rows,
     update_index,
     update_store,
@@ -84,12 +85,30 @@ def test_refusals_leave_it_as_it_was(kind):
     index, before = make(kind), names(400)
     with pytest.raises(ValueError, match="the index has no row 'stranger'; nothing was removed"):
         index.remove(["doc/1", "stranger"])
+    with pytest.raises(ValueError, match=r"the index has no row 'stranger'$"):
+        rows_of(index, ["doc/1", "stranger"])
     with pytest.raises(ValueError, match="the id 'a' occurs twice"):
         index.update(["a", "doc/1", "a"], unit(3, 16))
     with pytest.raises(ValueError, match="the embedding of 'doc/1' has norm 2"):
         index.update(["doc/1"], 2 * unit(1, 16))
     assert index.ids == before
     check(index, CORPUS, before)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_change_of_another_process_is_not_overwritten(kind, tmp_path):
+    make(kind).save(tmp_path / "index")
+    first, second = load_index(tmp_path / "index"), load_index(tmp_path / "index")
+    for names_of_one in (["doc/1"], ["doc/2"]):  # saved twice
+        first.remove(names_of_one)
+        first.save(tmp_path / "index")
+    second.remove(["doc/3"])
+    with pytest.raises(ValueError, match="was changed since it was loaded; load it again"):
+        second.save(tmp_path / "index")
+    assert len(load_index(tmp_path / "index")) == 398
+    second.save(tmp_path / "another")
+    make(kind).save(tmp_path / "index")  # a new one replaces it
+    assert len(load_index(tmp_path / "index")) == 400
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])

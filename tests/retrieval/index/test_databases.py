@@ -100,6 +100,8 @@ def test_refusals(kind, tmp_path):
     index.save(tmp_path / "index")
     with pytest.raises(ValueError, match="the index has no row 'stranger'; nothing was removed"):
         index.remove(["doc/1", "stranger"])
+    with pytest.raises(ValueError, match=r"the index has no row 'stranger'$"):
+        rows_of(index, ["doc/1", "stranger"])
     with pytest.raises(ValueError, match="the id 'doc/3' occurs twice"):
         index.add(["a", "doc/3"], unit(2, 16))
     with pytest.raises(ValueError, match="the embedding of 'doc/1' has norm 2"):
@@ -221,12 +223,22 @@ class TestLance:
 
 
 class TestMilvus:
+    def test_a_file_that_is_opened_anew(self, tmp_path):
+        make("milvus", tmp_path).save(tmp_path / "index")
+        index = load_index(tmp_path / "index")
+        index._client.release_collection(index._name)  # as Milvus Lite does when its process ends
+        check(load_index(tmp_path / "index"), CORPUS, names(400))
+
     def test_an_unreachable_server(self, monkeypatch, tmp_path):
         waited = []
         monkeypatch.setattr("conjoin.retrieval.index.milvus.time.sleep", waited.append)
         with pytest.raises(ConnectionError, match=r"cannot reach Milvus at 'http://127.0.0.1:9' after 3 attempts"):
             new_index("milvus", uri="http://127.0.0.1:9", timeout=1)
         assert waited == [1.0, 2.0]
+        (tmp_path / "file").mkdir()
+        (tmp_path / "file" / "LOCK").mkdir()
+        with pytest.raises(ConnectionError, match=r"after 3 attempts: .*; one process at a time opens a file"):
+            new_index("milvus", uri=str(tmp_path / "file"))
 
     def test_a_server_that_fails_in_a_change(self, monkeypatch, tmp_path):
         from pymilvus import MilvusException

@@ -11,7 +11,7 @@ from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.filters import Condition
 from conjoin.retrieval.store import EmbeddingStore
 from conjoin.retrieval.store_update import StoreChanges
-from conjoin.storage import FolderKind, StoredFolder, read_folder, read_manifest, replace_folder
+from conjoin.storage import FolderKind, Manifest, StoredFolder, read_folder, read_manifest, replace_folder
 
 INDEX = FolderKind("index", 2, "run `conjoin index`")
 _NORM_TOLERANCE = 1e-2  # float16 and bfloat16 vectors are a little off 1
@@ -135,7 +135,8 @@ def save_index(
     options: Mapping[str, Any] | None = None,
     *,
     is_locked: bool = False,
-) -> None:
+    replaces: Manifest | None = None,
+) -> Manifest:
     """Save `index`; replaces an older index in one step.
 
     Args:
@@ -144,6 +145,10 @@ def save_index(
         files: By name, the function that writes the file to a path.
         options: To load it with.
         is_locked: Whether the caller holds the lock of `directory`.
+        replaces: What `directory` must hold, if it holds anything.
+
+    Returns:
+        What it holds now.
 
     Raises:
         ValueError: The index is empty, `directory` holds something else, or another process writes into it.
@@ -159,10 +164,11 @@ def save_index(
     }
     details = {} if index.recall is None else {RECALL: index.recall}
     tables = {table_of(directory), key["options"].get("table")}
-    replace_folder(directory, INDEX, key, files, details, is_locked=is_locked)
+    written = replace_folder(directory, INDEX, key, files, details, is_locked=is_locked, replaces=replaces)
     for path in Path(directory).glob(TABLES):
         if path.stem not in tables:  # the table of the index before stays, for its readers
             shutil.rmtree(path, ignore_errors=True)
+    return written
 
 
 def table_of(directory: str | Path) -> str | None:

@@ -236,6 +236,9 @@ def rows_of(index: Index, ids: Sequence[str]) -> list[dict[str, Any]]:
 
     Returns:
         One mapping for each, with those it has of `"text"`, `"image"` (its path) and the columns that were kept.
+
+    Raises:
+        ValueError: An id is not in the index.
     """
     return index.rows(ids)
 

@@ -152,7 +152,7 @@ class ExactIndex(IndexRows):
         """Write the index; whatever happens, `directory` holds either the old index or the new one.
 
         Raises:
-            ValueError: The index is empty.
+            ValueError: The index is empty, or the one in `directory` was changed since this one was loaded from there.
         """
         self._save(directory, "vectors.safetensors", self._write, {} if self.dtype is None else {"dtype": self.dtype})
 

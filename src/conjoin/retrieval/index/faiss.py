@@ -264,7 +264,7 @@ class FaissIndex(IndexRows):
         """Write the index; whatever happens, `directory` holds either the old index or the new one.
 
         Raises:
-            ValueError: The index is empty.
+            ValueError: The index is empty, or the one in `directory` was changed since this one was loaded from there.
         """
         are_positions = np.array_equal(self._labels, np.arange(len(self.ids)))
         rows = {} if are_positions else {"labels": self._labels}

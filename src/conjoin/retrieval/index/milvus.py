@@ -77,7 +77,10 @@ class MilvusIndex(TableIndex):
                 failed: Exception = error
                 if attempt < _ATTEMPTS - 1:
                     time.sleep(_WAIT * 2**attempt)
-        raise ConnectionError(f"cannot reach Milvus at {self.uri!r} after {_ATTEMPTS} attempts: {failed}") from failed
+        hint = "" if "://" in self.uri else "; one process at a time opens a file of Milvus Lite"
+        raise ConnectionError(
+            f"cannot reach Milvus at {self.uri!r} after {_ATTEMPTS} attempts: {failed}{hint}"
+        ) from failed
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Call the client, which tries again by itself where that helps."""
@@ -289,6 +292,7 @@ class MilvusIndex(TableIndex):
         index.dimension, index._count = key["dimension"], key["count"]
         if not index._call(index._client.has_collection, index._name):
             raise ValueError(f"Milvus at {index.uri!r} has no collection {index._name!r}; {INDEX.remedy} again")
+        index._call(index._client.load_collection, index._name)  # a file that was opened anew has released it
         return index
 
 
@@ -297,5 +301,6 @@ def _import_milvus() -> ModuleType:
         import pymilvus
     except ImportError as error:
         raise ImportError('this index needs pymilvus: pip install "conjoin[milvus]"') from error
-    logging.getLogger("pymilvus").setLevel(logging.ERROR)  # it warns of what Milvus Lite lacks
+    for name in ("pymilvus", "milvus_lite"):  # they warn of what Milvus Lite lacks; errors are raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return pymilvus

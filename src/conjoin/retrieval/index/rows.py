@@ -16,6 +16,7 @@ from conjoin.retrieval.index.base import SavedIndex, Selection, check_positions,
 from conjoin.retrieval.kept_rows import KeptRows
 from conjoin.retrieval.store import EmbeddingStore
 from conjoin.retrieval.store_update import StoreChanges
+from conjoin.storage import Manifest
 
 IDS, VECTORS = 0, 1
 """The numbers of the first files of a saved index; `kept` and `rows` follow, if it has them."""
@@ -38,6 +39,7 @@ class IndexRows(ABC):
         self.recall: float | None = None
         self.kept: KeptRows | None = None
         self.digests = np.empty(0, dtype=np.int64)
+        self._saved: tuple[Path, Manifest] | None = None  # where it was loaded from or saved, and the state of then
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -147,11 +149,17 @@ class IndexRows(ABC):
         return condition.select(self.kept)
 
     def rows(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """What the index knows of the rows under some ids."""
-        if self.kept is None:
-            return [{} for _ in ids]
+        """What the index knows of the rows under some ids.
+
+        Raises:
+            ValueError: An id is not in the index.
+        """
         wanted = set(ids)
         positions = {id_: position for position, id_ in enumerate(self.ids) if id_ in wanted}
+        if missing := [id_ for id_ in ids if id_ not in positions]:
+            raise ValueError(f"the index has no row {missing[0]!r}")
+        if self.kept is None:
+            return [{} for _ in ids]
         return self.kept.take([positions[id_] for id_ in ids])
 
     def _positions(self, among: Selection) -> np.ndarray:
@@ -166,7 +174,11 @@ class IndexRows(ABC):
         options: Mapping[str, Any] | None = None,
         rows: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Save the index with its vectors in `file`, which `write` makes, and with further arrays of its rows."""
+        """Save the index with its vectors in `file`, which `write` makes, and with further arrays of its rows.
+
+        Raises:
+            ValueError: Another process changed the index there since this one was loaded or saved.
+        """
         files: dict[str, Callable[[Path], object]] = {
             "ids.json": lambda path: path.write_text(json.dumps(self.ids), encoding="ascii"),
             file: write,
@@ -176,7 +188,9 @@ class IndexRows(ABC):
         arrays = {**({"digests": self.digests} if self.digests.any() else {}), **(rows or {})}
         if arrays:
             files["rows.safetensors"] = lambda path: path.write_bytes(save(arrays))
-        save_index(self, directory, files, options)
+        folder = Path(directory).resolve()
+        replaces = self._saved[1] if self._saved is not None and self._saved[0] == folder else None
+        self._saved = folder, save_index(self, directory, files, options, replaces=replaces)
 
     def _add_ids(self, new: Sequence[str]) -> None:
         """Append ids if all of them are new; otherwise change nothing and raise ValueError."""
@@ -188,6 +202,7 @@ class IndexRows(ABC):
     def _load_rows(self, saved: SavedIndex) -> dict[str, np.ndarray]:
         """Take over the rows of a saved index; returns the further arrays that it was saved with."""
         self.recall = saved.recall
+        self._saved = saved.folder.folder.resolve(), saved.folder.manifest
         numbers = saved.files()
         if "kept" in numbers:
             self.kept = KeptRows.open(saved.folder.path(numbers["kept"]))

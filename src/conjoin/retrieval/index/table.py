@@ -214,9 +214,15 @@ class TableIndex(ABC):
         return condition
 
     def rows(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """What the index knows of the rows under some ids."""
-        found = self._read(ids) if len(ids) else {}
-        kept = ({name: value for name, value in found.get(id_, {}).items() if value is not None} for id_ in ids)
+        """What the index knows of the rows under some ids.
+
+        Raises:
+            ValueError: An id is not in the index.
+        """
+        found = self._read(ids) if len(ids) and self.dimension else {}
+        if missing := [id_ for id_ in ids if id_ not in found]:
+            raise ValueError(f"the index has no row {missing[0]!r}")
+        kept = ({name: value for name, value in found[id_].items() if value is not None} for id_ in ids)
         return [{name: row[name] for name in (*_first(row), *sorted(row.keys() - {*_first(row)}))} for row in kept]
 
     def search(self, queries: np.ndarray, k: int, *, among: Selection | None = None) -> SearchResult:
