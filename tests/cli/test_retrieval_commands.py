@@ -128,6 +128,22 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
         conjoin(*command, *streaming, "--only", "image", "--dtype", "float16")
 
 
+def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
+    lines = [f"{colour},{data}/{colour}.png,{9 + price}\n" for price, colour in enumerate(COLOURS)]
+    (tmp_path / "shop.csv").write_text("id,image,price\n" + "".join(lines))
+    for keep in ("price", "price:number"):
+        store, index = tmp_path / f"store-{keep}", tmp_path / f"index-{keep}"
+        conjoin("encode", model, tmp_path / "shop.csv", "--only", "image", "--keep", keep, "--quiet", "--out", store)
+        conjoin("index", store, "--out", index)
+    capsys.readouterr()
+    conjoin("search", index, "--image", data / "red.png", "-k", 9, "--where", "price < 11", "--json")
+    found = {hit["id"]: hit["row"]["price"] for hit in json.loads(capsys.readouterr().out)["results"]}
+    assert found == {COLOURS[0]: 9, COLOURS[1]: 10}
+    with pytest.raises(ValueError, match="all columns of a CSV file are texts: encode with --keep price:number"):
+        conjoin("search", tmp_path / "index-price", "--image", data / "red.png", "--where", "price < 11")
+
+
 def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [

@@ -97,3 +97,28 @@ class TestKeep:
             load_pairs(rows, keep=["image"])
         with pytest.raises(ValueError, match=r"no column 'texts'; the columns are .*; did you mean 'text'"):
             load_pairs(rows, keep=["texts"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming):
+    (tmp_path / "shop.csv").write_text("id,text,code,price\na,red,007,29\nb,blue,008,\nc,green,009, 4.5e1 \n")
+    options = {"only": "text", "streaming": streaming}
+    pairs = load_pairs(tmp_path / "shop.csv", keep=["code", "price:number"], **options)
+    assert [row["kept"] for row in pairs] == [
+        {"code": "007", "price": 29.0},
+        {"code": "008", "price": None},
+        {"code": "009", "price": 45.0},
+    ]
+    with pytest.raises(ValueError, match=r"no column 'prize'; .* did you mean 'price'"):
+        load_pairs(tmp_path / "shop.csv", keep=["prize:number"], **options)
+    for value in ("29 EUR", "nan", "1e999"):
+        (tmp_path / "wrong.csv").write_text(f"id,text,price\na,red,29\nb,blue,{value}\n")
+        with pytest.raises(ValueError, match=rf"row 1 \(id 'b'\): price is '{value}'; expected a number"):
+            list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], **options))
+    found = list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], on_error="keep", **options))
+    assert found[0]["problem"] is None and "price is '1e999'" in found[1]["problem"]
+    (tmp_path / "odd.jsonl").write_text('{"id": "a", "text": "red", "x:number": "as it is", "flag": true}\n')
+    (row,) = load_pairs(tmp_path / "odd.jsonl", keep=["x:number"], **options)
+    assert row["kept"] == {"x:number": "as it is"}
+    with pytest.raises(ValueError, match="flag is True; expected a number"):
+        list(load_pairs(tmp_path / "odd.jsonl", keep=["flag:number"], **options))

@@ -52,7 +52,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         nargs="+",
         default=[],
         metavar="COLUMN",
-        help="further columns of DATA to store and to show in results (the text and the image's path always are)",
+        help="further columns of DATA to store and to show in results (the text and the image's path always are); "
+        "price:number reads the texts of a CSV file as numbers",
     )
     parser.add_argument(
         "--sync", action="store_true", help="also remove the rows of the store that are no longer in DATA"

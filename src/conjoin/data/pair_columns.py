@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ COMMON_COLUMNS = {
     "id": ("id", "__key__", "key", "uid", "uuid", "item_id", "product_id", "sku", "asin", "image_id", "photo_id"),
 }  # fmt: skip
 """Default column names, in order of preference; case is ignored."""
+NUMBER = ":number"
+"""Behind the name of a kept column, reads its values as numbers."""
 SURE_IDS = ("id", "__key__")
 """A column of these names is the id whichever others of `COMMON_COLUMNS` there are; of the rest there may be one."""
 
@@ -100,30 +103,66 @@ def _guess(role: str, found: Sequence[str], is_read: bool) -> str | None:
     return next(iter(found), None)
 
 
-def check_kept(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> None:
-    """Refuse columns that cannot be kept beside the pairs.
+def choose_kept(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the columns to keep beside the pairs, and for each whether its values are read as numbers.
+
+    Args:
+        names: The columns; `price:number` reads those of `price` as numbers.
+        available: All columns.
+        features: What the columns hold, as far as it is known.
 
     Raises:
         ValueError: There is no such column, or it holds images, audio or video.
     """
+    chosen = {}
     for name in names:
-        if name not in available:
-            raise unknown_column(name, available)
-        if isinstance(features.get(name), datasets.Image | datasets.Audio | datasets.Video):
-            raise ValueError(f"the column {name!r} holds {features[name]}; only plain values can be kept")
+        is_number = name not in available and name.endswith(NUMBER)
+        column = name.removesuffix(NUMBER) if is_number else name
+        if column not in available:
+            raise unknown_column(column, available)
+        if isinstance(features.get(column), datasets.Image | datasets.Audio | datasets.Video):
+            raise ValueError(f"the column {column!r} holds {features[column]}; only plain values can be kept")
+        chosen[column] = is_number
+    return chosen
 
 
-def kept_columns(dataset: datasets.Dataset, names: Sequence[str], owners: Sequence[int]) -> datasets.Dataset:
+def read_number(value: Any, name: str, column: str) -> float | None:  # noqa: ANN401
+    """Return a value of a kept column as a number; None if it is absent or blank.
+
+    Raises:
+        ValueError: It is no finite number; the message starts with `name`.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: {column} is {value!r:.80}; expected a number, such as 9.5")
+    return number
+
+
+def kept_columns(
+    dataset: datasets.Dataset,
+    names: Iterable[str],
+    numbers: Mapping[str, Sequence[float | None]],
+    owners: Sequence[int],
+) -> datasets.Dataset:
     """Make the column `kept`, a struct of columns of the rows.
 
     Args:
         dataset: The rows.
         names: The columns.
+        numbers: The values of those that are read as numbers.
         owners: The row of each pair.
     """
-    chosen = dataset.select_columns(list(names)).select(owners)
-    table = chosen.with_format("arrow")[:]
-    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"kept": table.to_struct_array()})))
+    chosen = dataset.select_columns(list(names)).with_format("arrow")[:]
+    for name, values in numbers.items():
+        place = chosen.column_names.index(name)
+        chosen = chosen.set_column(place, name, pyarrow.array(values, pyarrow.float64()))
+    kept = chosen.take(pyarrow.array(owners)).to_struct_array()
+    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"kept": kept})))
 
 
 def unknown_column(column: str, available: Iterable[str]) -> ValueError:

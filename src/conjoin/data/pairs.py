@@ -1,6 +1,7 @@
 """Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,10 @@ from conjoin.data.interleaved import PLACEHOLDER, check_placeholders, row_item
 from conjoin.data.pair_columns import (
     COMMON_COLUMNS as COMMON_COLUMNS,
     PairColumns,
-    check_kept,
     choose_columns,
+    choose_kept,
     kept_columns,
+    read_number,
 )
 from conjoin.data.pair_groups import group_rows, join_pairs, number_pairs
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
@@ -85,7 +87,8 @@ def load_pairs(
         only: Load this part only: the source may lack the other, and the result has no column for it.
         on_error: "keep" leaves a row whose image or text cannot be used in its place, with the reason in a further
             column `problem` (null for the others).
-        keep: Further columns of the source; their values are in the column `kept`, under their own names.
+        keep: Further columns of the source; their values are in the column `kept`, under their own names. Those of a
+            CSV file are texts; `"price:number"` reads the column `price` as numbers.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
@@ -103,8 +106,8 @@ def load_pairs(
     given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
     columns = choose_columns(list(first), given, dataset.features or {}, only)
     dataset = with_lists(dataset, columns.picture, first)
-    check_kept(keep, list(first), dataset.features or {})
-    reader = _RowReader(columns, folder, image_folders(source, folder), on_error == "keep", keep)
+    kept = choose_kept(keep, list(first), dataset.features or {})
+    reader = _RowReader(columns, folder, image_folders(source, folder), on_error == "keep", kept)
     if isinstance(dataset, datasets.IterableDataset):
         return reader.stream(dataset, first)
     pairs = reader.collect(dataset)
@@ -159,7 +162,7 @@ class _RowReader:
         folder: Of relative paths.
         folders: Of all images, as `image_folders` gives them.
         keep: Whether rows that cannot be used stay, with the reason.
-        kept: Further columns.
+        kept: Further columns, and whether their values are read as numbers.
     """
 
     def __init__(
@@ -168,7 +171,7 @@ class _RowReader:
         folder: Path | None,
         folders: tuple[str, ...] | None,
         keep: bool,
-        kept: Sequence[str],
+        kept: Mapping[str, bool],
     ) -> None:
         self.columns, self.folder, self.folders, self.keep, self.kept = columns, folder, folders, keep, kept
 
@@ -199,12 +202,22 @@ class _RowReader:
         groups = self._groups(dataset, ids, owners)
         if groups is not None:
             pairs["group"] = [groups[row] for row in owners]
+        numbers = self._numbers(dataset, checks)
         if self.keep:
             pairs["problem"] = [checks.problems.get(row) for row in owners]
         joined = strings(pairs) if images is None else join_pairs(images, owners, pairs)
         if self.kept:
-            joined = datasets.concatenate_datasets([joined, kept_columns(dataset, self.kept, owners)], axis=1)
+            joined = datasets.concatenate_datasets([joined, kept_columns(dataset, self.kept, numbers, owners)], axis=1)
         return joined.select_columns([name for name in PAIR_COLUMNS if name in joined.column_names])
+
+    def _numbers(self, dataset: datasets.Dataset, checks: RowChecks) -> dict[str, list[float | None]]:
+        """The values of the kept columns that are read as numbers."""
+        found = {}
+        for column, is_number in self.kept.items():
+            if is_number:
+                values = checks.run(partial(read_number, column=column), dataset[column][:])
+                found[column] = values
+        return found
 
     def _check_places(
         self, dataset: datasets.Dataset, checks: RowChecks, texts: Sequence[Any], owners: Sequence[int]
@@ -234,7 +247,8 @@ class _RowReader:
             for part, name in (("image", columns.image), ("text", columns.text))
         }
         features = PAIR_FEATURES | ({"image": datasets.List(IMAGE)} if several["image"] else {})
-        features["kept"] = {name: known.get(name) for name in self.kept}
+        number = datasets.Value("float64")
+        features["kept"] = {name: number if is_number else known.get(name) for name, is_number in self.kept.items()}
         chosen = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.keep}
         chosen["kept"] = bool(self.kept)
         features = datasets.Features(
@@ -263,9 +277,12 @@ class _RowReader:
         columns = self.columns
         row_id = _check_id(index, row[columns.id] if columns.id else index)
         name = row_name(index, row_id)
-        common: dict[str, Any] = {"id": row_id, "kept": {name: row.get(name) for name in self.kept}}
+        common: dict[str, Any] = {"id": row_id, "kept": dict.fromkeys(self.kept)}
         texts: list[str | None] = [None]
         try:
+            for column, is_number in self.kept.items():
+                value = row.get(column)
+                common["kept"][column] = read_number(value, name, column) if is_number else value
             if columns.image:
                 image = self._image(row[columns.image], name)
                 encode = IMAGE.encode_example

@@ -283,7 +283,7 @@ def _compare(text: str, table: pa.Table, node: Comparison) -> Any:  # noqa: ANN4
     if not _fits(type_, node):
         hint = ""
         if pa.types.is_string(type_):
-            hint = "; all columns of a CSV file are texts: to compare numbers, encode JSON lines or Parquet"
+            hint = f"; all columns of a CSV file are texts: encode with --keep {name}:number to compare numbers"
         raise ValueError(
             f"the condition {text!r} compares the column {name!r} of type {type_} with {value!r} of another type{hint}"
         )
