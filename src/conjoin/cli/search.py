@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
         given = {"where": args.where} if args.where is not None else {}
         print(json.dumps({"query": query, **given, "results": results}, ensure_ascii=False, indent=2, default=str))
         return
-    for line in _table(results):
+    for line in _table(results) if results else ["nothing found: the condition holds for no row"]:
         print(line)
 
 

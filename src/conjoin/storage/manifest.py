@@ -161,9 +161,10 @@ def read_manifest(folder: Path, kind: FolderKind) -> Manifest:
         raise DamagedError(f"{str(path)!r} is damaged ({error}); remove the folder and {kind.remedy} again") from error
     found = content.get("format"), content.get("version")
     if found != (kind.name, kind.version):
+        make_again = f", or remove this one and {kind.remedy}" if found[0] == kind.name else ""
         raise ValueError(
             f"{str(path)!r} has format {found[0]!r} and version {found[1]!r}, expected {kind.name!r} and "
-            f"{kind.version}; choose another folder, or remove this one and {kind.remedy}"
+            f"{kind.version}; choose another folder{make_again}"
         )
     try:
         if content.pop("checksum", None) != _content_digest(content):
