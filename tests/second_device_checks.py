@@ -7,7 +7,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
-from PIL import ImageOps
 
 from conjoin.methods.puma.analysis import readout_attention, readout_states
 from conjoin.methods.puma.teachers import FullTeacher, SharedTeacher
@@ -18,13 +17,11 @@ from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ExactIndex, ItemEncoder
 from conjoin.training.gradient_cache import cached_backward
 from conjoin.training.objective import total_loss
-from methods.coral import tiny_coral
-from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from models.tiny_models import MODELS
 from second_device import move, second_device
 from tiny_mllms import MLLMS
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from tiny_trainers import TRAINERS, make_any
 
 
 def test_it_refuses_what_a_gpu_refuses():
@@ -38,66 +35,7 @@ def test_it_refuses_what_a_gpu_refuses():
                 wrong()
 
 
-def joint(checkpoints, folder, method, **arguments):
-    model, processor = make_encoder(checkpoints)
-    return make_trainer(method, model, processor, folder, make_rows(4), **arguments)
-
-
-def solar_stage1(checkpoints, folder, **arguments):
-    model, processor = tiny_solar.frozen_encoder(checkpoints)
-    return tiny_solar.stage1(folder, model, processor, tiny_solar.texts(4), **arguments)
-
-
-def solar_stage2(checkpoints, folder, **arguments):
-    model, processor = tiny_solar.frozen_encoder(checkpoints)
-    augmented = {"augment": ImageOps.invert, "augmented": True} if arguments.get("positive") == "augmented" else {}
-    rows = tiny_solar.stage2_rows(folder, tiny_solar.texts(4), **augmented)
-    return tiny_solar.stage2(folder, model, processor, rows, **arguments)
-
-
-def puma_stage1(checkpoints, folder, **arguments):
-    model, processor = tiny_puma.make_student(checkpoints)
-    teacher = MllmRetrieverModel.from_mllm(checkpoints)
-    rows = tiny_puma.sentences(4)
-    return tiny_puma.make_trainer("puma_stage1", model, processor, folder, rows, teacher=teacher, **arguments)
-
-
-def puma_stage2(checkpoints, folder, **arguments):
-    model, processor = tiny_puma.make_student(checkpoints)
-    return tiny_puma.make_trainer("puma_stage2", model, processor, folder, tiny_puma.Instructed(4), **arguments)
-
-
-def coral(checkpoints, folder, readout="token", partial=False, **arguments):
-    model, processor = tiny_coral.make_model(checkpoints, readout=readout)
-    return tiny_coral.make_trainer(model, processor, folder, tiny_coral.Products(4, partial), **arguments)
-
-
-def gcl_mllm(checkpoints, folder, **arguments):
-    model, processor = tiny_coral.make_model(checkpoints)
-    return make_trainer("gcl", model, processor, folder, make_rows(4), **arguments)
-
-
-TRAINERS = {
-    "contrastive": (joint, {"method": "contrastive"}),
-    "GCL": (joint, {"method": "gcl"}),
-    "GCL, Matryoshka": (joint, {"method": "gcl", "matryoshka_dims": [4, 16]}),
-    "GCL, MLLM": (gcl_mllm, {}),
-    "SOLAR 1": (solar_stage1, {}),
-    "SOLAR 1, windows": (solar_stage1, {"scores": "windows", "gla_weight": 0.0, "mask_share": 0.5}),
-    "SOLAR 1, hard masks": (solar_stage1, {"mask": "hard", "three_view_weight": 1.0}),
-    "SOLAR 2": (solar_stage2, {}),
-    "SOLAR 2, windows": (solar_stage2, {"scores": "windows", "itc_weight": 1.0}),
-    "SOLAR 2, pixels": (solar_stage2, {"mask_level": "input"}),
-    "SOLAR 2, random": (solar_stage2, {"positive": "random", "constructed_negatives": False}),
-    "SOLAR 2, augmented": (solar_stage2, {"positive": "augmented", "constructed_negatives": False}),
-    "PUMA 1": (puma_stage1, {}),
-    "PUMA 1, shared": (puma_stage1, {"mode": "shared", "kind": "kl"}),
-    "PUMA 2": (puma_stage2, {}),
-    "Coral": (coral, {}),
-    "Coral, partial": (coral, {"readout": "last", "partial": True, "masked_only": True}),
-}
 ANALYSES = (readout_attention, readout_states)
-OF_JOINT_ENCODER = (joint, solar_stage1, solar_stage2)
 
 
 def step(objective, batch, chunk):
@@ -117,10 +55,7 @@ def step(objective, batch, chunk):
 @pytest.mark.parametrize("chunk", [0, 2], ids=["plain", "gradient cache"])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_training_step(name, chunk, tiny_checkpoints, mllm_checkpoints, tmp_path):
-    make, arguments = TRAINERS[name]
-    checkpoints = tiny_checkpoints if make in OF_JOINT_ENCODER else mllm_checkpoints("qwen2_vl")[0]
-    trainer = make(checkpoints, tmp_path, **arguments)
-    without_dropout(trainer.objective)
+    trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path)
     batch = trainer._objective_inputs(next(iter(trainer.get_train_dataloader())))
     expected = step(trainer.objective, batch, chunk)
     (teacher,) = getattr(trainer.objective, "_teacher", (None,))
@@ -201,18 +136,14 @@ def test_attention_and_states_by_depth(mllm_checkpoints, pictures):
 
 @pytest.mark.parametrize("name", ["GCL", "SOLAR 1", "PUMA 2", "Coral"])
 def test_training_and_evaluation(name, monkeypatch, tiny_checkpoints, mllm_checkpoints, tmp_path):
-    make, arguments = TRAINERS[name]
-    checkpoints = tiny_checkpoints if make in OF_JOINT_ENCODER else mllm_checkpoints("qwen2_vl")[0]
-
     def run(trainer):
         trainer.train()
         metrics = {name: value for name, value in trainer.evaluate().items() if "hit_rate" in name}
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], metrics
 
-    trainers = [make(checkpoints, tmp_path, **arguments) for _ in range(2)]
+    trainers = [make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path) for _ in range(2)]
     for trainer in trainers:
         trainer.eval_dataset = trainer.train_dataset
-        without_dropout(trainer.objective)
     losses, metrics = run(trainers[0])
     with second_device() as device:
         move(trainers[1].objective)

@@ -23,6 +23,7 @@ from conjoin.hub import load_model
 from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
 from conjoin.training import LoraArguments, Objective, add_lora
 from conjoin.training.sharded import Sharding
+from tiny_trainers import make_any
 from tiny_training import METHODS, make_encoder, make_rows, make_trainer, without_dropout
 
 LAUNCH_FILES = Path(__file__).parents[2] / "training_args/accelerate"
@@ -31,6 +32,7 @@ CASES = {
     "gcl-cached-lora": {"method": "gcl", "gradient_cache_chunk_size": 2, "lora": True},
     "queries-cached": {"method": "queries", "gradient_cache_chunk_size": 2},
 }
+OTHER_METHODS = ("GCL, MLLM", "SOLAR 1", "SOLAR 2", "PUMA 1", "PUMA 1, shared", "PUMA 2", "Coral")
 TRAINERS = METHODS | {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
 
 
@@ -45,8 +47,8 @@ def query_rows():
     return rows
 
 
-def run_case(checkpoints, folder, batch_size, method, lora=False, **arguments):
-    """Train for two steps and save; returns the trainer."""
+def run_case(checkpoints, folder, batch_size, method, lora=False, resume=None, **arguments):
+    """Train for two steps, perhaps from a checkpoint, and save; returns the trainer."""
     model, processor = make_encoder(checkpoints)
     without_dropout(model)
     if lora:
@@ -57,7 +59,7 @@ def run_case(checkpoints, folder, batch_size, method, lora=False, **arguments):
     settings |= {"per_device_train_batch_size": batch_size, "save_strategy": "steps", "save_steps": 1} | arguments
     evaluated = EpochRows(query_rows()[:5]) if method == "queries" else make_rows(11)
     trainer = make_trainer(method, model, processor, folder, rows, evaluated, methods=TRAINERS, **settings)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     trainer.save_model()
     return trainer
 
@@ -74,19 +76,36 @@ def shard_on_cpus():
     AcceleratorState.__init__ = patched
 
 
+def run_method(name, spec, rank):
+    """Train a method of `OTHER_METHODS` for two steps on two ranks, and save; returns the losses."""
+    settings = {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.1, "per_device_train_batch_size": 4}
+    own = Path(spec["folder"]) / f"{name}-{rank}"
+    own.mkdir()
+    trainer = make_any(name, spec["checkpoints"], spec["mllm"], own, rows=16, **settings)
+    trainer.train()
+    trainer.save_model(f"{spec['folder']}/{name}")
+    assert trainer.sharding.fsdp == spec["fsdp"]
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
 def main(spec):
     """What each rank runs."""
     rank = int(os.environ["RANK"])
-    shard_on_cpus()
-    for name, case in CASES.items():
-        if name not in spec["cases"]:
-            continue
-        trainer = run_case(spec["checkpoints"], f"{spec['folder']}/{name}", 4, **case)
+    if spec["fsdp"]:
+        shard_on_cpus()
+    for name in spec["cases"]:
+        trainer = run_case(spec["checkpoints"], f"{spec['folder']}/{name}", 4, **CASES[name])
         found = {"fsdp": trainer.sharding.fsdp, "metrics": trainer.evaluate()}
         found["units"] = sum(
             isinstance(module, torch.distributed.fsdp.FSDPModule) for module in trainer.model.modules()
         )
         Path(f"{spec['folder']}/{name}-{rank}.json").write_text(json.dumps(found))
+    if spec["cases"]:  # the optimiser has a state
+        for name, resume in (("whole", None), ("resumed", f"{spec['folder']}/whole/checkpoint-1")):
+            adam = CASES["contrastive"] | {"optim": "adamw_torch", "learning_rate": 1e-3}
+            run_case(spec["checkpoints"], f"{spec['folder']}/{name}", 4, resume=resume, **adam)
+    losses = {name: run_method(name, spec, rank) for name in spec["methods"]}
+    Path(f"{spec['folder']}/losses-{rank}.json").write_text(json.dumps(losses))
     torch.distributed.barrier()
     time.sleep(0.5)  # gloo aborts a rank that leaves while another still talks
     os._exit(0)  # the destructors of its threads may wait for each other
@@ -98,15 +117,15 @@ def environment_of(launch_file):
     return {"ACCELERATE_USE_FSDP": "true"} | {key.upper(): str(value) for key, value in settings.items()}
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tiny_checkpoints, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
+def run_two_ranks(folder, fsdp, checkpoints, cases=(), methods=(), mllm=None):
+    """Run `main` in two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    spec = json.dumps({"checkpoints": tiny_checkpoints, "folder": str(folder), "cases": list(CASES)})
+    spec = {"checkpoints": checkpoints, "mllm": mllm, "folder": str(folder), "fsdp": fsdp}
+    spec = json.dumps(spec | {"cases": list(cases), "methods": list(methods)})
     code = f"import json\nfrom test_sharded import main\nmain(json.loads({spec!r}))"
-    environment = os.environ | environment_of(LAUNCH_FILES / "fsdp.yaml") | {
+    environment = os.environ | (environment_of(LAUNCH_FILES / "fsdp.yaml") if fsdp else {}) | {
         "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
@@ -128,7 +147,39 @@ def two_ranks(tiny_checkpoints, tmp_path_factory):
     finally:
         for process in ranks:
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_checkpoints, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    run_two_ranks(folder, True, tiny_checkpoints, cases=CASES)
     return folder
+
+
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="gloo of torch 2.7 aborts in FSDP's gather on CPUs")
+def test_a_resumed_run_equals_an_uninterrupted_one(two_ranks):
+    resumed, whole = (load_model(two_ranks / name)[0].state_dict() for name in ("resumed", "whole"))
+    assert all(torch.equal(resumed[key], weight) for key, weight in whole.items())
+    assert not (two_ranks / "resumed/checkpoint-1").exists()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="gloo of torch 2.7 aborts in FSDP's gather on CPUs")
+def test_sharded_ranks_equal_ranks_with_whole_weights(tiny_checkpoints, mllm_checkpoints, tmp_path):
+    mllm = str(mllm_checkpoints("qwen2_vl")[0])
+    for name, fsdp in (("whole", False), ("sharded", True)):
+        (tmp_path / name).mkdir()
+        run_two_ranks(tmp_path / name, fsdp, tiny_checkpoints, methods=OTHER_METHODS, mllm=mllm)
+    found, expected = (json.loads((tmp_path / name / "losses-0.json").read_text()) for name in ("sharded", "whole"))
+    assert {name: len(losses) for name, losses in found.items()} == dict.fromkeys(OTHER_METHODS, 2)
+    (tmp_path / "untrained").mkdir()
+    for name in OTHER_METHODS:
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+        whole, sharded = (load_model(tmp_path / kind / name)[0].state_dict() for kind in ("whole", "sharded"))
+        assert all(torch.allclose(sharded[key], weight, atol=2e-6) for key, weight in whole.items()), name
+        trainer = make_any(name, tiny_checkpoints, mllm, tmp_path / "untrained", rows=4)
+        trainer.save_model(tmp_path / "untrained" / name)
+        before = load_model(tmp_path / "untrained" / name)[0].state_dict()
+        assert max((sharded[key] - weight).abs().max().item() for key, weight in before.items()) > 1e-4, name
 
 
 @pytest.mark.skipif(torch.__version__ < "2.8", reason="gloo of torch 2.7 aborts in FSDP's gather on CPUs")

@@ -1,0 +1,86 @@
+"""A tiny trainer of each method and its variants; a new method adds a row to `TRAINERS`."""
+
+from PIL import ImageOps
+
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from methods.coral import tiny_coral
+from methods.puma import tiny_puma
+from methods.solar import tiny_solar
+from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+
+
+def joint(checkpoints, folder, method, rows=4, **arguments):
+    model, processor = make_encoder(checkpoints)
+    return make_trainer(method, model, processor, folder, make_rows(rows), **arguments)
+
+
+def solar_stage1(checkpoints, folder, rows=4, **arguments):
+    model, processor = tiny_solar.frozen_encoder(checkpoints)
+    return tiny_solar.stage1(folder, model, processor, tiny_solar.texts(rows), **arguments)
+
+
+def solar_stage2(checkpoints, folder, rows=4, **arguments):
+    model, processor = tiny_solar.frozen_encoder(checkpoints)
+    augmented = {"augment": ImageOps.invert, "augmented": True} if arguments.get("positive") == "augmented" else {}
+    mined = tiny_solar.stage2_rows(folder, tiny_solar.texts(rows), **augmented)
+    return tiny_solar.stage2(folder, model, processor, mined, **arguments)
+
+
+def puma_stage1(checkpoints, folder, rows=4, **arguments):
+    model, processor = tiny_puma.make_student(checkpoints)
+    teacher = MllmRetrieverModel.from_mllm(checkpoints)
+    sentences = tiny_puma.sentences(rows)
+    return tiny_puma.make_trainer("puma_stage1", model, processor, folder, sentences, teacher=teacher, **arguments)
+
+
+def puma_stage2(checkpoints, folder, rows=4, **arguments):
+    model, processor = tiny_puma.make_student(checkpoints)
+    return tiny_puma.make_trainer("puma_stage2", model, processor, folder, tiny_puma.Instructed(rows), **arguments)
+
+
+def coral(checkpoints, folder, rows=4, readout="token", partial=False, **arguments):
+    model, processor = tiny_coral.make_model(checkpoints, readout=readout)
+    return tiny_coral.make_trainer(model, processor, folder, tiny_coral.Products(rows, partial), **arguments)
+
+
+def gcl_mllm(checkpoints, folder, rows=4, **arguments):
+    model, processor = tiny_coral.make_model(checkpoints)
+    return make_trainer("gcl", model, processor, folder, make_rows(rows), **arguments)
+
+
+TRAINERS = {
+    "contrastive": (joint, {"method": "contrastive"}),
+    "GCL": (joint, {"method": "gcl"}),
+    "GCL, Matryoshka": (joint, {"method": "gcl", "matryoshka_dims": [4, 16]}),
+    "GCL, MLLM": (gcl_mllm, {}),
+    "SOLAR 1": (solar_stage1, {}),
+    "SOLAR 1, windows": (solar_stage1, {"scores": "windows", "gla_weight": 0.0, "mask_share": 0.5}),
+    "SOLAR 1, hard masks": (solar_stage1, {"mask": "hard", "three_view_weight": 1.0}),
+    "SOLAR 2": (solar_stage2, {}),
+    "SOLAR 2, windows": (solar_stage2, {"scores": "windows", "itc_weight": 1.0}),
+    "SOLAR 2, pixels": (solar_stage2, {"mask_level": "input"}),
+    "SOLAR 2, random": (solar_stage2, {"positive": "random", "constructed_negatives": False}),
+    "SOLAR 2, augmented": (solar_stage2, {"positive": "augmented", "constructed_negatives": False}),
+    "PUMA 1": (puma_stage1, {}),
+    "PUMA 1, shared": (puma_stage1, {"mode": "shared", "kind": "kl"}),
+    "PUMA 2": (puma_stage2, {}),
+    "Coral": (coral, {}),
+    "Coral, partial": (coral, {"readout": "last", "partial": True, "masked_only": True}),
+}
+OF_JOINT_ENCODER = (joint, solar_stage1, solar_stage2)
+
+
+def make_any(name, checkpoints, mllm, folder, **arguments):
+    """The trainer of a variant, without dropout.
+
+    Args:
+        name: Of `TRAINERS`.
+        checkpoints: Of tiny backbones.
+        mllm: A tiny MLLM.
+        folder: Of the run.
+        arguments: Of training, and `rows`, their number.
+    """
+    make, own = TRAINERS[name]
+    trainer = make(checkpoints if make in OF_JOINT_ENCODER else mllm, folder, **(own | arguments))
+    without_dropout(trainer.objective)
+    return trainer
