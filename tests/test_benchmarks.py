@@ -155,7 +155,7 @@ def test_encoding_is_compared_with_sentence_transformers(tmp_path):
         (model, kind, workers)
         for model in ("stock_clip", "mllm_retriever")
         for kind in ("image", "text")
-        for workers in ("0 workers", "1 workers")
+        for workers in ("0 workers", "1 workers", "array")
     ]
     assert all(min(row["wall"], row["cpu"], row["free_cores"], row["mfu"]) > 0 for row in rows)
     assert all(0 < row["not_model"] < 1 for row in rows)
