@@ -154,15 +154,14 @@ def kept_columns(
     Args:
         dataset: The rows.
         names: The columns.
-        numbers: The values of those that are read as numbers.
+        numbers: The values of those that are read as numbers, for each row.
         owners: The row of each pair.
     """
-    chosen = dataset.select_columns(list(names)).with_format("arrow")[:]
+    table = dataset.select_columns(list(names)).select(owners).with_format("arrow")[:]
     for name, values in numbers.items():
-        place = chosen.column_names.index(name)
-        chosen = chosen.set_column(place, name, pyarrow.array(values, pyarrow.float64()))
-    kept = chosen.take(pyarrow.array(owners)).to_struct_array()
-    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"kept": kept})))
+        column = pyarrow.array([values[row] for row in owners], pyarrow.float64())
+        table = table.set_column(table.column_names.index(name), name, column)
+    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"kept": table.to_struct_array()})))
 
 
 def unknown_column(column: str, available: Iterable[str]) -> ValueError:

@@ -1,7 +1,6 @@
 """What a query and a result share, as HTML: the heat map of an image and the words of a text."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conjoin.serving.html import data_uri, escape
@@ -81,12 +80,9 @@ def _draw(title: str, explanation: "Explanation") -> str:
 
 def _image_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """The image of a result, None if it has none that can be read here."""
-    from conjoin.retrieval.kept_rows import picture_paths, read_picture
+    from conjoin.retrieval.kept_rows import read_picture
 
-    kept = row.get("image")
-    if not isinstance(kept, str) or not all(Path(path).is_file() for path in picture_paths(kept)):
-        return None
     try:
-        return read_picture(kept)
-    except ValueError:
+        return read_picture(row["image"]) if "image" in row else None
+    except (ValueError, FileNotFoundError):
         return None

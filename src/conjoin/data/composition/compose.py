@@ -81,10 +81,10 @@ def compose_queries(
     _check_cold_start(catalogue, settings, cold_start, vectors)
     out = Path(out)
     key = _key(catalogue, settings, templates, vectors, judges, cold_start)
-    if _made_with(out) == key:
+    found = _made_with(out)
+    if found == key:
         return out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        found = _made_with(out)
         other = f": it was made with {differences(found, key)}" if isinstance(found, dict) else ""
         raise FileExistsError(
             f"{str(out)!r} exists and is not this composition{other}; remove it or choose another folder"
