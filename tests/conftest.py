@@ -1,11 +1,13 @@
 """Tiny random checkpoints of real architectures, with real tokenizers and image processors, built offline once."""
 
+import logging
 import os
 import string
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -36,6 +38,7 @@ from transformers import (
     XLMRobertaModel,
     XLMRobertaTokenizer,
 )
+from transformers.utils import logging as library_logging
 
 from loopback_hub import serve
 from tiny_mllms import save_mllm
@@ -215,3 +218,13 @@ def hub():
     """A hub on this machine, see `loopback_hub`."""
     with serve() as running:
         yield running
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    """What the library's logger warns of, as text; no text was cut before."""
+    monkeypatch.setattr("conjoin.processing.item_inputs._cut_texts", WeakKeyDictionary())
+    library_logging.enable_propagation()
+    with caplog.at_level(logging.WARNING):
+        yield lambda: caplog.text
+    library_logging.disable_propagation()

@@ -231,3 +231,9 @@ class TestErrors:
     def test_old_fixture_is_loaded_as_our_model(self):
         encoder = load_encoder(Path(__file__).parents[1] / "fixtures/mllm_retriever", device="cpu")
         assert type(encoder.model).__module__.startswith("conjoin.")
+
+
+def test_a_warning_of_a_cut_text_names_its_id(folders, warnings):
+    texts, ids = ["a red apple", "no", "word " * 2000], ["p", "q", "r"]
+    load_encoder(folders["own"], device="cpu", batch_size=2).encode(texts, ids)
+    assert "(id 'r')" in warnings() and "(id 'p')" not in warnings() and "(id 'q')" not in warnings()

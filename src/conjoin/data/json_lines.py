@@ -58,7 +58,8 @@ class JsonLines:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file has no rows; on access, a row is not a JSON object (the message names the line).
+        ValueError: The file has no rows; on access, a row is not a JSON object, or one in it has a name twice (the
+            message names the line).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -87,7 +88,7 @@ class JsonLines:
     def _parse(self, line: bytes, index: int) -> dict[str, Any]:
         where = f"{str(self.path)!r}, line {index + 1}"
         try:
-            row = json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"))
+            row = json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"), object_pairs_hook=_object)
         except UnicodeDecodeError as error:
             found = f"byte {line[error.start]:#04x} at position {error.start}"
             raise ValueError(f"{where}: not valid UTF-8 ({found})") from error
@@ -96,3 +97,13 @@ class JsonLines:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
         return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of names and values; `json` itself would keep the last of equal names without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"an object has the name {repeated!r} twice")
+    return found

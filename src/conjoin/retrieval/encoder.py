@@ -34,6 +34,7 @@ class _NamedItem(NamedTuple):
     name: str
     item: Any
     instruction: str | None
+    id: str | None
 
 
 class _Batch(NamedTuple):
@@ -274,7 +275,8 @@ class ItemEncoder:
         told = [instruction] * len(items) if instruction is None or isinstance(instruction, str) else instruction
         if len(told) != len(items):
             raise ValueError(f"got {len(told)} instructions for {len(items)} items")
-        named = [_NamedItem(*each) for each in zip(names, items, told, strict=True)]
+        known = [None] * len(items) if ids is None else ids
+        named = [_NamedItem(*each) for each in zip(names, items, told, known, strict=True)]
         batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
         rows: list[np.ndarray] = []
         done: list[int] = []
@@ -328,8 +330,9 @@ def model_name(path: str | Path) -> str:
 
 def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
     """Process the items that can be used; an error raised in a worker process would lose its type and its words."""
+    items, instructions, ids = zip(*(each[1:] for each in named), strict=True)
     try:
-        return _Batch(_inputs(make, named))
+        return _Batch(make(items, instructions, ids))
     except (ValueError, FileNotFoundError) as error:
         found = {place: _what_is_wrong(make, each) for place, each in enumerate(named)}
         unusable = {place: wrong for place, wrong in found.items() if wrong is not None}
@@ -351,14 +354,10 @@ def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, Exc
     return [position for place, position in enumerate(chunk) if place not in batch.unusable]
 
 
-def _inputs(make: InputMaker, named: list[_NamedItem]) -> Inputs:
-    return make([each.item for each in named], [each.instruction for each in named])
-
-
 def _what_is_wrong(make: InputMaker, each: _NamedItem) -> _Unusable | None:
     """Return what is wrong with one item, under its own name instead of its place in the batch."""
     try:
-        _inputs(make, [each])
+        make([each.item], [each.instruction])
     except (ValueError, FileNotFoundError) as error:
         try:
             parse_item(each.item, each.name)

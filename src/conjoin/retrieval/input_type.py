@@ -10,6 +10,7 @@ from transformers import ProcessorMixin
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type
 
+OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
 Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
 
 
@@ -38,23 +39,28 @@ class InputMaker(NamedTuple):
     input_type: str
     batch_size: int
 
-    def __call__(self, items: Sequence[Any], instructions: Sequence[str | None]) -> Inputs:
-        """Make the inputs of items, each under its instruction."""
+    def __call__(
+        self, items: Sequence[Any], instructions: Sequence[str | None], ids: Sequence[str | None] | None = None
+    ) -> Inputs:
+        """Make the inputs of items, each under its instruction; warnings of our processors name their ids."""
         parts = [apply_input_type(item, self.input_type, f"item {place}") for place, item in enumerate(items)]
-        flat = [(part, told) for some, told in zip(parts, instructions, strict=True) for part in some]
+        given = zip(parts, instructions, ids or [None] * len(parts), strict=True)
+        flat = [(part, told, own_id) for some, told, own_id in given for part in some]
         starts = range(0, len(flat), self.batch_size)
         return Inputs([self._batch(flat[start : start + self.batch_size]) for start in starts], list(map(len, parts)))
 
-    def _batch(self, told: Sequence[tuple[Any, str | None]]) -> dict[str, Any]:
+    def _batch(self, named: Sequence[tuple[Any, str | None, str | None]]) -> dict[str, Any]:
         processor: Any = self.processor
-        instructions = [instruction for _, instruction in told]
+        items, instructions, ids = map(list, zip(*named, strict=True))
         more = {} if all(text is None for text in instructions) else {"instruction": instructions}
-        return dict(processor([item for item, _ in told], **more))
+        if isinstance(processor, OWN_PROCESSORS) and all(own_id is not None for own_id in ids):
+            more["ids"] = ids
+        return dict(processor(items, **more))
 
 
 def own_input_type(processor: Processor) -> str:
     """Return the input type that a processor was saved with; `seq` for those of other packages."""
-    return processor.input_type if isinstance(processor, ImageTextProcessor | MllmRetrieverProcessor) else "seq"
+    return processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
 
 
 def in_sequence(processor: Processor) -> Processor:

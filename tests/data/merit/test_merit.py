@@ -207,6 +207,7 @@ class TestBadFiles:
             ({"query_id": 1, "passage": []}, "the field 'query' is missing; there are query_id, passage"),
             (b'{"query": "\xff"}', r"not valid UTF-8 \(byte 0xff at position 11\)"),
             (b'{"query": ', "not valid JSON"),
+            (b'{"query": {"1": {"color": "red"}, "1": {"material": "x"}}}', "an object has the name '1' twice"),
         ],
     )
     def test_a_bad_query_names_file_and_line(self, own_root, line, message):
