@@ -186,14 +186,16 @@ def test_urls_of_triplets(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".json.gz"])
 def test_deep_nesting_of_a_table(suffix, tmp_path):
-    """The reader of JSON would end the process."""
     path = tmp_path / f"deep{suffix}"
 
     def write_text(text):
         path.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
 
-    write_text('{"text": "a", "image": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
-    with pytest.raises(ValueError, match=r"deep.*line 1: its values are nested 200001 deep; the limit is 100"):
-        load_pairs(path)
+    for depth in (200_000, 50):
+        write_text('{"text": "a", "image": ' + "[" * depth + "]" * depth + "}\n")
+        with pytest.raises(ValueError, match=r"deep.*line 1: its values are nested too deep; the limit is 50 levels"):
+            load_pairs(path)
+    write_text('{"text": "a", "x": ' + "[" * 49 + "]" * 49 + "}\n")
+    assert load_pairs(path, only="text")[0]["text"] == "a"
     write_text(json.dumps({"text": "[{" * 300 + '"', "caption": "\\"}) + "\n")
     assert load_pairs(path, only="text")[0]["text"] == "[{" * 300 + '"'

@@ -204,3 +204,24 @@ def test_compressed_tables(image_folder, suffix, content, streaming):
     path.write_bytes(content.encode())
     with pytest.raises(ValueError, match=rf"pairs{suffix}.gz' cannot be read: "):
         load_pairs(path, streaming=streaming)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "id,text\n1,a chair, red\n2,b\n", "line 2 has 3 fields, the header 2; put a text that holds ','"),
+        ("a.csv", "id,text\n\n1,a,z\n", "line 3 has 3 fields, the header 2"),
+        ("a.tsv", "id\ttext\n1\ta\tz\n", "line 2 has 3 fields, the header 2; put a text that holds"),
+        ("a.tsv", 'text\tid\n"5 inch\t1\nblue\t2\n12" cake\t3\n', "the lines up to 4 are one cell, because it begins"),
+    ],
+)
+def test_tables_whose_cells_would_move_are_refused(tmp_path, name, content, message, streaming):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name}' cannot be read: {message}"):
+        load_pairs(tmp_path / name, only="text", streaming=streaming)
+
+
+def test_quoted_cells_of_a_tsv_may_hold_tabs_or_lines(tmp_path):
+    (tmp_path / "a.tsv").write_text('text\tid\n"a\tb"\t1\n"c\nd"\t2\n"""5 inch"""\t3\n')
+    assert [row["text"] for row in load_pairs(tmp_path / "a.tsv", only="text")] == ["a\tb", "c\nd", '"5 inch"']

@@ -2,35 +2,22 @@
 
 import gzip
 import json
-import re
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
-MAX_NESTING = 100
-"""Deeper values are refused: the libraries that read JSON recurse, and end the process."""
+MAX_NESTING = 50
+"""Deeper values are refused; Arrow has 64 levels."""
 
-_NO_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][{}"]+', re.DOTALL)
+_NAMES: dict[type, str] = {dict: "object", list: "array"}
 
 
-def check_nesting(path: Path) -> None:
-    """Refuse a JSON file, or a JSON-lines file, whose values are nested deeply; it may be compressed (`.json.gz`).
-
-    Raises:
-        ValueError: They are; the message names the line.
-    """
-    name = path.name.lower()
-    with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as file:
-        lines = [file.read()] if name.removesuffix(".gz").endswith(".json") else file
-        for number, line in enumerate(lines, start=1):
-            if line.count(b"[") + line.count(b"{") > MAX_NESTING:
-                brackets = np.frombuffer(_NO_BRACKET.sub(b"", line), dtype=np.uint8)
-                depth = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1)).max(initial=0)
-                if depth > MAX_NESTING:
-                    raise ValueError(f"line {number}: its values are nested {depth} deep; the limit is {MAX_NESTING}")
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file that may be compressed (`.gz`)."""
+    return cast(IO[bytes], gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
 
 
 def check_utf8(path: Path) -> None:
@@ -39,7 +26,7 @@ def check_utf8(path: Path) -> None:
     Raises:
         ValueError: It has; the message names the line.
     """
-    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
@@ -86,17 +73,46 @@ class JsonLines:
                 yield self._parse(line, index)
 
     def _parse(self, line: bytes, index: int) -> dict[str, Any]:
-        where = f"{str(self.path)!r}, line {index + 1}"
-        try:
-            row = json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"), object_pairs_hook=_object)
-        except UnicodeDecodeError as error:
-            found = f"byte {line[error.start]:#04x} at position {error.start}"
-            raise ValueError(f"{where}: not valid UTF-8 ({found})") from error
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not valid JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
-        return row
+        return json_object(line, f"{str(self.path)!r}, line {index + 1}")
+
+
+def json_object(text: bytes, where: str, kind: type = dict) -> Any:  # noqa: ANN401 - of that type
+    """Parse an object, or a value of another type, from UTF-8 with or without a byte order mark.
+
+    Args:
+        text: The JSON.
+        where: Its place, for messages.
+        kind: The expected type.
+
+    Raises:
+        ValueError: Not UTF-8, not JSON, another type, deeper than `MAX_NESTING`, or a name is twice in one object.
+    """
+    try:
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        found = f"byte {text[error.start]:#04x} at position {error.start}"
+        raise ValueError(f"{where}: not valid UTF-8 ({found})") from error
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError as error:
+        raise ValueError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}: expected an {_NAMES[kind]}, got {type(value).__name__}")
+    if text.count(b"[") + text.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
+        raise _too_deep(where)
+    return value
+
+
+def _too_deep(where: str) -> ValueError:
+    return ValueError(f"{where}: its values are nested too deep; the limit is {MAX_NESTING} levels")
+
+
+def _depth(value: Any, limit: int = MAX_NESTING + 1) -> int:  # noqa: ANN401 - any JSON value
+    """Return how deep a value is nested, counted to a limit."""
+    if limit == 0 or not isinstance(value, dict | list):
+        return 0
+    parts = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(part, limit - 1) for part in parts), default=0)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import tarfile
 import zlib
 from collections.abc import Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +16,8 @@ import datasets
 import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.json_lines import check_nesting, check_utf8
+from conjoin.data.json_lines import check_utf8
+from conjoin.data.json_table import open_json
 from conjoin.data.picture_files import describe_unreadable, is_picture, is_readable
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
@@ -98,16 +100,16 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
     kind = _TABLE_LOADERS[_table_suffix(path)]
     try:
-        if kind != "parquet":
+        if kind == "csv":
             check_utf8(path)
-        if kind == "json":
-            check_nesting(path)
-        table = _read_table(path, split, streaming)
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, datasets.exceptions.DatasetGenerationError) as error:
+        table = open_json(path) if kind == "json" else _read_table(path, split, streaming)
+    except datasets.exceptions.DatasetGenerationError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.__cause__ or error}") from error
+    except (ValueError, EOFError, csv.Error, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
     if table is None:
         raise ValueError(f"{str(path)!r} is empty: it has no rows")
-    return table
+    return table.to_iterable_dataset() if streaming and isinstance(table, datasets.Dataset) else table
 
 
 def _table_suffix(path: Path) -> str:
@@ -120,15 +122,7 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
     options: dict[str, Any] = {}
     if loader == "csv":
         separator = "\t" if _table_suffix(path) == ".tsv" else ","
-        opener = gzip.open if path.suffix.lower() == ".gz" else open
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file, delimiter=separator))
-        if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
-            raise ValueError(f"its one column is {header[0]!r}; expected columns separated by {separator!r}")
-        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas names its own index
-        repeated = [name for name in names if names.count(name) > 1]
-        if repeated:
-            raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
+        names = _read_header(path, separator)
         strings = datasets.Features({name: datasets.Value("string") for name in names})
         options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
     options |= {"data_files": glob.escape(str(path)), "split": split}
@@ -136,6 +130,33 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
     if next(iter(stream), None) is None:
         return None
     return stream if streaming else datasets.load_dataset(loader, **options)
+
+
+def _read_header(path: Path, separator: str) -> list[str]:
+    """Return the names of a table's columns, after a look at what `datasets` would read otherwise without a word."""
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter=separator)
+        header = next(rows)
+        if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
+            raise ValueError(f"its one column is {header[0]!r}; expected columns separated by {separator!r}")
+        first = next(filter(None, rows), [])
+        if len(first) > len(header):  # pandas would take the first of them as its index, and shift the others
+            raise ValueError(
+                f"line {rows.line_num} has {len(first)} fields, the header {len(header)}; put a text that holds "
+                f"{separator!r} in double quotes"
+            )
+        for row in chain([first], rows) if separator == "\t" else ():
+            if any("\t" in cell and "\n" in cell for cell in row):
+                raise ValueError(
+                    f"the lines up to {rows.line_num} are one cell, because it begins with a double quote; write it "
+                    'as """ and end the cell with "'
+                )
+    names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas names its own index
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
+    return names
 
 
 def _open_hub(name: str, split: str, streaming: bool) -> AnyDataset:

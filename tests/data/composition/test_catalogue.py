@@ -1,5 +1,7 @@
+import json
 import logging
 
+import datasets
 import numpy as np
 import pytest
 
@@ -52,6 +54,21 @@ def test_json_lines_may_hold_objects_and_numbers(tmp_path):
         "color": ("red", "blue"), "Depth": ("1", "2"),
     }  # fmt: skip
     assert catalogue.described(3) == {"Depth": "2"}
+
+
+def test_objects_may_have_different_keys(tmp_path):
+    told = [{"color": "red"}, {"color": "blue", "size": "s"}, {}, {"size": "m"}, {"color": "red", "size": "s"}]
+    told += [{"color": "blue"}, {"size": "m"}, None]
+    rows = [{"id": n, "image": "0.png", "title": "a", "attribute": each} for n, each in enumerate(told)]
+    path = write_catalogue(tmp_path, rows, "shop.jsonl")
+    catalogue = read_catalogue(path)
+    assert catalogue.attributes == ("color", "size")
+    assert [catalogue.described(n) for n in range(8)] == [each or {} for each in told]
+    inferred = datasets.Dataset.from_list([row | {"attribute": json.dumps(row["attribute"])} for row in rows])
+    if hasattr(datasets, "Json"):
+        inferred = inferred.cast_column("attribute", datasets.Json())
+        with pytest.raises(ValueError, match="the attribute column 'attribute' holds JSON as text"):
+            read_catalogue(inferred)
 
 
 def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):

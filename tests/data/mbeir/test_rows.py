@@ -48,7 +48,7 @@ def test_image_paths_stay_in_the_folder(root, path):
 
 def test_deep_nesting_names_the_line(tmp_path):
     path = write(tmp_path, "deep.jsonl", ['{"did": ' + "[" * 100_000 + "]" * 100_000 + "}"])
-    with pytest.raises(ValueError, match=r"deep.jsonl', line 1: not valid JSON"):
+    with pytest.raises(ValueError, match=r"deep.jsonl', line 1: its values are nested too deep"):
         list(JsonLines(path))
 
 

@@ -130,7 +130,7 @@ def read_catalogue(
     facts = {fact: _fact_column(available, fact, column) for fact, column in given.items()}
     others = {chosen.image, chosen.text, chosen.id, chosen.group, *facts.values()}
     named = list(attributes) if attributes is not None else _other_columns(available, others)
-    _check_named(named, available)
+    _check_named(named, opened.features)
     kept = [*named, *(column for column in facts.values() if column and column not in named)]
     rows = load_pairs(
         source, image_column=image_column, text_column=title_column, id_column=id_column, group_column=group_column,
@@ -168,10 +168,12 @@ def _other_columns(available: Sequence[str], taken: set[str | None]) -> list[str
     return [name for name in available if name not in taken and name.lower() not in common]
 
 
-def _check_named(named: Sequence[str], available: Sequence[str]) -> None:
+def _check_named(named: Sequence[str], available: Mapping[str, Any]) -> None:
     for name in named:
         if name not in available:
-            raise unknown_column(name, available)
+            raise unknown_column(name, list(available))
+        if type(available[name]).__name__ == "Json":  # of `datasets` 4.5 on: objects with different keys, as text
+            raise ValueError(f"the attribute column {name!r} holds JSON as text; pass the file itself, or its objects")
     repeated = [name for name in named if named.count(name) > 1]
     if repeated:
         raise ValueError(f"the attribute column {repeated[0]!r} is named twice")

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from conjoin.data.image_columns import IMAGE
 from conjoin.data.image_paths import image_folders
-from conjoin.data.json_lines import JsonLines, check_nesting
+from conjoin.data.json_lines import JsonLines
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.row_checks import RowChecks, check_ids, row_name
 from conjoin.progress import progress
@@ -186,9 +186,7 @@ def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:
     if path is not None and path.suffix.lower() in (".jsonl", ".ndjson"):
         if split != "train":
             raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
-        lines = JsonLines(path)
-        check_nesting(path)
-        return lines, path.parent
+        return JsonLines(path), path.parent
     table, folder = open_source(source, split, streaming=False, captions=False)
     if not isinstance(table, datasets.Dataset):
         raise ValueError(f"expected a dataset with a length, got {type(table).__name__}")

@@ -1,0 +1,166 @@
+"""JSON tables, an array of objects or an object per line, as a dataset: each column has one type in all its rows.
+
+`datasets` reads such a file by parts of 10 MB and takes the types of the first, turns texts that look like dates into
+dates, and large integers into floats.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import datasets
+import pyarrow as pa
+
+from conjoin.data.json_lines import json_object, open_bytes
+from conjoin.storage.atomic import atomic_path
+
+MAX_KEYS = 1000
+"""Objects of a column with more different keys are refused: each key is a column of its own."""
+
+ROWS_AT_ONCE = 1000
+VERSION = 1
+"""Of what a file is made into; another one leaves old caches aside."""
+
+_Kind: TypeAlias = Any
+"""`bool`, `int`, `float`, `str`, `[kind]` of a list, `{name: kind}` of an object, or None: no value is known."""
+_SCALARS = {bool: "bool", int: "int64", float: "float64", str: "string"}
+_INT64 = range(-(2**63), 2**63)
+
+
+def open_json(path: Path) -> datasets.Dataset | None:
+    """Open a JSON table; None if it has no rows. The dataset is a file in the cache of `datasets`, as long as it fits.
+
+    A column holds what all its values can be: the keys of all objects; floats, if some numbers are; text, if some
+    scalars are, where a number is its JSON; lists, if some values are, where another value is a list of one. Integers
+    beyond 64 bits are text. A name that a row lacks is null.
+
+    Raises:
+        ValueError: Not UTF-8, not JSON, or an object and another value in one column. The message names the row.
+    """
+    stamp = path.stat()
+    facts = (VERSION, str(path.resolve()), stamp.st_mtime_ns, stamp.st_size)
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "conjoin"
+    cached = folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.arrow"
+    if not cached.is_file():
+        kind = _kind_of_rows(path)
+        if not kind:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(cached) as temporary:
+            _write(path, kind, temporary)
+    return datasets.Dataset.from_file(str(cached))
+
+
+def _kind_of_rows(path: Path) -> _Kind:
+    """Return what all rows can be, None without rows."""
+    kind: _Kind = None
+    for number, row in enumerate(json_rows(path), start=1):
+        try:
+            kind = _join(kind, _kind_of(row))
+        except UnlikeError as error:
+            raise ValueError(f"row {number}, {' in '.join(map(repr, error.names))}: {error}") from error
+    return kind
+
+
+def _write(path: Path, kind: _Kind, out: Path) -> None:
+    """Write the rows as an Arrow file."""
+    schema = datasets.Features({name: _feature(part) for name, part in kind.items()}).arrow_schema
+    rows = (_as(row, kind) for row in datasets.utils.tqdm(json_rows(path), desc=f"Reading {path.name}", unit=" rows"))
+    with pa.OSFile(str(out), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        while block := list(islice(rows, ROWS_AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist(block, schema=schema))
+
+
+def json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the objects of a file that is an array of them, or has one per line; it may be compressed (`.json.gz`).
+
+    Raises:
+        ValueError: Not UTF-8, not JSON, or not objects; the message names the line.
+    """
+    with open_bytes(path) as file:
+        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(b" \t\r\n\xef\xbb\xbf"))
+        first = next(lines, None)
+        if first is None:
+            return
+        if not first[1].lstrip(b" \t\xef\xbb\xbf").startswith(b"["):
+            for number, line in chain([first], lines):
+                yield json_object(line, f"line {number}")
+            return
+        whole = json_object(first[1] + file.read(), f"the array that begins in line {first[0]}", list)
+    for number, row in enumerate(whole, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"entry {number}: expected an object, got {type(row).__name__}")
+        yield row
+
+
+class UnlikeError(ValueError):
+    """Values of one column that have no common type, and the names that lead to them, the innermost first."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.names: list[str] = []
+
+
+def _kind_of(value: Any) -> _Kind:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {name: _kind_of(part) for name, part in value.items()}
+    if isinstance(value, list):
+        kind: _Kind = None
+        for part in value:
+            kind = _join(kind, _kind_of(part))
+        return [kind]
+    if value is None:
+        return None
+    return str if isinstance(value, int) and value not in _INT64 else type(value)
+
+
+def _join(one: _Kind, other: _Kind) -> _Kind:
+    """Return the kind of values that are of either kind."""
+    if other is None or one == other:
+        return one
+    if one is None:
+        return other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _join_objects(one, other)
+    if isinstance(one, list) or isinstance(other, list):
+        return [_join(*(kind[0] if isinstance(kind, list) else kind for kind in (one, other)))]
+    if isinstance(one, dict) or isinstance(other, dict):
+        raise UnlikeError("an object here and another value elsewhere; expected one of them in all rows")
+    return float if {one, other} == {int, float} else str
+
+
+def _join_objects(one: dict[str, _Kind], other: dict[str, _Kind]) -> dict[str, _Kind]:
+    joined = dict(one)
+    for name, kind in other.items():
+        try:
+            joined[name] = _join(one.get(name), kind)
+        except UnlikeError as error:
+            error.names.append(name)
+            raise
+    if len(joined) > MAX_KEYS:
+        raise UnlikeError(f"the objects so far have more than {MAX_KEYS} different keys")
+    return joined
+
+
+def _feature(kind: _Kind) -> Any:  # noqa: ANN401 - any feature of `datasets`
+    if isinstance(kind, dict) and kind:
+        return {name: _feature(part) for name, part in kind.items()}
+    if isinstance(kind, list):
+        return datasets.List(_feature(kind[0]))
+    return datasets.Value(_SCALARS[kind] if kind else "null")
+
+
+def _as(value: Any, kind: _Kind) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a value as one of its column's kind."""
+    if value is None or not kind:
+        return None
+    if isinstance(kind, dict):
+        return {name: _as(value.get(name), part) for name, part in kind.items()}
+    if isinstance(kind, list):
+        return [_as(part, kind[0]) for part in (value if isinstance(value, list) else [value])]
+    if kind is str:
+        return value if isinstance(value, str) else json.dumps(value)
+    return kind(value)
