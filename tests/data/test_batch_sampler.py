@@ -52,6 +52,20 @@ def test_the_order_follows_seed_and_epoch():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+def test_all_epochs_are_as_long_as_the_first(processes):
+    positives = [(number % 7 % (number % 5 + 1),) for number in range(60)]
+    sampler = RetrievalBatchSampler(positives, 2, processes=processes, seed=2)
+    length = len(sampler)
+    for epoch in range(20):  # in some more batches could be built, in some fewer
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler) == length
+        for start in range(0, length, processes):
+            step = [row for batch in batches[start : start + processes] for row in batch]
+            assert len({positives[row] for row in step}) == 2 * processes
+
+
+@pytest.mark.parametrize("processes", [1, 2])
 def test_accelerate_deals_steps_out_and_sets_the_epoch(processes):
     steps = []
     for process in range(processes):

@@ -68,7 +68,7 @@ POSITIVES = st.lists(st.integers(0, 6) | st.lists(st.integers(0, 6), max_size=3)
 
 
 @given(POSITIVES, st.integers(1, 4), st.integers(1, 2), st.booleans(), st.integers(0, 3))
-def test_batches_cover_rows_once_and_a_resumed_run_the_rest(positives, batch_size, processes, mixed, epoch):
+def test_batches_share_no_positive_and_a_resumed_run_has_the_rest(positives, batch_size, processes, mixed, epoch):
     sources = None if mixed else [place % 2 for place in range(len(positives))]
 
     def sampler():
@@ -82,7 +82,9 @@ def test_batches_cover_rows_once_and_a_resumed_run_the_rest(positives, batch_siz
         assert "do not fill a step" in str(error)
         return
     rows = [row for batch in batches for row in batch]
-    assert len(rows) == len(set(rows)) and set(rows) <= set(range(len(positives)))
+    first = RetrievalBatchSampler(positives, batch_size, sources, processes, seed=5)
+    assert len(batches) == len(sampler()) == len(list(first))
+    assert (epoch or len(rows) == len(set(rows))) and set(rows) <= set(range(len(positives)))
     for start in range(0, len(batches), processes):
         step = [row for batch in batches[start : start + processes] for row in batch]
         assert len(step) == batch_size * processes

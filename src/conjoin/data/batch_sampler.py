@@ -11,7 +11,8 @@ class RetrievalBatchSampler(Sampler[list[int]]):
     """Yields lists of row numbers, reshuffled in every epoch.
 
     If the positive of a row is already in the batch, the row moves to a later batch. Rows that fit no full batch are
-    skipped in this epoch (other rows in the next). Pass the sampler as `batch_sampler` to a `DataLoader`. accelerate
+    skipped in this epoch (other rows in the next). All epochs have as many batches as the first: more are cut, and
+    missing ones come from another order of all rows. Pass the sampler as `batch_sampler` to a `DataLoader`. accelerate
     deals its batches to the processes in turn, so `processes` consecutive batches form one step. With the right
     `processes`, both guarantees hold for the whole step.
 
@@ -52,8 +53,9 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.repeats = repeats
         self.epoch = 0
-        self._made: tuple[int, list[list[int]]] | None = None
-        if not len(self):
+        first = self._make(self._generator())
+        self._length, self._made = len(first), (0, first)
+        if not first:
             raise ValueError(
                 f"{len(positives)} rows do not fill a step of {batch_size * processes} with different positives"
                 + ("" if sources is None else " of one dataset")
@@ -69,18 +71,24 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._batches())
+        return self._length
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._batches())
 
     def _batches(self) -> list[list[int]]:
-        if self._made is None or self._made[0] != self.epoch:
-            self._made = self.epoch, self._make()
+        if self._made[0] != self.epoch:
+            generator = self._generator()
+            batches = self._make(generator)
+            while len(batches) < self._length:
+                batches += self._make(generator)
+            self._made = self.epoch, batches[: self._length]
         return self._made[1]
 
-    def _make(self) -> list[list[int]]:
-        generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+
+    def _make(self, generator: torch.Generator) -> list[list[int]]:
         by_source: dict[Hashable, list[int]] = {}
         for row in self._order(generator):
             by_source.setdefault(None if self.sources is None else self.sources[row], []).append(row)
