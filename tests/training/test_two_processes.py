@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
 from conjoin.training.gradient_cache import average_gradients
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
@@ -46,6 +47,25 @@ def run_case(checkpoints, folder, method, chunk_size, accumulation, chunk_tokens
     return weights, {"world_size": trainer.args.world_size, "log": log, "metrics": trainer.evaluate()}
 
 
+def query_steps(checkpoints, folder, resume=None):
+    """The ids of the candidates of each step of a run on queries, of three steps an epoch."""
+    model, processor = make_encoder(checkpoints)
+    rows = [{"query": f"q {i}", "positive": f"p {i}"} for i in range(24)]
+    trainer = make_trainer(
+        "queries", model, processor, folder, rows, methods={"queries": (ContrastiveConfig, QueryContrastiveTrainer)},
+        max_steps=6, save_strategy="steps", save_steps=4,
+    )  # fmt: skip
+    steps, plain = [], trainer.training_step
+
+    def training_step(model, inputs, count=None):
+        steps.append(inputs["ids"].tolist())
+        return plain(model, inputs, count)
+
+    trainer.training_step = training_step
+    trainer.train(resume_from_checkpoint=resume)
+    return steps
+
+
 def average_some():
     """Gradients after averaging: of a parameter that one rank used, that both did, that none did."""
     layers = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(3))
@@ -63,6 +83,9 @@ def main(spec):
         if rank == 0:
             save_file(weights, f"{spec['folder']}/{case_name(case)}.safetensors")
         Path(f"{spec['folder']}/{case_name(case)}-{rank}.json").write_text(json.dumps(found))
+    whole = query_steps(spec["checkpoints"], f"{spec['folder']}/queries")
+    resumed = query_steps(spec["checkpoints"], f"{spec['folder']}/other", f"{spec['folder']}/queries/checkpoint-4")
+    Path(f"{spec['folder']}/queries-{rank}.json").write_text(json.dumps([whole, resumed]))
     Path(f"{spec['folder']}/average-{rank}.json").write_text(json.dumps(average_some()))
     torch.distributed.barrier()  # gloo aborts a rank that leaves while another still talks
     torch.distributed.destroy_process_group()
@@ -117,3 +140,9 @@ def test_two_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, case
 def test_a_parameter_that_no_rank_used_keeps_no_gradient(two_ranks):
     for rank in range(2):
         assert json.loads((two_ranks / f"average-{rank}.json").read_text()) == [2.0, 4.0, None]
+
+
+def test_a_resumed_run_on_queries_has_the_batches_of_the_whole_run(two_ranks):
+    for rank in range(2):
+        whole, resumed = json.loads((two_ranks / f"queries-{rank}.json").read_text())
+        assert len(whole) == 6 and resumed == whole[4:]

@@ -143,6 +143,7 @@ class QueryCandidateTrainer(RetrievalTrainer):
             seed=self.args.seed,
             repeats=repeats_of(rows),
         )
+        self.epochs.followers = [rows, sampler]  # accelerate does not set the epoch of a sampler after a resume
         loader = DataLoader(
             rows,
             batch_sampler=sampler,

@@ -38,10 +38,14 @@ from conjoin.training.stream import StreamTraining
 
 
 class EpochCallback(TrainerCallback):
-    """Sets the current epoch of a dataset."""
+    """Sets the current epoch of rows and samplers.
 
-    def __init__(self, dataset: EpochRows) -> None:
-        self.dataset = dataset
+    Args:
+        followers: Objects with an attribute `epoch`.
+    """
+
+    def __init__(self, followers: list[Any]) -> None:
+        self.followers = followers
 
     def on_epoch_begin(
         self,
@@ -55,9 +59,10 @@ class EpochCallback(TrainerCallback):
         Raises:
             ValueError: Workers are persistent and would repeat the samples of the first epoch.
         """
-        if args.dataloader_persistent_workers:
+        if args.dataloader_persistent_workers and self.followers:
             raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
-        self.dataset.epoch = int(state.epoch or 0)
+        for follower in self.followers:
+            follower.epoch = int(state.epoch or 0)
 
 
 class RetrievalTrainer(Trainer):
@@ -122,8 +127,8 @@ class RetrievalTrainer(Trainer):
         )
         self.sharding = Sharding(self.accelerator, model)
         self.add_callback(self.sharding)
-        if isinstance(train_dataset, EpochRows):
-            self.add_callback(EpochCallback(train_dataset))
+        self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
+        self.add_callback(self.epochs)
         self.stream = StreamTraining(self, train_dataset) if isinstance(train_dataset, PairStream) else None
 
     @property
