@@ -9,6 +9,7 @@ from transformers import AutoModel
 
 from conjoin.data import PairCollator
 from conjoin.evaluation import best_ranks
+from conjoin.methods.contrastive import ContrastiveConfig
 from conjoin.training import LoraArguments, add_lora
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
@@ -293,6 +294,13 @@ def test_arguments_are_checked(tiny_checkpoints, tmp_path):
         make_trainer("contrastive", model, None, tmp_path, None)
     with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):
         make_trainer("contrastive", model, processor, tmp_path, None).evaluate()
+
+
+def test_a_process_uses_one_of_several_gpus(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = ContrastiveConfig(output_dir=str(tmp_path), report_to="none", per_device_train_batch_size=4)
+    assert (config.n_gpu, config.train_batch_size) == (1, 4)
+    assert "one of 2 GPUs is used; start with `accelerate launch`" in caplog.text
 
 
 def test_lora_names_what_it_does_not_find(tiny_checkpoints):

@@ -1,10 +1,13 @@
 """Training arguments shared by all trainers of this package."""
 
+import logging
 import sys
 from dataclasses import dataclass, field, fields
 
 import torch
 from transformers import TrainingArguments
+
+logger = logging.getLogger(__name__)
 
 _INHERITED = fields(TrainingArguments)
 
@@ -15,7 +18,8 @@ class RetrievalConfig(TrainingArguments):
 
     Some defaults differ. No column is removed, because the collator reads whole rows. The last partial batch is
     dropped, because padding it would duplicate items, which would become false negatives of each other. R@k is
-    evaluated on the whole evaluation set. Without a terminal the log is lines in place of a progress bar.
+    evaluated on the whole evaluation set. Without a terminal the log is lines in place of a progress bar. A process
+    uses one GPU: `accelerate launch` starts one for each.
 
     Under gradient accumulation every micro-batch is a separate contrastive batch, and the step uses the mean of their
     gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
@@ -55,6 +59,9 @@ class RetrievalConfig(TrainingArguments):
         if self.activation_checkpointing and "activation_checkpointing" not in {one.name for one in _INHERITED}:
             self.gradient_checkpointing = True
         super().__post_init__()
+        if self.n_gpu > 1:  # nn.DataParallel would split a contrastive batch
+            logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)
+            self._n_gpu = 1
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
         self.eval_ks = tuple(self.eval_ks)
         for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
