@@ -86,7 +86,11 @@ LOCAL = {
         positions=positions(),
     ),
 }
-MODULES = {"contrastive": lambda: ContrastiveLoss(0.2), "gcl": lambda: GclLoss(0.2)}
+MODULES = {
+    "contrastive": lambda: ContrastiveLoss(0.2),
+    "gcl": lambda: GclLoss(0.2),
+    "gcl_lacking": lambda: GclLoss(0.2),
+}
 
 
 class Trained(torch.nn.Module):
@@ -98,9 +102,9 @@ class Trained(torch.nn.Module):
         self.encoder = torch.nn.Linear(5, 4)
         self.loss = loss
 
-    def forward(self, ids, **views):
+    def forward(self, ids, options, **views):
         embedded = self.encoder(torch.cat(list(views.values()))).chunk(len(views))
-        return self.loss(**dict(zip(views, embedded, strict=True)), ids=ids)
+        return self.loss(**dict(zip(views, embedded, strict=True)), ids=ids, **options)
 
 
 def train_step(name, rows=None):
@@ -112,7 +116,10 @@ def train_step(name, rows=None):
     else:
         model = DistributedDataParallel(model)
     roles = ("image", "text", "fused") if name.startswith("gcl") else ("image", "text")
-    terms = model(IDS[rows], **{role: view.detach()[rows] for role, view in zip(roles, inputs(), strict=False)})
+    present = torch.tensor([[1, 1, 1]] * 4 + [[0, 1, 0]] * 2, dtype=torch.bool)[rows]  # rank 0 lacks nothing
+    options = {"present": present} if name == "gcl_lacking" and not present.all() else {}
+    views = {role: view.detach()[rows] for role, view in zip(roles, inputs(), strict=False)}
+    terms = model(IDS[rows], options, **views)
     sum(value for key, value in terms.items() if key.endswith("_loss")).backward()
     return {key: value.detach() for key, value in terms.items()}, [p.grad for p in parameters]
 

@@ -246,9 +246,11 @@ class GclLoss(nn.Module):
         temperature = self.temperature()
         across: dict[str, Any] = {}
         if is_distributed():
+            if present is None:  # the rows of another device may lack something, and all gather the same tensors
+                present = torch.ones(len(image), 3, dtype=torch.bool, device=image.device)
             across = {
                 "gathered": tuple(gather_with_gradient(matrix) for matrix in (image, text, fused)),
-                "gathered_present": None if present is None else gather_with_gradient(present),
+                "gathered_present": gather_with_gradient(present),
                 "gathered_ids": None if ids is None else gather_with_gradient(ids),
                 "positions": local_positions(len(image), image.device),
             }
