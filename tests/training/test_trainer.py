@@ -257,6 +257,22 @@ def test_the_best_checkpoint_is_loaded(best, tiny_checkpoints, tmp_path):
         assert torch.equal(saved, trainer.model.state_dict()[name]), name
 
 
+def test_the_best_checkpoint_stays_when_a_moved_folder_is_resumed(tiny_checkpoints, tmp_path):
+    def trainer(folder, steps):
+        return make_trainer(
+            "contrastive", *make_encoder(tiny_checkpoints), folder, make_rows(8), make_rows(4), max_steps=steps,
+            learning_rate=0.0, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+            load_best_model_at_end=True, metric_for_best_model="mean_hit_rate@1", greater_is_better=True,
+        )  # fmt: skip
+
+    trainer(tmp_path / "a", 2).train()
+    (tmp_path / "a").rename(tmp_path / "b")
+    resumed = trainer(tmp_path / "a/../b", 4)  # another spelling of the folder
+    resumed.train(resume_from_checkpoint=str(tmp_path / "b/checkpoint-2"))
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "b/checkpoint-1")
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"checkpoint-1", "checkpoint-4"}
+
+
 def test_a_stream_of_rows_trains(tiny_checkpoints, tmp_path):
     trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, make_rows(8).to_iterable_dataset())
     trainer.train()

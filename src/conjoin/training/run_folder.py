@@ -97,8 +97,8 @@ def remove_checkpoints(folder: Path) -> None:
 def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints until `limit` are left; the last and the best one stay."""
     found = checkpoints(folder)
-    kept = {found[0], Path(best or found[0])}
-    old = [path for path in reversed(found) if path not in kept]
+    kept = {found[0].resolve(), Path(best or found[0]).resolve()}
+    old = [path for path in reversed(found) if path.resolve() not in kept]
     for path in old[: max(0, len(found) - max(limit, len(kept)))] if limit else []:
         shutil.rmtree(path, ignore_errors=True)
 

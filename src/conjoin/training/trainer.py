@@ -142,6 +142,15 @@ class RetrievalTrainer(Trainer):
             self.stream.load(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def _init_training_state(self, steps: int, epoch_steps: int, epochs: int, resumed: str | None, trial: Any) -> Any:  # noqa: ANN401
+        """Restore the state; the best checkpoint is beside the resumed one, also if the folder was moved."""
+        found = super()._init_training_state(steps, epoch_steps, epochs, resumed, trial)
+        if resumed is not None and self.state.best_global_step is not None:
+            best = Path(resumed).parent / f"checkpoint-{self.state.best_global_step}"
+            if best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        return found
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process."""
         return super().get_train_dataloader() if self.stream is None else self.stream.loader()
