@@ -1,5 +1,7 @@
 """A tiny joint encoder and its training data, used by the tests and by the ranks they start."""
 
+from types import SimpleNamespace
+
 import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as PilImage
@@ -60,6 +62,16 @@ def without_dropout(model):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+
+
+def move_to_second_machine(args, monkeypatch):
+    """Make `args` those of the first process of a second machine; returns a list that says when it waits."""
+    args.distributed_state = SimpleNamespace(
+        num_processes=2, process_index=1, local_process_index=0, is_main_process=False, is_local_main_process=True
+    )
+    events = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: events.append("wait"))
+    return events
 
 
 def make_trainer(method, model, processor, folder, rows, eval_rows=None, methods=METHODS, **arguments):

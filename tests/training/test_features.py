@@ -7,8 +7,18 @@ import torch
 from PIL import Image as PilImage
 
 from conjoin.data import ImageAugmentation
-from conjoin.training import CachedFeatures, build_model, build_trainer, cache_features, collate_features, load_recipe
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout, write_pairs
+from conjoin.training import (
+    CachedFeatures,
+    FeatureArguments,
+    build_model,
+    build_trainer,
+    cache_features,
+    collate_features,
+    features,
+    load_recipe,
+)
+from conjoin.training.config import RetrievalConfig
+from tiny_training import make_encoder, make_rows, make_trainer, move_to_second_machine, without_dropout, write_pairs
 
 
 def _cache(checkpoints, folder, **kwargs):
@@ -234,3 +244,16 @@ def test_a_changed_text_or_image_of_any_row_is_noticed(recipe, tmp_path):
 def test_a_batch_larger_than_the_data_is_refused(recipe):
     with pytest.raises(ValueError, match=r"a batch of 64 rows .* larger than the training data of 7"):
         _trainer(recipe, training__per_device_train_batch_size="64")
+
+
+def test_a_second_machine_waits_for_the_features_of_the_first(tiny_checkpoints, tmp_path, monkeypatch):
+    model, processor = make_encoder(tiny_checkpoints)
+    training = RetrievalConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    arguments = FeatureArguments(folder=str(tmp_path / "features"), copies=1)
+    for tower in ("vision_model", "text_model"):
+        model.get_submodule(tower).requires_grad_(False)
+    features.cache_run_features(arguments, model, processor, make_rows(4), None, training)  # of the first machine
+    events = move_to_second_machine(training, monkeypatch)
+    monkeypatch.setattr(features, "is_current", lambda *_: events.append("open") or True)
+    features.cache_run_features(arguments, model, processor, make_rows(4), None, training)
+    assert events == ["wait", "open"]

@@ -12,7 +12,7 @@ from conjoin.processing import ImageTextProcessor
 from conjoin.storage import lock_folder
 from conjoin.training import run_folder
 from conjoin.training.run_folder import check_checkpoint, checkpoints, open_run_folder, remove_old
-from tiny_training import make_encoder, make_rows, make_trainer
+from tiny_training import make_encoder, make_rows, make_trainer, move_to_second_machine
 
 WRITERS = (
     (torch, "save"),
@@ -151,6 +151,13 @@ def test_a_second_run_is_refused(trainer):
             found(trainer.args)
     assert found(trainer.args).name == "checkpoint-2"
     lock_folder(Path(trainer.args.output_dir)).release()
+
+
+def test_a_second_machine_waits_for_the_first(trainer, monkeypatch):
+    events = move_to_second_machine(trainer.args, monkeypatch)
+    monkeypatch.setattr(run_folder, "checkpoints", lambda folder: events.append("open") or [folder])
+    found(trainer.args)
+    assert events == ["wait", "open"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ class RowShards(StoredFolder):
         key: Mapping[str, Any],
         tensors: Callable[[range], dict[str, Tensor]],
         *,
+        details: Mapping[str, Any] | None = None,
         description: str = "",
         show_progress: bool = True,
     ) -> Self:
@@ -89,6 +90,7 @@ class RowShards(StoredFolder):
             shard_size: Rows per file; a cache that is resumed keeps its own.
             key: What the cache is made from, each part under a name that an error message can use.
             tensors: Returns the tensors of a range of rows, `NAMES` among them.
+            details: What else to record; never compared.
             description: Stands beside the progress bar.
             show_progress: Show a progress bar.
 
@@ -100,6 +102,7 @@ class RowShards(StoredFolder):
             raise ValueError(f"shard_size must be at least 1, got {shard_size}")
         bar = progress(total=rows, desc=description, unit="row", show=show_progress)
         with FolderWriter(folder, cls.stored, key) as writer, bar:
+            writer.details = {**(details or {}), **writer.details}
             size = writer.details.setdefault(_SHARD_SIZE, shard_size)
             for number, start in enumerate(range(0, rows, size)):
                 chosen = range(start, min(start + size, rows))

@@ -163,7 +163,7 @@ def cache_run_features(
             continue
         if not isinstance(rows, datasets.Dataset):
             raise ValueError("features: a stream cannot be cached; set data.streaming: false, or remove the section")
-        with training.main_process_first(desc="caching features"):
+        with training.main_process_first(local=False, desc="caching features"):
             folder = cache_features(
                 model,
                 processor,

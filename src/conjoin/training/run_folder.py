@@ -39,7 +39,7 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
     folder = Path(str(args.output_dir))
     lock = None
     try:
-        with args.main_process_first(desc="opening the output folder"):
+        with args.main_process_first(local=False, desc="opening the output folder"):
             if args.should_save:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = lock_folder(folder)

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
@@ -17,6 +19,7 @@ from conjoin.data.mbeir import mini as mini_module
 from conjoin.methods.puma import prepare
 from conjoin.training import build_model, build_trainer, load_recipe
 from tiny_merit import write_merit
+from tiny_training import move_to_second_machine
 
 RECIPES = Path(__file__).parents[3] / "training_args"
 STAGE_1 = """
@@ -167,6 +170,38 @@ def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch
     assert first_loss(("teacher.cache", str(tmp_path / "states"))) == cached
     with pytest.raises(ValueError, match=r"of 4 layers with readout 'token' and positions 'mrope'; the student has 2"):
         first_loss(("teacher.cache", str(tmp_path / "states")), ("model.config.position_mode", "1d"))
+
+
+def test_states_of_another_teacher_or_processor_are_refused(recipe_1, mllm, tmp_path, monkeypatch):
+    for name in ("same", "other"):
+        shutil.copytree(mllm, tmp_path / name)
+    for path in (tmp_path / "other").glob("*.safetensors"):
+        save_file({name: value + 1 for name, value in load_file(path).items()}, path, {"format": "pt"})
+
+    def prepared(**overrides):
+        names = {key.replace("__", "."): value for key, value in overrides.items()}
+        recipe = load_recipe(recipe_1, {"teacher.cache": str(tmp_path / "states")} | names)
+        return build_trainer(recipe, *build_model(recipe.model))
+
+    prepared()
+    prepared(teacher__mllm=str(tmp_path / "same"))  # a copy
+    with pytest.raises(ValueError, match=r"states' are not of the recipe's teacher .*: they were made with teacher "):
+        prepared(teacher__mllm=str(tmp_path / "other"))
+    monkeypatch.setattr(prepare, "_load_teacher", None)
+    (tmp_path / "link").symlink_to(mllm)
+    prepared(teacher__mllm=str(tmp_path / "link"))
+    with pytest.raises(ValueError, match="made with processor "):
+        prepared(model__max_text_length="5")
+
+
+def test_a_second_machine_waits_for_the_states_of_the_first(recipe_1, tmp_path, monkeypatch):
+    recipe = load_recipe(recipe_1, {"teacher.cache": str(tmp_path / "states")})
+    model, processor = build_model(recipe.model)
+    build_trainer(recipe, model, processor)  # of the first machine
+    events, is_complete = move_to_second_machine(recipe.training, monkeypatch), prepare.TeacherStates.is_complete
+    monkeypatch.setattr(prepare.TeacherStates, "is_complete", lambda path: events.append("open") or is_complete(path))
+    prepare.prepare_stage1(SimpleNamespace(recipe=recipe, processor=processor))
+    assert events == ["wait", "open"]
 
 
 @pytest.mark.parametrize(

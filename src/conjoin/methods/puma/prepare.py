@@ -1,5 +1,6 @@
 """Prepare a run of stage 1: load the un-pruned teacher or its cached states."""
 
+import os
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,14 +33,16 @@ def prepare_stage1(run: Run) -> dict[str, Any]:
     """Return the teacher for the trainer, or nothing without distillation.
 
     Raises:
-        ValueError: The teacher is not named, or a cache is set but the teacher or the rows change in training.
+        ValueError: The teacher is not named, or a cache is set but the teacher or the rows change in training, or the
+            cache is of another teacher or processor.
     """
     training = cast(PumaStage1Config, run.recipe.training)
     if not training.distill_weight:
         return {}
     section: PumaTeacherArguments = run.recipe.sections.get("teacher", PumaTeacherArguments())
+    source = section.mllm or run.recipe.model.mllm
     if section.cache is None:
-        return {"teacher": _load_teacher(run, section)}
+        return {"teacher": _load_teacher(run, source)}
     if cast(QueryArguments, run.recipe.data).format != "nli":
         raise ValueError(
             "teacher: only the rows of format nli are the same in every epoch; others resample a prompt, a positive "
@@ -50,19 +53,23 @@ def prepare_stage1(run: Run) -> dict[str, Any]:
             'teacher: the layers that are "shared" change with the student, so their states cannot be cached; set '
             "training.teacher to full, or remove teacher.cache"
         )
-    with training.main_process_first(desc="caching the teacher's states"):
+    with training.main_process_first(local=False, desc="caching the teacher's states"):
+        name = os.path.realpath(source) if source and os.path.isdir(source) else source
         if TeacherStates.is_complete(section.cache):
-            return {"teacher": TeacherStates(section.cache)}
-        teacher = _load_teacher(run, section)
+            states = TeacherStates(section.cache)
+            states.check_teacher(name, lambda: _load_teacher(run, source), run.processor)
+            return {"teacher": states}
+        teacher = _load_teacher(run, source)
         nn.Module.to(teacher, training.device)
         batch_size = training.per_device_eval_batch_size
-        states = cache_teacher_states(teacher, run.processor, run.rows, section.cache, batch_size=batch_size)
+        states = cache_teacher_states(
+            teacher, run.processor, run.rows, section.cache, batch_size=batch_size, name=name
+        )
         return {"teacher": states}
 
 
-def _load_teacher(run: Run, section: PumaTeacherArguments) -> MllmRetrieverModel:
+def _load_teacher(run: Run, source: str | None) -> MllmRetrieverModel:
     """Load the un-pruned model with the student's readout, positions and dtype."""
-    source = section.mllm or run.recipe.model.mllm
     if source is None:
         raise ValueError("teacher: name the un-pruned model (model.mllm or teacher.mllm)")
     check_model(source)

@@ -16,6 +16,7 @@ from conjoin.storage import (
     FolderKind,
     RowShards,
     content_digest,
+    differences,
     processor_digest,
     stable_id,
     text_digest,
@@ -50,6 +51,29 @@ class TeacherStates(RowShards):
     def row_name(row: Mapping[str, Any], index: int = 0) -> int:
         """A digest of a row's query, instruction and positive, wherever it stands."""
         return stable_id(repr([_content(row.get(part)) for part in ("query", "instruction", "positive")]))
+
+    def check_teacher(
+        self, name: str | None, load: Callable[[], MllmRetrieverModel], processor: ProcessorMixin
+    ) -> None:
+        """Refuse the states of another teacher or processor.
+
+        Args:
+            name: Of the teacher; one of the recorded name is not loaded. None accepts any.
+            load: Loads the teacher.
+            processor: Its processor.
+
+        Raises:
+            ValueError: The message names what differs.
+        """
+        wanted = {"processor": processor_digest(processor)}
+        if name not in (None, self.manifest.details.get("name")):
+            wanted["teacher"] = weights_digest(load())
+        differing = differences({part: self.key.get(part) for part in wanted}, wanted)
+        if differing:
+            raise ValueError(
+                f"the states in {str(self.folder)!r} are not of the recipe's teacher and processor: they were "
+                f"made with {differing}; remove the folder, or name another in teacher.cache"
+            )
 
     def check_student(self, student: MllmRetrieverModel) -> None:
         """Raise a ValueError if the teacher was read elsewhere than the student, or is not deeper."""
@@ -86,6 +110,7 @@ def cache_teacher_states(
     batch_size: int = 32,
     shard_size: int = 4096,
     dtype: torch.dtype | None = None,
+    name: str | None = None,
     show_progress: bool = True,
 ) -> TeacherStates:
     """Compute the states of all rows, or the missing and damaged shards; a complete cache is only opened.
@@ -98,6 +123,7 @@ def cache_teacher_states(
         batch_size: Rows per forward.
         shard_size: Rows per file.
         dtype: What is stored; the teacher's own when None.
+        name: The name of the teacher, by which `TeacherStates.check_teacher` knows it without loading it.
         show_progress: Show a progress bar.
 
     Raises:
@@ -118,9 +144,8 @@ def cache_teacher_states(
         states = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
         return states | {NAMES: torch.tensor(names[chosen.start : chosen.stop])}
 
-    return TeacherStates.make(
-        folder, len(rows), shard_size, key, tensors, description="Teacher", show_progress=show_progress
-    )
+    options: dict[str, Any] = {"description": "Teacher", "show_progress": show_progress}
+    return TeacherStates.make(folder, len(rows), shard_size, key, tensors, details={"name": name}, **options)
 
 
 @torch.no_grad()
