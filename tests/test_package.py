@@ -112,6 +112,7 @@ def test_a_recipe_may_leave_sections_empty_and_write_numbers_freely(tmp_path):
     assert (recipe.training.learning_rate, recipe.training.weight_decay) == (1e-5, 0.05)
     assert recipe.training.eval_strategy == "no"
     assert recipe.data.source == "emoji" and recipe.features is None and recipe.model.lora is None
+    assert load_recipe(path, {"data.source": "x.csv"}).data.source == "x.csv"
 
 
 @pytest.mark.parametrize(

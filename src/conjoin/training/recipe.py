@@ -176,7 +176,9 @@ def _parse(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - any YAML value
     *sections, name = key.split(".")
     for section in sections:
-        values = values.setdefault(section, {})
+        if values.get(section) is None:  # not there, or empty in the file
+            values[section] = {}
+        values = values[section]
         if not isinstance(values, dict):
             raise ValueError(f"override --{key}: {section!r} is not a section")
     values[name] = value
