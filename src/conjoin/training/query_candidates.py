@@ -11,9 +11,18 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.query_rows import NamedCandidates, QueryRows, has_order, positives_of, repeats_of, sources_of
-from conjoin.evaluation import best_ranks
+from conjoin.data.query_rows import (
+    KnownPositives,
+    NamedCandidates,
+    QueryRows,
+    has_order,
+    positives_of,
+    repeats_of,
+    sources_of,
+)
+from conjoin.evaluation.ranking import ranks_of_pairs
 from conjoin.ops import gather_with_gradient, is_distributed
+from conjoin.storage import stable_id
 from conjoin.training.config import RetrievalConfig
 from conjoin.training.objective import Objective
 from conjoin.training.trainer import RetrievalTrainer
@@ -156,13 +165,19 @@ class QueryCandidateTrainer(RetrievalTrainer):
     def _embed_dataset(self, dataset: Any) -> tuple[dict[str, Tensor], Tensor]:  # noqa: ANN401
         return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
 
-    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, texts: Tensor | None = None) -> dict[str, Tensor]:
-        """Rank all candidates for every query; duplicate candidates count once."""
-        order = labels.argsort(stable=True)
-        first = torch.ones_like(order, dtype=torch.bool)
-        first[order[1:]] = labels[order[1:]] != labels[order[:-1]]
-        candidates, names = embeddings["candidate"][first], labels[first]
-        return {"query_to_candidate": best_ranks(embeddings["query"], candidates, labels, names)}
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
+        own = labels.tolist()
+        first = {label: row for row, label in reversed(list(enumerate(own)))}
+        places = {label: place for place, label in enumerate(first)}
+        known = dataset.positives if isinstance(dataset, KnownPositives) else [()] * len(own)
+        pairs = [
+            (row, places[label])
+            for row, (drawn, names) in enumerate(zip(own, known, strict=True))
+            for label in {drawn, *(stable_id(str(name)) for name in names)} & places.keys()
+        ]
+        candidates = embeddings["candidate"][list(first.values())]
+        return {"query_to_candidate": ranks_of_pairs(embeddings["query"], candidates, torch.tensor(pairs))}
 
 
 def gather_candidates(embeddings: dict[str, Tensor], ids: Tensor | None, modality: Tensor | None) -> Candidates:

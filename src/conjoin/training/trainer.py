@@ -230,7 +230,7 @@ class RetrievalTrainer(Trainer):
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
         embeddings, labels = self._embed_dataset(dataset)
-        ranks = self._rank(embeddings, labels, _text_labels(dataset))
+        ranks = self._rank(embeddings, labels, dataset)
         metrics: dict[str, float] = {}
         for k in self.args.eval_ks:
             hits = {name: (found <= k).float().mean().item() for name, found in ranks.items()}
@@ -240,8 +240,9 @@ class RetrievalTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, texts: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the rank `(N,)` of every row's best match, by direction; rows of equal `texts` `(N,)` match, too."""
+    def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
+        texts = _text_labels(dataset)
         pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
         same = None if texts is None else (texts, texts)
         return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}

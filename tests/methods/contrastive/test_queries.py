@@ -11,9 +11,9 @@ from conjoin.cli.main import main
 from conjoin.data import QueryTable, RetrievalCollator
 from conjoin.data.query_rows import NamedCandidates
 from conjoin.losses import info_nce
-from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveObjective
+from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveObjective, QueryContrastiveTrainer
 from conjoin.training import load_recipe
-from tiny_training import make_encoder, without_dropout
+from tiny_training import make_encoder, make_trainer, without_dropout
 
 
 @pytest.fixture
@@ -94,6 +94,17 @@ def test_the_loss_is_info_nce_with_a_learned_temperature(rows, tiny_checkpoints)
     assert terms["contrastive_loss"] > info_nce(parts[0], candidates, 0.1)
     terms["contrastive_loss"].backward()
     assert all(parameter.grad.abs() > 0 for parameter in objective.loss.parameters())
+
+
+def test_every_positive_of_a_row_is_right_in_evaluation(tmp_path, tiny_checkpoints):
+    pairs = [("a", ["z z", "a"]), ("a", "a"), ("q", "q")]
+    lines = [{"query": query, "positive": positive} for query, positive in pairs]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table, trainers = QueryTable(tmp_path / "rows.jsonl"), {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
+    model, processor = make_encoder(tiny_checkpoints)
+    for seed in range(4):  # in some the first row draws the text that is not its query
+        trainer = make_trainer("queries", model, processor, tmp_path, table, table, trainers, eval_ks=(1,), seed=seed)
+        assert trainer.evaluate()["eval_query_to_candidate_hit_rate@1"] == 1
 
 
 @pytest.mark.parametrize(
