@@ -8,6 +8,7 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
+from conjoin.retrieval import EmbeddingStore, build_index, encode_corpus, search_items
 from conjoin.serving.endpoint import make_endpoint
 from conjoin.serving.searcher import Searcher
 from tiny_encoder import tiny_encoder
@@ -37,6 +38,16 @@ def test_search_by_text_image_and_both(client):
     assert second[0]["row"]["text"].startswith("a ")
     everything = client.post("/search", json={"items": ["x"], "k": 5, "where": "price >= 4"}).json()["results"][0]
     assert {hit["id"] for hit in everything} == {"id-purple", "id-white"}
+
+
+def test_an_index_of_truncated_vectors_is_searched(searcher, tmp_path):
+    rows = [{"id": name, "text": name} for name in ("red", "blue")]
+    encode_corpus(rows, searcher.encoder, tmp_path, show_progress=False)
+    index = build_index(EmbeddingStore.open(tmp_path, dims=4))
+    (found,) = Searcher(searcher.encoder, index).search(["blue"], k=2)
+    (expected,) = search_items(index, searcher.encoder, ["blue"], 2).ids
+    assert found[0].id == "blue"
+    assert [hit.id for hit in found] == expected
 
 
 def test_concurrent_requests_get_their_own_answers(client, searcher):

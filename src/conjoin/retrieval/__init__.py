@@ -10,6 +10,7 @@ from conjoin.retrieval.index.build import (
     check_model as check_model,
     load_index as load_index,
     new_index as new_index,
+    query_vectors as query_vectors,
     rows_of as rows_of,
     search_items as search_items,
     search_store as search_store,

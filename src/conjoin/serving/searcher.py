@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from conjoin.retrieval import Index, ItemEncoder, check_model, load_encoder, load_index, rows_of, select_rows
+from conjoin.retrieval import (
+    Index,
+    ItemEncoder,
+    check_model,
+    load_encoder,
+    load_index,
+    query_vectors,
+    rows_of,
+    select_rows,
+)
 from conjoin.retrieval.load import recorded_model
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
@@ -119,7 +128,7 @@ class Searcher:
             check_length(where, self.limits, "the condition")
             with self._rows:
                 among = select_rows(self.index, where)
-        vectors = self.encode(items, instruction)
+        vectors = query_vectors(self.index, self.encode(items, instruction))
         with self._rows:
             found = self.index.search(vectors, k, among=among)
             rows = [rows_of(self.index, ids) for ids in found.ids]

@@ -203,10 +203,14 @@ def search_items(
     """
     check_model(index, encoder)
     among = None if where is None else index.select(where)
-    vectors = encoder.encode(items)
+    return index.search(query_vectors(index, encoder.encode(items)), k, among=among)
+
+
+def query_vectors(index: Index, vectors: np.ndarray) -> np.ndarray:
+    """Embeddings `(N, D)` of queries by the model of an index, truncated as the vectors of the index are."""
     if index.model is not None and index.dimension is not None and index.dimension < vectors.shape[1]:
-        vectors = truncate(vectors, index.dimension)  # of the same model, so the index holds truncated vectors
-    return index.search(vectors, k, among=among)
+        return truncate(vectors, index.dimension)
+    return vectors
 
 
 def select_rows(index: Index, where: str) -> Selection:
