@@ -25,6 +25,7 @@ from conjoin.methods.solar import (
     SolarStage2Config,
     SolarStage2Rows,
     SolarStage2Trainer,
+    set_readout,
     stage2 as solar_stage2,
 )
 from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
@@ -386,6 +387,21 @@ def test_a_share_of_the_rows_is_masked(tiny_checkpoints):
     )
     everywhere(**batch)
     assert torch.equal(seen[-1][masked], seen[1][masked])
+
+
+@pytest.mark.parametrize("positive", ["intersection", "augmented"])
+def test_stage_2_trains_the_fused_embedding_whatever_the_readout(tiny_checkpoints, tmp_path, positive):
+    objective, batch = stage2_objective(
+        tiny_checkpoints, tmp_path, positive=positive, constructed_negatives=positive == "intersection"
+    )
+    found = []
+    for readout in ("fused", "sum"):
+        set_readout(objective.encoder, readout)
+        torch.manual_seed(0)  # of the samples
+        with torch.no_grad():
+            found.append(objective.embed(**batch))
+    assert "mined" in found[0]
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

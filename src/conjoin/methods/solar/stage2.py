@@ -128,7 +128,7 @@ class SolarStage2Objective(PairObjective):
         """
         found = self._embed_pairs(batch["pairs"]) if "pairs" in batch else {}
         others = [name for name in ("augmented", "mined") if name in batch]
-        return found | {name: self.encoder(**batch[name]).pooler_output for name in others}
+        return found | {name: self.encoder(**batch[name], views=("fused",)).pooler_output for name in others}
 
     def _embed_pairs(self, pairs: dict[str, Any]) -> dict[str, Tensor]:
         anchors, taught = split_teacher(pairs)
@@ -263,7 +263,7 @@ class SolarStage2Objective(PairObjective):
             patch_size = self.encoder.config.vision_config.patch_size
             inputs["pixel_values"] = mask_pixels(inputs["pixel_values"], image_weights, patch_size)
             inputs["attention_mask"] = inputs["attention_mask"] * text_weights.to(inputs["attention_mask"].dtype)
-        return self.encoder(**inputs).pooler_output.unflatten(0, (roles, -1))
+        return self.encoder(**inputs, views=("fused",)).pooler_output.unflatten(0, (roles, -1))
 
 
 class SolarStage2Trainer(RetrievalTrainer):
