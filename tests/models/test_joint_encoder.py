@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import BertConfig, BertModel, Dinov2Model, PreTrainedConfig
+from transformers import AutoModel, BertConfig, BertModel, Dinov2Model, PreTrainedConfig
 
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
 from conjoin.models.joint_encoder.modeling_joint_encoder import VLEncoder, drop_tokens
@@ -267,6 +269,24 @@ def test_loaded_towers_are_copied(tiny_checkpoints):
         deeper = BertConfig.from_pretrained(tiny_checkpoints["bert"], num_hidden_layers=3)
         text.config = deeper
         JointEncoderModel.from_backbones(vision, text, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_a_loaded_two_tower_model_gives_its_towers(name, tiny_checkpoints):
+    folder = Path(tiny_checkpoints[name])
+    loaded = AutoModel.from_pretrained(folder)
+    weights = JointEncoderModel.from_backbones(loaded, loaded, vision_hidden_layer=-2, **SMALL).state_dict()
+    expected = JointEncoderModel.from_backbones(folder, folder, vision_hidden_layer=-2, **SMALL).state_dict()
+    towers = [key for key in expected if key.startswith(("vision_model", "text_model"))]
+    assert weights.keys() == expected.keys()
+    assert towers and all(torch.equal(weights[key], expected[key]) for key in towers)
+
+
+def test_the_mask_of_padding_is_the_callers_choice(tiny_checkpoints):
+    bert, siglip = tiny_checkpoints["bert"], tiny_checkpoints["siglip"]
+    for text, given, expected in ((bert, {}, False), (siglip, {}, True), (bert, {"text_attends_padding": True}, True)):
+        config = JointEncoderModel.from_backbones(tiny_checkpoints["dinov2"], text, **SMALL, **given).config
+        assert config.text_attends_padding == expected
 
 
 def test_no_such_tower(tiny_checkpoints):

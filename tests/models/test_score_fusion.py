@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoModel, BertConfig, CLIPModel, SiglipModel
 
 from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
+from conjoin.processing import ImageTextProcessor
 
 
 @pytest.fixture
@@ -118,6 +121,12 @@ def test_from_a_loaded_model(features, tiny_checkpoints, built):
         1
     ).min() > 0.99
     assert model.vision_model is model.backbone.vision_model and model.text_model is model.backbone.text_model
+
+
+def test_a_folder_may_be_a_path(tiny_checkpoints):
+    folder = Path(tiny_checkpoints["clip"])
+    assert ScoreFusionModel.from_clip(folder).config.backbone_config.model_type == "clip"
+    assert ImageTextProcessor.from_backbones(folder, folder)(["a"])["input_ids"].shape[0] == 1
 
 
 def test_one_tower_is_not_enough(tiny_checkpoints):

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,6 +88,13 @@ def test_special_tokens_come_from_the_tokenizer(tiny_checkpoints):
     with pytest.raises(ValueError, match="also pass cls_token_id and sep_token_id"):
         TokenFusionModel.from_backbones(folders[0], text, cls_token_id=5)
     assert TokenFusionModel.from_backbones(folders[0], text, cls_token_id=5, sep_token_id=6).config.cls_token_id == 5
+
+
+def test_a_loaded_two_tower_model_gives_its_vision_tower(tiny_checkpoints):
+    clip = AutoModel.from_pretrained(tiny_checkpoints["clip"])
+    model = TokenFusionModel.from_backbones(clip, Path(tiny_checkpoints["bert"]))
+    weights = clip.vision_model.state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in model.vision_model.state_dict().items())
 
 
 def test_unsuitable_towers(tiny_checkpoints):

@@ -1,6 +1,7 @@
 """The processor of all models with one image tower and one text tower."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,9 +63,9 @@ class ImageTextProcessor(SentenceFilesMixin):
 
         A loaded image processor or tokenizer may replace its checkpoint.
         """
-        tokenizer = AutoTokenizer.from_pretrained(text) if isinstance(text, str) else text
-        image_processor = AutoImageProcessor.from_pretrained(vision) if isinstance(vision, str) else vision
-        config = AutoConfig.from_pretrained(text).get_text_config() if isinstance(text, str) else None
+        tokenizer = AutoTokenizer.from_pretrained(text) if isinstance(text, str | Path) else text
+        image_processor = AutoImageProcessor.from_pretrained(vision) if isinstance(vision, str | Path) else vision
+        config = AutoConfig.from_pretrained(text).get_text_config() if isinstance(text, str | Path) else None
         if config is not None and config.model_type.startswith("siglip"):  # SigLIP 2's tokenizer has another name
             kwargs["max_text_length"] = kwargs.get("max_text_length") or config.max_position_embeddings
             kwargs.setdefault("text_padding", "max_length")

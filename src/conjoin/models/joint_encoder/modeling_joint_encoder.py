@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import starmap
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,26 +104,26 @@ class JointEncoderModel(PreTrainedModel):
     @classmethod
     def from_backbones(
         cls,
-        vision: str | PreTrainedModel,
-        text: str | PreTrainedModel,
+        vision: str | Path | PreTrainedModel,
+        text: str | Path | PreTrainedModel,
         **config_kwargs: Any,  # noqa: ANN401
     ) -> "JointEncoderModel":
         """Build a joint encoder on two pretrained towers; adapters and vision-language encoder start untrained.
 
         Args:
-            vision: A model id, a folder, or a loaded vision model. A two-tower checkpoint (CLIP, SigLIP) gives
-                its vision tower.
-            text: The same for text; it may be the same checkpoint.
-            config_kwargs: Fields of `JointEncoderConfig`.
+            vision: A model id, a folder, or a loaded vision model. A two-tower model (CLIP, SigLIP) gives its
+                vision tower.
+            text: The same for text; it may be the same model.
+            config_kwargs: Fields of `JointEncoderConfig`; `text_attends_padding` is true for SigLIP unless given.
 
         Raises:
             ValueError: The checkpoint has no such tower.
         """
-        config = JointEncoderConfig(tower_config(vision, "vision"), tower_config(text, "text"), **config_kwargs)
-        config.text_attends_padding = config.text_config.model_type.startswith("siglip")
-        model = cls(config)
-        for tower, source in ((model.vision_model, vision), (model.text_model, text)):
-            load_tower(tower, source)
+        text_config = tower_config(text, "text")
+        config_kwargs.setdefault("text_attends_padding", text_config.model_type.startswith("siglip"))
+        model = cls(JointEncoderConfig(tower_config(vision, "vision"), text_config, **config_kwargs))
+        load_tower(model.vision_model, vision, "vision")
+        load_tower(model.text_model, text, "text")
         return model
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,6 +1,7 @@
 """The towers of the joint encoder: pretrained models of transformers, cut to what is used."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -28,7 +29,7 @@ def without_unused(tower: PreTrainedModel) -> PreTrainedModel:
     return tower
 
 
-def tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
+def tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
     """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
     config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
     if f"{kind}_config" in config.sub_configs:
@@ -36,7 +37,7 @@ def tower_config(source: str | PreTrainedModel, kind: str) -> PreTrainedConfig:
     needed = "patch_size" if kind == "vision" else "vocab_size"
     if needed not in config.to_dict():
         raise ValueError(
-            f"{source if isinstance(source, str) else type(source).__name__!r} has no {kind} tower: "
+            f"{type(source).__name__ if isinstance(source, PreTrainedModel) else str(source)!r} has no {kind} tower: "
             f"its {type(config).__name__} has no {needed!r}"
         )
     return copy.deepcopy(config)
@@ -49,9 +50,13 @@ def tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model clas
     return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
 
 
-def load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
-    """Copy pretrained weights into `tower`, except pooling heads and blocks that were not built."""
-    loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
+def load_tower(tower: PreTrainedModel, source: str | Path | PreTrainedModel, kind: str) -> None:
+    """Copy weights of the `kind` tower into `tower`, except pooling heads and blocks that were not built."""
+    loaded: Any = source
+    if not isinstance(source, PreTrainedModel):
+        loaded = type(tower).from_pretrained(source, config=tower.config)
+    elif f"{kind}_config" in source.config.sub_configs:
+        loaded = getattr(source, f"{kind}_model")
     missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
     if missing:
         raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,7 +73,11 @@ class ScoreFusionModel(PreTrainedModel):
             parameter.requires_grad_(False)
 
     @classmethod
-    def from_clip(cls, checkpoint: str | PreTrainedModel, **config_kwargs: Any) -> "ScoreFusionModel":  # noqa: ANN401
+    def from_clip(
+        cls,
+        checkpoint: str | Path | PreTrainedModel,
+        **config_kwargs: Any,  # noqa: ANN401
+    ) -> "ScoreFusionModel":
         """Build score fusion on a pretrained two-tower model; fixed weights need no training.
 
         Args:
@@ -82,7 +87,7 @@ class ScoreFusionModel(PreTrainedModel):
         Raises:
             ValueError: The checkpoint does not have two towers.
         """
-        loaded = AutoModel.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        loaded = checkpoint if isinstance(checkpoint, PreTrainedModel) else AutoModel.from_pretrained(checkpoint)
         model = cls(ScoreFusionConfig(copy.deepcopy(loaded.config), **config_kwargs))
         model.backbone.load_state_dict(loaded.state_dict())
         return model

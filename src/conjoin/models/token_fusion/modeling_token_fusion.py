@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,15 +68,15 @@ class TokenFusionModel(PreTrainedModel):
     @classmethod
     def from_backbones(
         cls,
-        vision: str | PreTrainedModel,
-        text: str | PreTrainedModel,
+        vision: str | Path | PreTrainedModel,
+        text: str | Path | PreTrainedModel,
         **config_kwargs: Any,  # noqa: ANN401
     ) -> "TokenFusionModel":
         """Build token fusion on two pretrained towers; only the projection between them is untrained.
 
         Args:
-            vision: A model id, a folder, or a loaded vision model. A two-tower checkpoint (CLIP, SigLIP) gives
-                its vision tower.
+            vision: A model id, a folder, or a loaded vision model. A two-tower model (CLIP, SigLIP) gives its
+                vision tower.
             text: The same for a BERT-family text encoder.
             config_kwargs: Fields of `TokenFusionConfig`; the ids of CLS and SEP come from the text encoder's
                 tokenizer unless given.
@@ -275,7 +276,7 @@ def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
     return tower
 
 
-def _vision_config(source: str | PreTrainedModel) -> PreTrainedConfig:
+def _vision_config(source: str | Path | PreTrainedModel) -> PreTrainedConfig:
     """Return a copy of the configuration of the vision tower of a checkpoint or loaded model."""
     config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
     if "vision_config" in config.sub_configs:
@@ -285,7 +286,7 @@ def _vision_config(source: str | PreTrainedModel) -> PreTrainedConfig:
     return copy.deepcopy(config)
 
 
-def _special_token_ids(text: str | PreTrainedModel, config_kwargs: dict[str, Any]) -> dict[str, Any]:
+def _special_token_ids(text: str | Path | PreTrainedModel, config_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return `config_kwargs` with the ids of CLS and SEP filled in from the tokenizer of `text`."""
     if {"cls_token_id", "sep_token_id"} <= set(config_kwargs):
         return config_kwargs
@@ -296,9 +297,13 @@ def _special_token_ids(text: str | PreTrainedModel, config_kwargs: dict[str, Any
     return {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id} | config_kwargs
 
 
-def _load_tower(tower: PreTrainedModel, source: str | PreTrainedModel) -> None:
+def _load_tower(tower: PreTrainedModel, source: str | Path | PreTrainedModel) -> None:
     """Copy pretrained weights into `tower`, except pooling heads and blocks that were not built."""
-    loaded = type(tower).from_pretrained(source, config=tower.config) if isinstance(source, str) else source
+    loaded: Any = source
+    if not isinstance(source, PreTrainedModel):
+        loaded = type(tower).from_pretrained(source, config=tower.config)
+    elif "vision_config" in source.config.sub_configs:
+        loaded = source.vision_model
     missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
     if missing:
         raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
