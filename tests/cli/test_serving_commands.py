@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import urllib.request
 import pytest
 
 from conjoin.cli.main import main
+from conjoin.serving.http import run_server
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,22 @@ def test_mistakes_are_found_before_anything_is_loaded(words, problem, capsys, tm
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "problem"),
+    [
+        ("127.0.0.1", None, "Address already in use"),
+        ("127.0.0.1", 99999, "port must be 0-65535"),
+        ("256.1.1.1", 0, ""),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_an_error(host, port, problem):
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] if port is None else port
+        with pytest.raises(OSError, match=rf"cannot listen at {host}:{port}: .*{problem}"):
+            run_server(None, host, port)
 
 
 def test_the_page_starts_without_torch():

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -120,7 +121,7 @@ def run_server(
     """
     import uvicorn
 
-    sock = uvicorn.Config(app, host=host, port=port, log_level="critical").bind_socket()
+    sock = _listen(host, port)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
     logging.getLogger("uvicorn.error").addFilter(_is_failure)
     server = uvicorn.Server(config)
@@ -138,6 +139,22 @@ def run_server(
     server.startup = startup  # type: ignore[method-assign]
     with sock:
         server.run(sockets=[sock])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address.
+
+    Raises:
+        OSError: The address cannot be used; the message names it.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise OSError(f"cannot listen at {host}:{port}: {error}") from error
+    return sock
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
