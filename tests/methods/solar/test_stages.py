@@ -436,6 +436,8 @@ def test_windows_cost_nothing_before_the_masks_start(tiny_checkpoints, monkeypat
         (SolarStage1Config, {"scores": "words"}, "scores='words'"),
         (SolarStage1Config, {"mask_share": 0.0}, "mask_share=0.0 must lie"),
         (SolarStage2Config, {"scores": "words"}, "scores='words'"),
+        (SolarStage1Config, {"scores": "windows", "reduce_scores_across_devices": True}, 'got scores="windows"'),
+        (SolarStage2Config, {"scores": "windows", "reduce_scores_across_devices": True}, 'got scores="windows"'),
     ],
 )
 def test_unknown_scores_and_shares_are_refused(config, arguments, message):
@@ -600,6 +602,12 @@ def test_solar_refuses_token_dropout(tiny_checkpoints, tmp_path):
         objective = SolarStage1Objective if config is SolarStage1Config else SolarStage2Objective
         with pytest.raises(ValueError, match=r"token_dropout=0.5: SOLAR needs 0"):
             objective(model, config(output_dir=str(tmp_path), use_cpu=True))
+
+
+def test_words_are_not_masked_before_a_tower_that_attends_to_them(tiny_checkpoints):
+    model, _ = frozen_encoder(tiny_checkpoints, text_attends_padding=True)
+    with pytest.raises(ValueError, match=r'mask_level="input" masks words .* \(\w+\) attends to all'):
+        SolarStage2Objective(model, SolarStage2Config(output_dir="unused", use_cpu=True, mask_level="input"))
 
 
 def test_separation_is_the_chance_that_a_positive_score_is_higher():

@@ -15,6 +15,18 @@ from conjoin.models.joint_encoder.intersection import IntersectionMasks, Modalit
 SCORES = ("global", "windows")
 
 
+def check_scores(scores: str, reduce_scores_across_devices: bool) -> None:
+    """Make sure that a configuration's scores exist, and can be reduced if they are to be.
+
+    Raises:
+        ValueError: They are unknown, or those of windows, which every device has for itself.
+    """
+    if scores not in SCORES:
+        raise ValueError(f"scores={scores!r}; expected one of {SCORES}")
+    if scores == "windows" and reduce_scores_across_devices:
+        raise ValueError('reduce_scores_across_devices=True needs scores="global", got scores="windows"')
+
+
 class PairTokens(NamedTuple):
     """Adapter tokens of image-text pairs.
 

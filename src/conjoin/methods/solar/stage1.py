@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conjoin.losses import AlignmentTerms, ContrastiveLoss, GclLoss, global_distillation, local_distillation
 from conjoin.methods.solar.masking.evolutionary import mask_schedule
-from conjoin.methods.solar.scores import SCORES, PairTokens, align, mask_tokens, pair_tokens, score_windows
+from conjoin.methods.solar.scores import PairTokens, align, check_scores, mask_tokens, pair_tokens, score_windows
 from conjoin.methods.solar.targets import TeacherTargets, TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.storage import atomic_path
@@ -54,10 +54,11 @@ class SolarStage1Config(TemperatureConfig):
         mask_start_ratio: Share of training before which nothing is masked; 0 in the paper. Window scores are not
             computed until then.
         projection_heads: Learn W_V and W_L; otherwise the contrastive loss uses the output of E_VL.
-        reduce_scores_across_devices: Fit the thresholds to the scores of all devices, by exchanging their sums.
+        reduce_scores_across_devices: Fit the thresholds to the scores of all devices, by exchanging their sums; for
+            `scores="global"`.
 
     Raises:
-        ValueError: A weight is negative, all are zero, or a choice is unknown.
+        ValueError: A weight is negative, all are zero, a choice is unknown, or scores of windows are to be reduced.
     """
 
     itc_weight: float = field(default=1.0)
@@ -82,8 +83,7 @@ class SolarStage1Config(TemperatureConfig):
             raise ValueError(f"weights {weights} must not be negative, and not all zero")
         if self.mask not in ("evolutionary", "hard", "none"):
             raise ValueError(f'mask={self.mask!r}; expected "evolutionary", "hard" or "none"')
-        if self.scores not in SCORES:
-            raise ValueError(f"scores={self.scores!r}; expected one of {SCORES}")
+        check_scores(self.scores, self.reduce_scores_across_devices)
         if not 0 < self.mask_share <= 1:
             raise ValueError(f"mask_share={self.mask_share} must lie in (0, 1]")
         mask_schedule(0.0, self.mask_schedule, self.mask_warmup_ratio, self.mask_start_ratio)

@@ -13,7 +13,7 @@ from conjoin.losses import ContrastiveLoss, LocalScores, Temperature, multi_posi
 from conjoin.methods.solar.masking.samples import ConstructedSamples, construct_samples, mask_pixels
 from conjoin.methods.solar.masking.segments import segment_patches
 from conjoin.methods.solar.rows import SolarStage2Collator, SolarStage2Rows
-from conjoin.methods.solar.scores import SCORES, align, pair_tokens, score_windows, separation, threshold_of
+from conjoin.methods.solar.scores import align, check_scores, pair_tokens, score_windows, separation, threshold_of
 from conjoin.methods.solar.stage1 import (
     HEADS_FILE,
     THREE_VIEWS,
@@ -44,7 +44,8 @@ class SolarStage2Config(TemperatureConfig):
         mask_source: `"frozen"` takes scores and thresholds from the model at the start of this stage, `"online"` from
             the model being trained.
         mask_level: `"feature"` masks the input tokens of E_VL: cheap, but in the towers the other tokens have seen the
-            masked ones. `"input"` masks pixels and words before the towers, which then run for every sample.
+            masked ones. `"input"` masks pixels and words before the towers, which then run for every sample; not for
+            a text tower that attends to padding (SigLIP).
         itc_weight: Weight of an additional image-text contrastive loss: the Mixed variant of Table 12, which preserves
             text → image search.
         three_view_weight: Weight of an additional generalized contrastive loss over the image, text and fused
@@ -56,8 +57,8 @@ class SolarStage2Config(TemperatureConfig):
             From such scores the constructed samples are random. 0 never stops.
 
     Raises:
-        ValueError: A choice is unknown, a number is negative, or constructed negatives are combined with a random or
-            augmented positive, which may miss more of the anchor than they do.
+        ValueError: A choice is unknown, a number is negative, scores of windows are to be reduced, or constructed
+            negatives are combined with a random or augmented positive, which may miss more of the anchor than they do.
     """
 
     positive: Literal["intersection", "random", "augmented"] = field(default="intersection")
@@ -77,13 +78,13 @@ class SolarStage2Config(TemperatureConfig):
         super().__post_init__()
         choices = {
             "positive": ("intersection", "random", "augmented"),
-            "scores": SCORES,
             "mask_source": ("frozen", "online"),
             "mask_level": ("feature", "input"),
         }
         for name, allowed in choices.items():
             if vars(self)[name] not in allowed:
                 raise ValueError(f"{name}={vars(self)[name]!r}; expected one of {allowed}")
+        check_scores(self.scores, self.reduce_scores_across_devices)
         if self.positive != "intersection" and self.constructed_negatives:
             raise ValueError(
                 f"positive={self.positive!r} goes with constructed_negatives=False (the paper's RP and AP)"
@@ -100,11 +101,19 @@ class SolarStage2Objective(PairObjective):
         encoder: The model of stage 1; with `mask_source="frozen"` a frozen copy of it computes the scores.
         args: The positives, negatives and masks to use.
         heads: Projection heads of stage 1, for the Mixed variant; None creates new ones.
+
+    Raises:
+        ValueError: `mask_level="input"`, but the text tower attends to padding, so it would see the masked words.
     """
 
     def __init__(
         self, encoder: JointEncoderModel, args: SolarStage2Config, heads: ProjectionHeads | None = None
     ) -> None:
+        if args.mask_level == "input" and encoder.config.text_attends_padding:
+            raise ValueError(
+                'mask_level="input" masks words before a text tower that leaves masked tokens out; this one '
+                f'({encoder.config.text_config.model_type}) attends to all: set mask_level to "feature"'
+            )
         mixed = args.itc_weight > 0
         loss = ContrastiveLoss(args.temperature, args.learn_temperature) if mixed else nn.Identity()
         super().__init__(encoder, loss)
