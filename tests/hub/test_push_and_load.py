@@ -19,7 +19,7 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder
 from loopback_hub import ENVIRONMENT
-from tiny_merit import QUERIES, product_rows, write_products
+from tiny_merit import QUERIES, product_rows, write_products, write_queries
 
 TEXTS = ["a red apple", "two"]
 PROGRAM = """
@@ -163,6 +163,18 @@ def test_merit_is_pushed_as_it_is_and_with_queries_as_parquet(tmp_path):
     lines = [json.loads(line) for line in (made / "queries-test.json").read_text().splitlines()]
     assert [json.loads(row["query"]) for row in rows] == [line["query"] for line in lines]
     assert [row["pos_candidate"] for row in rows] == [[str(each) for each in line["pos_candidate"]] for line in lines]
+
+
+def test_shards_of_a_split_are_one_split(tmp_path):
+    made = tmp_path / "merit"
+    for shard, rows in enumerate((product_rows()[:3], product_rows()[3:])):
+        write_products(made, rows, f"train-{shard}")
+    write_queries(made, QUERIES)
+    upload = dataset_upload(made, "me/merit", tmp_path / "work")
+    (products,) = (each for each in metadata(upload.card)["configs"] if each["config_name"] == "products")
+    paths = [f"data/train-{shard}-00000-of-00001.parquet" for shard in (0, 1)]
+    assert products["data_files"] == [{"split": "train", "path": paths}]
+    assert f"| products | train | {len(product_rows())} |" in upload.card
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,13 @@ def _render(
     kind: str, repo_id: str, counts: dict[str, int], *, mini: bool, license: str | None, languages: list[str]
 ) -> str:
     name = repo_id.split("/")[-1]
-    parts = [
-        {"config": _config(file), "split": _split(file), "rows": f"{count:,}", "path": file}
-        for file, count in counts.items()
-    ]
-    configs: dict[str, list[dict[str, str]]] = {}
-    for part in parts:
-        configs.setdefault(part["config"], []).append({"split": part["split"], "path": part["path"]})
+    shards: dict[tuple[str, str], list[str]] = {}
+    for file in counts:
+        shards.setdefault((_config(file), _split(file)), []).append(file)
+    parts, configs = [], dict[str, list[dict[str, Any]]]()
+    for (config, split), paths in shards.items():
+        parts.append({"config": config, "split": split, "rows": f"{sum(counts[path] for path in paths):,}"})
+        configs.setdefault(config, []).append({"split": split, "path": paths if len(paths) > 1 else paths[0]})
     listed: list[dict[str, Any]] = [{"config_name": config, "data_files": files} for config, files in configs.items()]
     listed[0]["default"] = True
     data = DatasetCardData(
