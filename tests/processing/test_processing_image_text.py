@@ -95,6 +95,15 @@ def test_words_like_special_tokens_are_words(name, words, tiny_checkpoints):
     assert batch["special_tokens_mask"].sum() == tokenizer.num_special_tokens_to_add()
 
 
+def test_a_tokenizer_without_a_limit_cuts_nothing(tiny_checkpoints):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"])
+    expected = tokenizer("a b")["input_ids"]
+    tokenizer.model_max_length = int(1e30)
+    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tokenizer)
+    assert processor(["a b"])["input_ids"].tolist() == [expected]
+    assert processor(["a b"], max_length=3)["input_ids"].shape == (1, 3)
+
+
 def test_the_end_token_of_clip_in_a_text_is_a_word(tiny_checkpoints):
     pieces = [*bytes_to_unicode().values()]
     pieces += [*(f"{piece}</w>" for piece in pieces), "<|startoftext|>", "<|endoftext|>"]

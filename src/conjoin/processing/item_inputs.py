@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -35,6 +36,8 @@ MAX_TEXT_CHARACTERS = 1_000_000
 """Longer texts are cut before they are tokenised, unless the tokenizer's limit calls for more."""
 
 _CHARACTERS_PER_TOKEN = 16
+_NO_LIMIT = 10**9
+"""Tokenizers without a limit have a huge one, which their own code cannot read."""
 
 _EXPECTED = (
     'a string, an image (PIL, array or tensor), an image path, {"text": ..., "image": ...}, a chat message '
@@ -209,6 +212,23 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, limit: int, name: st
             return start
         size *= 16
     return text
+
+
+def text_limit(tokenizer: PreTrainedTokenizerBase, wanted: int | None) -> int | None:
+    """Return the most tokens of a text: `wanted` or the tokenizer's limit, the smaller; None if there is neither."""
+    limits = (wanted, tokenizer.model_max_length)
+    return min((limit for limit in limits if limit and limit < _NO_LIMIT), default=None)
+
+
+def without_special_words(ids: Tensor, special_tokens_mask: Tensor, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Replace special tokens in ids `(N, T)` that come from the text itself by the unknown token.
+
+    A Unigram vocabulary (XLM-R, SigLIP) holds its special tokens as ordinary pieces, so splitting does not help.
+    """
+    if tokenizer.unk_token_id is None:
+        return ids
+    from_text = torch.isin(ids, torch.tensor(tokenizer.all_special_ids)) & (special_tokens_mask == 0)
+    return ids.masked_fill(from_text, tokenizer.unk_token_id)
 
 
 def warn_of_cuts(names: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase) -> None:

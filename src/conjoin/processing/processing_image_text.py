@@ -11,7 +11,16 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFea
 
 from .input_types import check_processor_type, concatenated, only_image
 from .item_images import process_image
-from .item_inputs import EMPTY_TEXTS, Item, check_unicode, cut_text, parse_items, warn_of_cuts
+from .item_inputs import (
+    EMPTY_TEXTS,
+    Item,
+    check_unicode,
+    cut_text,
+    parse_items,
+    text_limit,
+    warn_of_cuts,
+    without_special_words,
+)
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
 from .sentence_files import SentenceFilesMixin
 
@@ -125,8 +134,7 @@ class ImageTextProcessor(SentenceFilesMixin):
             raise ValueError(f"{len(given)} instructions for {len(parsed)} items")
         given = [told and check_unicode(told, name) for told, name in zip(given, names, strict=True)]
         texts = [_join_texts(told, item) for told, item in zip(given, parsed, strict=True)]
-        longest = self.tokenizer.model_max_length
-        limit = None if truncation in OFF else min(max_length or self.max_text_length or longest, longest)
+        limit = None if truncation in OFF else text_limit(self.tokenizer, max_length or self.max_text_length)
         return BatchFeature(batch | self._text_batch(texts, names, limit, padding not in OFF and self.text_padding))
 
     def apply_chat_template(  # type: ignore[override]
@@ -196,18 +204,9 @@ class ImageTextProcessor(SentenceFilesMixin):
         for name, text, is_empty in zip(rows, present, empty, strict=True):
             if text and is_empty:
                 raise ValueError(f"{name}: text {text[:40]!r} has no tokens for this tokenizer")
-        tensors["input_ids"] = self._without_special_words(tensors["input_ids"], tensors["special_tokens_mask"])
+        words, special = tensors["input_ids"], tensors["special_tokens_mask"]
+        tensors["input_ids"] = without_special_words(words, special, self.tokenizer)
         return _spread(tensors, [text is not None for text in texts], "text_mask")
-
-    def _without_special_words(self, ids: Tensor, special_tokens_mask: Tensor) -> Tensor:
-        """Replace special tokens in ids `(N, T)` that come from the text itself by the unknown token.
-
-        A Unigram vocabulary (XLM-R, SigLIP) holds its special tokens as ordinary pieces, so splitting does not help.
-        """
-        if self.tokenizer.unk_token_id is None:
-            return ids
-        from_text = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids)) & (special_tokens_mask == 0)
-        return ids.masked_fill(from_text, self.tokenizer.unk_token_id)
 
     def _warn_of_cuts(self, encoded: Any, texts: list[str], names: list[str], limit: int) -> None:  # noqa: ANN401
         if encoded.encodings is not None:

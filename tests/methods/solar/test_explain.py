@@ -52,6 +52,14 @@ def test_scores_are_the_cosines_of_global_and_local_tokens(tiny_checkpoints, pic
     assert "".join(dict.fromkeys(letters)) == "ab<c>1"  # a word mark may stand for the letter behind it
 
 
+@pytest.mark.parametrize("names", PAIRS, ids=str)
+def test_special_tokens_in_a_text_are_words(tiny_checkpoints, pictures, names):
+    model, processor = encoder(tiny_checkpoints, *names)
+    found = explain_pair(model, processor, pictures[1], f"a {processor.tokenizer.all_special_tokens[0]} b")
+    assert len(found.words) == len(found.text_scores)
+    assert (found.words[0], found.words[-1]) == ("a", "b")
+
+
 def test_the_picture_is_what_the_model_sees(tiny_checkpoints, explained, pictures):
     seen = encoder(tiny_checkpoints)[1].image_processor(images=[pictures[1]], return_tensors="np", do_normalize=False)
     levels = np.round(255 * seen["pixel_values"][0].transpose(1, 2, 0))

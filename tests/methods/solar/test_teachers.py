@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPImageProcessorPil, ViTImageProcessorPil
 
+from conjoin.data import PairCollator
 from conjoin.methods.solar import SolarStage1Config, SolarStage1Trainer
 from conjoin.methods.solar.stage1 import SolarStage1Objective, split_teacher
 from conjoin.methods.solar.teachers import (
@@ -102,6 +103,14 @@ def test_capitals_and_accents_keep_their_places(tiny_checkpoints):
     assert found[-6:] == ["##b", "[UNK]", "[UNK]", "[UNK]", "[UNK]", "z"]  # an emoji is four bytes for CLIP
 
 
+@pytest.mark.parametrize("pupil", TOKENIZERS)
+def test_special_tokens_in_a_text_are_words_that_have_targets(tiny_checkpoints, pupil):
+    teachers = make_teachers(tiny_checkpoints, text="bert")
+    rows = pair_rows(["<s>30</s> now 20", "[SEP]", "see <|endoftext|> b"])
+    batch, output, _ = collate(tiny_checkpoints, rows, ("clip", pupil), teachers)
+    assert teachers(batch, output).text_mask.any(1).all()
+
+
 def test_what_the_teacher_cut_off_is_not_known(tiny_checkpoints):
     teachers = make_teachers(tiny_checkpoints, max_length=6)
     batch, output, _ = collate(tiny_checkpoints, pair_rows(), teachers=teachers)
@@ -110,6 +119,13 @@ def test_what_the_teacher_cut_off_is_not_known(tiny_checkpoints):
     assert lost.any()
     assert (targets.text_mask <= output.text_token_mask).all()
     assert targets.text_mask.any(1).all()
+
+
+def test_a_tokenizer_without_a_limit_cuts_nothing(tiny_checkpoints):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoints["bert"])
+    expected = tokenizer("a b")["input_ids"]
+    tokenizer.model_max_length = int(1e30)
+    assert tokenize_with_spans(tokenizer, ["a b"])[0]["input_ids"].tolist() == [expected]
 
 
 def test_a_slow_tokenizer_is_refused(tiny_checkpoints):
@@ -226,6 +242,11 @@ def test_errors_name_the_row(tiny_checkpoints):
         collator([rows[0], rows[1] | {"text": None}])
     with pytest.raises(ValueError, match=r"no teacher inputs.*TeacherCollator"):
         teachers.states({"pixel_values": torch.zeros(1)})
+    other = ImageTextProcessor(processor.image_processor, processor.tokenizer, max_text_length=4)
+    with pytest.raises(ValueError, match=r"^item 1 \(id 'row1'\): the processor and its tokenizer give different"):
+        strange = TeacherCollator(processor, 8, teachers)
+        strange.collator = PairCollator(other)
+        strange([rows[0], rows[1] | {"text": "b " * 9}])
     inputs, taught = split_teacher(collator(rows)["pairs"])
     output = model(**inputs, output_tokens=True)
     taught["pixel_values"] = taught["pixel_values"][..., :8]

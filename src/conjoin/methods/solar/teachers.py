@@ -242,8 +242,12 @@ class TeacherCollator:
         texts = [row["text"].strip() for row in rows]
         taught: dict[str, Tensor] = {}
         encoded, taught["student_spans"] = self.tokenize_student(texts)
-        if not torch.equal(encoded["input_ids"], batch["pairs"]["input_ids"]):
-            raise ValueError("the processor and its tokenizer give different tokens, so they cannot be aligned")
+        tokens = zip(names, _tokens(encoded), _tokens(batch["pairs"]), strict=True)
+        differing = [name for name, ours, theirs in tokens if ours != theirs]
+        if differing:
+            raise ValueError(
+                f"{differing[0]}: the processor and its tokenizer give different tokens, so they cannot be aligned"
+            )
         encoded, taught["text_spans"] = self.tokenize(texts)
         known = [row.get("teacher", {}) for row in rows]
         if known[0]:
@@ -294,6 +298,13 @@ def matching_image_processor(student: Any, teacher: Any, teacher_patch_size: int
     colours = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
     theirs = teacher.to_dict()
     return type(student).from_dict(settings | {name: theirs[name] for name in colours if name in theirs})
+
+
+def _tokens(encoded: Mapping[str, Any]) -> list[list[int]]:
+    """The tokens of each text, without padding."""
+    return [
+        ids[mask.bool()].tolist() for ids, mask in zip(encoded["input_ids"], encoded["attention_mask"], strict=True)
+    ]
 
 
 def _stack(states: Sequence[Tensor]) -> Tensor:

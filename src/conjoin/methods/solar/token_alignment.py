@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from conjoin.processing.item_inputs import cut_text
+from conjoin.processing.item_inputs import cut_text, text_limit, without_special_words
 
 
 def tokenize_with_spans(
@@ -17,7 +17,7 @@ def tokenize_with_spans(
     padding: str = "longest",
     padding_side: str | None = None,
 ) -> tuple[BatchEncoding, Tensor]:
-    """Tokenise texts and return the character span of each token.
+    """Tokenise texts as `ImageTextProcessor` does, and return the character span of each token.
 
     Args:
         tokenizer: Any fast tokenizer.
@@ -38,19 +38,22 @@ def tokenize_with_spans(
             f"{type(tokenizer).__name__} is no fast tokenizer: it does not report the character offsets of its "
             "tokens, so a teacher cannot be aligned"
         )
-    limit = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
-    texts = [cut_text(text, tokenizer, limit) for text in texts]
+    limit = text_limit(tokenizer, max_length)
+    if limit is not None:
+        texts = [cut_text(text, tokenizer, limit) for text in texts]
     encoded = tokenizer(
         texts,
         padding=padding,
         padding_side=padding_side,
-        truncation=True,
+        truncation=limit is not None,
         max_length=limit,
+        split_special_tokens=True,  # as in the processor, special tokens in a text are ordinary words
         return_attention_mask=True,
         return_special_tokens_mask=True,
         return_offsets_mapping=True,
         return_tensors="pt",
     )
+    encoded["input_ids"] = without_special_words(encoded["input_ids"], encoded["special_tokens_mask"], tokenizer)
     longest = max(map(len, texts), default=0)
     inked = torch.tensor([[not c.isspace() for c in text] + [False] * (longest - len(text)) for text in texts])
     before = F.pad(inked.long().cumsum(1), (1, 0))  # (N, longest + 1): non-space characters before each position

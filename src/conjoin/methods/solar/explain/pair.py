@@ -214,9 +214,8 @@ def _words(processor: Any, text: str, input_ids: Tensor, local: Tensor) -> list[
     names = tokenizer.convert_ids_to_tokens(input_ids[local].tolist())
     if not tokenizer.is_fast:
         return names
-    offsets = tokenizer(text, truncation=True, max_length=len(input_ids), return_offsets_mapping=True)[
-        "offset_mapping"
-    ]
+    options = {"truncation": True, "return_offsets_mapping": True, "split_special_tokens": True}
+    offsets = tokenizer(text, max_length=len(input_ids), **options)["offset_mapping"]
     pieces = [text[first:last].strip() for first, last in offsets] + [""] * (len(local) - len(offsets))
     return [
         piece or name
