@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, constants
 
 from conjoin.cli.main import main
 from conjoin.hub import export, export_stock, load_model, model_upload, push
+from conjoin.hub.commit import Upload
 from conjoin.hub.errors import PushError
 from conjoin.hub.local_paths import without_paths
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -185,6 +186,43 @@ def test_another_model_is_not_replaced_unless_told(hub, api, model, tmp_path):
     push(model_upload(other, "me/model"), replace=True, api=api)
     assert "model.safetensors" not in hub.files() and "model-00001-of-00001.safetensors" in hub.files()
     assert "SHA256SUMS" not in hub.files() and hub.files()["picture.txt"] == b"somebody's own"
+
+
+def test_a_new_branch_holds_another_model_alone(hub, api, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other", symlinks=True)
+    weights = other / "model.safetensors"
+    content = weights.read_bytes()[:-4] + b"\1\2\3\4"
+    weights.rename(other / "model-00001-of-00001.safetensors").write_bytes(content)
+    (other / "SHA256SUMS").unlink()
+    push(model_upload(model, "me/model"), api=api)
+    before = dict(hub.files())
+    push(model_upload(other, "me/model"), revision="v2", api=api)
+    assert hub.files() == before
+    assert [name for name in hub.files(revision="v2") if name.endswith(".safetensors")] == [
+        "model-00001-of-00001.safetensors"
+    ]
+    with pytest.raises(ValueError, match="holds another model"):
+        push(model_upload(model, "me/model"), revision="v2", api=api)
+
+
+def test_another_search_page_is_not_replaced_unless_told(hub, api):
+    def page(content, pictures):
+        names = [
+            "model/model.safetensors",
+            "index/vectors.npy",
+            *(f"pictures/{number}.webp" for number in range(pictures)),
+        ]
+        files = {"README.md": b"---\n---\n", "app.py": b"app", **dict.fromkeys(names, content)}
+        return Upload("me/page", "space", files, parts=("*.py", "index/*", "model/*", "pictures/*"))
+
+    push(page(b"old", 3), api=api)
+    push(page(b"old", 3), api=api)
+    with pytest.raises(ValueError, match=r"holds another space \(\w+/[\w.]+ differs\)"):
+        push(page(b"new", 1), api=api)
+    push(page(b"new", 1), replace=True, api=api)
+    files = hub.files("me/page", "space")
+    assert files["model/model.safetensors"] == b"new"
+    assert [name for name in files if name.startswith("pictures/")] == ["pictures/0.webp"]
 
 
 def test_a_public_repository_must_be_meant(hub, api, model):

@@ -54,6 +54,14 @@ def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
     compile((SPACE / "app.py").read_text(), "app.py", "exec")
 
 
+def test_a_space_pushed_again_is_the_same(folder, tmp_path):
+    one, other = (space_upload(folder / "index", "me/things", tmp_path / name).files for name in ("one", "other"))
+    content = [
+        {name: file.read_bytes() for name, file in each.items() if name[:5] == "index"} for each in (one, other)
+    ]
+    assert content[0] and content[0] == content[1]
+
+
 def test_the_command_lists_the_files(folder, capsys):
     assert main(["push", str(folder / "index"), "me/things", "--type", "space", "--dry-run"]) == 0
     printed = capsys.readouterr()

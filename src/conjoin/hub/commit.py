@@ -19,7 +19,7 @@ PATIENCE = 120.0
 """Seconds without an answer, or without progress of an upload, before a request is given up."""
 
 Kind = Literal["model", "dataset", "space"]
-_CONTENT = {"model": ("*.safetensors",), "dataset": ("*.parquet",), "space": ("*.py",)}
+_CONTENT = {"model": ("*.safetensors",), "dataset": ("*.parquet",), "space": ("*.py", "*.safetensors", "index/*")}
 """By the kind of repository, the files that make it what it is."""
 
 
@@ -72,9 +72,10 @@ def push(
     Args:
         upload: The files.
         public: Whether everybody may see them.
-        replace: Allow that the repository holds another model (other weights), dataset or metric; its files that are
-            not among the new ones are deleted in the same commit.
-        revision: The branch, made if needed; `main` when None.
+        replace: Allow that the repository holds another model (other weights), dataset, metric or search page; its
+            files that are not among the new ones are deleted in the same commit.
+        revision: The branch; `main` when None. One that does not exist is made from `main`, without the files of such
+            an upload there.
         message: Of the commit.
         api: The client; that of the environment (`HF_TOKEN`, `HF_ENDPOINT`) when None.
 
@@ -88,7 +89,7 @@ def push(
     api = api or HfApi()
     name: dict[str, Any] = {"repo_id": upload.repo_id, "repo_type": upload.kind}
     with _patience(), told(f"nothing was committed to {upload.repo_id!r}"):
-        found = _find(api, upload, revision)
+        found, is_new = _find(api, upload, revision)
         if found is None:
             space: dict[str, Any] = {"space_sdk": "gradio"} if upload.kind == "space" else {}
             api.create_repo(**name, private=not public, **space)
@@ -97,12 +98,12 @@ def push(
             raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
         there = {entry.path: entry for entry in api.list_repo_tree(**name, revision=found.sha, recursive=True)}
         remote = {path: entry for path, entry in there.items() if isinstance(entry, RepoFile)}
-        if not replace:
+        if not replace and not is_new:
             _check_same(upload, remote)
         if revision is not None:
             api.create_branch(**name, branch=revision, exist_ok=True)
         operations: list[Any] = [CommitOperationAdd(path, file) for path, file in _items(upload)]
-        if replace:
+        if replace or is_new:
             old = {path for path in remote if any(fnmatchcase(path, part) for part in upload.parts)}
             operations += [CommitOperationDelete(path) for path in sorted(old - set(upload.files))]
         api.preupload_lfs_files(
@@ -134,23 +135,26 @@ def _commit(api: HfApi, upload: Upload, operations: list[Any], head: str, revisi
     return str(done.commit_url)
 
 
-def _find(api: HfApi, upload: Upload, revision: str | None) -> Any:  # noqa: ANN401 - one class for each kind
-    """Return what the Hub says of the branch, or of `main` if it has no such branch; None without the repository."""
+def _find(api: HfApi, upload: Upload, revision: str | None) -> tuple[Any, bool]:
+    """Return what the Hub says of the branch, or of `main` for a new branch, and whether it is new.
+
+    There is nothing to return, None, without the repository.
+    """
     try:
-        return api.repo_info(upload.repo_id, repo_type=upload.kind, revision=revision, timeout=PATIENCE)
+        return api.repo_info(upload.repo_id, repo_type=upload.kind, revision=revision, timeout=PATIENCE), False
     except RevisionNotFoundError:
-        return api.repo_info(upload.repo_id, repo_type=upload.kind, timeout=PATIENCE)
+        return api.repo_info(upload.repo_id, repo_type=upload.kind, timeout=PATIENCE), True
     except RepositoryNotFoundError as error:
         if error.response is not None and error.response.status_code == 401:
             raise
-        return None
+        return None, False
 
 
 def _check_same(upload: Upload, remote: Mapping[str, RepoFile]) -> None:
     """Refuse a repository with content that is not this upload's.
 
     Raises:
-        ValueError: It holds another model, dataset or metric.
+        ValueError: It holds another model, dataset, metric or search page.
     """
     for path, entry in remote.items():
         if any(fnmatchcase(path, pattern) for pattern in _CONTENT[upload.kind]):
