@@ -49,6 +49,21 @@ def test_demo(few, tmp_path, capsys):
     assert max(map(len, tables.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(
+    ("place", "recipe"),
+    [("gallery", []), ("mined/embeddings", ["--recipe", "solar"]), ("mined/miners", ["--recipe", "solar"])],
+)
+def test_files_that_no_demo_wrote_stay(place, recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("conjoin.training.train", None)
+    monkeypatch.setattr(solar_demo, "make_scenes", None)
+    picture = tmp_path / place / "2024" / "holiday.jpg"
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    assert main(["demo", "--out", str(tmp_path), *recipe]) == 2
+    assert "it has 'holiday.jpg'; choose an empty or new folder" in capsys.readouterr().err
+    assert picture.exists()
+
+
 def test_solar(few, tmp_path, capsys, monkeypatch):
     # two steps of stage 1 leave the scores at chance, where stage 2 stops
     monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})

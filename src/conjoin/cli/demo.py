@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.evaluation import format_combinations
     from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
     from conjoin.retrieval import ItemEncoder
+    from conjoin.retrieval.store import STORE
+    from conjoin.storage import check_places
     from conjoin.training import DEMOS, load_recipe, recipe_folder, train
 
     logging.set_verbosity_error()
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> None:
     if args.recipe in DEMOS:
         _finish(DEMOS[args.recipe].run(out, overrides, _say), out, started)
         return
+    check_places(out / "gallery", STORE)
     model = str(out / "model")
     _say("1/4  Data and training")
     recipe = load_recipe(args.recipe or recipe_folder() / DEMO, {"training.output_dir": model, **overrides})

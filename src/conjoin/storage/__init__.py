@@ -32,6 +32,7 @@ from .fingerprints import (
 from .folder import (
     StoredFolder as StoredFolder,
     check_place as check_place,
+    check_places as check_places,
     is_current as is_current,
     read_folder as read_folder,
     replace_folder as replace_folder,

@@ -202,6 +202,16 @@ def check_place(folder: str | Path, kind: FolderKind, own: str = "") -> None:
             )
 
 
+def check_places(folder: str | Path, kind: FolderKind) -> None:
+    """Refuse to remove a folder of folders that has something else; hidden files do not count.
+
+    Raises:
+        ValueError: As `check_place` for each of them.
+    """
+    for path in sorted(Path(folder).glob("[!.]*")):
+        check_place(path, kind, rf"{re.escape(kind.prefix)}-\d{{5,}}\.safetensors")
+
+
 def write_file(path: Path, rows: int, write: Callable[[Path], object], named_by_content: bool) -> StoredFile:
     """Write a file atomically; `named_by_content` adds a digest to its name."""
     with temporary_path(path) as temporary:

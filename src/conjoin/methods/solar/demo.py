@@ -14,7 +14,9 @@ from conjoin.data.scenes.make import MARKER, TEST_SETS
 from conjoin.evaluation import Results
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
-from conjoin.storage import processor_digest, weights_digest
+from conjoin.retrieval.mining.search import RESULTS
+from conjoin.retrieval.store import STORE
+from conjoin.storage import check_places, processor_digest, weights_digest
 from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
 from .demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
@@ -22,6 +24,7 @@ from .scenes import FeatureEncoder, SceneTriplets, embed_features
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
+_MINED = {"embeddings": STORE, "miners": RESULTS}
 
 
 def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
@@ -31,7 +34,12 @@ def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]
         out: Folder of the demo.
         overrides: Overrides of both recipes.
         say: Announces a step.
+
+    Raises:
+        ValueError: The folder `mined` holds something else than an earlier demo wrote; and as training.
     """
+    for part, kind in _MINED.items():
+        check_places(out / "mined" / part, kind)
     say("1/5  Scenes")
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")
@@ -62,7 +70,8 @@ def _mine(trainer: RetrievalTrainer, source: str, folder: Path) -> None:
     def vectors(view: str, places: list[int]) -> Tensor:
         return embed_features(model, features, dtype, places, (view,))[view]
 
-    shutil.rmtree(folder, ignore_errors=True)  # may be from another model
+    for part in _MINED:
+        shutil.rmtree(folder / part, ignore_errors=True)  # may be from another model
     encoder: Any = FeatureEncoder(STAGE1, {name: place for place, name in enumerate(rows["id"])}, vectors)
     mine_hard_negatives(rows, [Miner("fused", STAGE1, "fused", "fused")], folder, load_encoder=lambda name: encoder)
 
