@@ -135,13 +135,20 @@ class TestFolder:
         folder = export(*self.parts(tiny_checkpoints, hidden_size=24), tmp_path / "model")
         (folder / "recipe.json").write_text("{}")
         (folder / "model-00001-of-00002.safetensors").write_bytes(b"a shard of an earlier model")
+        others = ["model-v1.safetensors", "model_ema.safetensors"]
+        for name in others:
+            (folder / name).touch()
         (folder / "checkpoint-1").mkdir()
         model, processor = self.parts(tiny_checkpoints)
         export(model, processor, folder)
         loaded, _ = load_model(folder)
         assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
         assert (folder / "recipe.json").exists() and (folder / "checkpoint-1").exists()
-        assert [file.name for file in folder.glob("*.safetensors")] == ["model.safetensors"]
+        assert sorted(file.name for file in folder.glob("*.safetensors")) == [
+            *others[:1],
+            "model.safetensors",
+            others[1],
+        ]
 
     def test_a_failure_leaves_the_earlier_model(self, tiny_checkpoints, tmp_path, monkeypatch):
         folder = export(*self.parts(tiny_checkpoints), tmp_path / "model", {"query": "find "})

@@ -17,6 +17,9 @@ from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence
 from conjoin.storage import STALE_SECONDS, flush, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
+_SHARDS = "model-?????-of-?????.safetensors"
+_EARLIER = ("model.safetensors", "model.safetensors.index.json", _SHARDS, "model_*.onnx", "model.onnx*")
+"""The weights that an earlier model may have."""
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
 _STAGING = ".export-"
 
@@ -100,7 +103,7 @@ def _move_files(staging: Path, folder: Path) -> None:
     """
     weights = sorted({file.name for pattern in _WEIGHTS for file in staging.glob(pattern)})
     others = sorted({file.name for file in staging.iterdir()} - set(weights))
-    for file in [file for pattern in _WEIGHTS for file in folder.glob(f"model{pattern}")]:
+    for file in [file for pattern in _EARLIER for file in folder.glob(pattern)]:
         file.unlink()
     for name in others:
         if (folder / name).is_dir():  # of chat templates
