@@ -74,6 +74,9 @@ def test_an_instruction_stands_before_the_first_text(processor):
     assert own[0] == prompts(processor, processor(["a box"]))[0] and "One.\n" in own[1] and "Two. red" in own[2]
     system = [{"role": "system", "content": "Find it."}, {"role": "user", "content": "a box"}]
     assert prompts(processor, processor([system])) == prompts(processor, processor(["a box"], instruction="Find it."))
+    system[0]["content"] = [{"type": "image", "image": image(16, 16)}, {"type": "text", "text": "Find it."}]
+    with pytest.raises(ValueError, match="item 1: an image in a system message; expected texts"):
+        processor(["a box", system])
     with pytest.raises(ValueError, match="2 instructions for 3 items; pass one for all, or one for each"):
         processor(items, instruction=["a", "b"])
     with pytest.raises(ValueError, match="item 0: text is empty"):

@@ -290,7 +290,10 @@ def _read_items(
         if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
             spoken = [message for message in value if message.get("role") == "system"]
             value = [message for message in value if message.get("role") != "system"] if spoken else value
-            system = parse_item(spoken, name, read=read).texts if spoken else []
+            told = parse_item(spoken, name, read=read) if spoken else None
+            if told is not None and told.images:
+                raise ValueError(f"{name}: an image in a system message; expected texts, which are the instruction")
+            system = told.texts if told is not None else []
         items.append(parse_item(value, name, empty_text, read))
         words = [*system, *([] if own is None else [check_text(own, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
