@@ -1,5 +1,6 @@
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from conjoin.retrieval import EmbeddingStore, build_index, encode_corpus, search_items
+from conjoin.serving.app import SearchPage
 from conjoin.serving.endpoint import make_endpoint
 from conjoin.serving.searcher import Searcher
 from tiny_encoder import tiny_encoder
@@ -89,6 +91,12 @@ def test_errors_are_json_that_names_the_item(client, path, body, status, item, p
     assert error["item"] == item
 
 
+def test_a_search_without_k_keeps_to_the_limit(client, searcher):
+    few = make_endpoint(Searcher(searcher.encoder, searcher.index, replace(LIMITS, results=3)))
+    for app, count in ((client, len(COLOURS)), (TestClient(few, base_url="http://127.0.0.1"), 3)):
+        assert len(app.post("/search", json={"items": ["a"]}).json()["results"][0]) == count
+
+
 def test_bodies_are_limited(searcher):
     client = TestClient(
         make_endpoint(Searcher(searcher.encoder, searcher.index, LIMITS.__class__(body_bytes=1000))),
@@ -108,6 +116,24 @@ def test_malformed_bodies_are_refused(client):
         answer = client.post("/embed", content=body, headers={"content-type": "application/json"})
         assert answer.status_code in (400, 422), body[:10]
         assert answer.json()["error"]["message"]
+
+
+def test_health_and_the_app_count_rows_without_reading_their_ids(searcher):
+    class Database:
+        model, kept = searcher.index.model, None
+
+        def __len__(self):
+            return len(COLOURS)
+
+        def columns(self):
+            return {}
+
+    reading_no_ids = Searcher(searcher.encoder, Database())
+    app = TestClient(make_endpoint(reading_no_ids), base_url="http://127.0.0.1")
+    assert app.get("/health").json()["rows"] == len(COLOURS)
+    loaded = Future()
+    loaded.set_result([reading_no_ids])
+    assert f"{len(COLOURS)} rows" in SearchPage(loaded, LIMITS).describe()[0]
 
 
 def test_health_and_reference_need_no_network(client):

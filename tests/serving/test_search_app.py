@@ -126,9 +126,12 @@ def test_a_row_without_its_picture_says_so(make_searcher):
     assert 'class="cj-face"' in html
 
 
-def test_only_a_joint_encoder_is_explained(page):
+def test_only_a_joint_encoder_is_explained(page, monkeypatch):
     _, _, query = page.search("a red thing", None, 3, "")
     assert "Only a joint encoder" in page.why(query, 0, 1)
+    with monkeypatch.context() as patch:  # as an ONNX export of one
+        patch.setitem(page.searchers[0].encoder.model.config.values, "model_type", "joint_encoder")
+        assert "Only a joint encoder" in page.why(query, 0, 1)
     for rank in (None, 0, 4, "1", -1):
         assert "Search first" in page.why(query, 0, rank)
     assert "Search first" in page.why(None, 0, 1)

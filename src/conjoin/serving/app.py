@@ -57,7 +57,7 @@ class SearchPage:
         shown = []
         for searcher in self.searchers:
             index = searcher.index
-            rows = 0 if index is None else len(index.ids)
+            rows = 0 if index is None else len(index)
             shown.append(f"{searcher.model_name}: {rows:,} rows")
         columns = [searcher.columns for searcher in self.searchers]
         shared = [column for column in columns[0] if all(column.name in [c.name for c in some] for some in columns)]

@@ -33,6 +33,7 @@ _ITEM_SCHEMA: dict[str, Any] = {
         ]
     }
 }
+_RESULTS = 10
 _ITEMS = "texts, images and both; <image> in a text marks the place of each of its images"
 
 
@@ -47,7 +48,7 @@ class EmbedRequest(BaseModel):
 class SearchRequest(EmbedRequest):
     """Queries."""
 
-    k: int = Field(10, description="results for each query")
+    k: int | None = Field(None, description="results for each query; by default 10, or the server's limit if lower")
     where: str | None = Field(None, description="a condition on the columns of the index: price < 50")
 
 
@@ -122,9 +123,9 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
     @app.post("/search")
     def search(request: SearchRequest) -> SearchResults:
         """Search the index for each of the items."""
-        check_results(request.k, limits)
+        k = min(_RESULTS, limits.results) if request.k is None else check_results(request.k, limits)
         items = read_items(request.items, limits)
-        found = searcher.search(items, request.k, request.where, _instruction(request, searcher))
+        found = searcher.search(items, k, request.where, _instruction(request, searcher))
         return SearchResults(results=[[Hit(**hit._asdict()) for hit in hits] for hits in found])
 
     @app.get("/health")
@@ -135,7 +136,7 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
             model=searcher.model_name,
             fingerprint=encoder.fingerprint,
             dimension=encoder.dimension,
-            rows=None if index is None else len(index.ids),
+            rows=None if index is None else len(index),
             columns=[column.name for column in columns],
         )
 

@@ -26,13 +26,14 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
         row: Of the result.
 
     Raises:
-        NotExplainedError: The model is no joint encoder, or there is no image beside a text.
+        NotExplainedError: The model is no joint encoder or an ONNX export, or there is no image beside a text.
     """
     from conjoin.data.interleaved import plain_text
     from conjoin.methods.solar.explain.pair import explain_pair
+    from conjoin.models.joint_encoder import JointEncoderModel
 
     encoder = searcher.encoder
-    if encoder.model.config.to_dict().get("model_type") != "joint_encoder":
+    if not isinstance(encoder.model, JointEncoderModel):
         raise NotExplainedError("Only a joint encoder compares the parts of an image with the words of a text.")
     image = _image_of(row)
     own = plain_text(images, text) if text else ""
