@@ -42,6 +42,18 @@ def test_every_kind_loads_as_it_was_saved(kind, tiny_checkpoints, mllm_checkpoin
         assert torch.equal(loaded(**again).embeddings, model.eval()(**batch).embeddings)
 
 
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [({"hidden_size": 32}, "text_adapter.0.bias"), ({"num_vl_layers": 9}, r"vl_encoder.layers.\d")],
+)
+def test_a_configuration_that_does_not_fit_the_weights_is_an_error(change, wrong, tmp_path):
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "SHA256SUMS"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=rf"'{tmp_path}': its config.json does not fit its weights: .*{wrong}"):
+        load_model(tmp_path)
+
+
 def test_parts_load_without_the_weights(tmp_path):
     shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
     config = load_config(tmp_path)

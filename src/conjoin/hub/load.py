@@ -47,7 +47,8 @@ def load_model(
 
     Raises:
         FileNotFoundError: There is no such model.
-        ValueError: A file is damaged, the model is not one of this package, or it is an ONNX export.
+        ValueError: A file is damaged, the configuration does not fit the weights, the model is not one of this
+            package, or it is an ONNX export.
     """
     if (Path(path) / ONNX_SETTINGS).is_file():
         raise ValueError(
@@ -63,7 +64,12 @@ def load_model(
             return model, AutoProcessor.from_pretrained(path, trust_remote_code=True, **pinned)
     model_class, _ = _classes(path, kind)
     with loading(path, revision):
-        model = model_class.from_pretrained(path, **pinned)
+        options = pinned | {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
+        loaded: Any = model_class.from_pretrained(path, **options)
+        model, found = loaded
+        wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+        if wrong:
+            raise ValueError(f"its config.json does not fit its weights: missing or of another shape are {wrong[:3]}")
     return model, load_processor(path, revision)
 
 
