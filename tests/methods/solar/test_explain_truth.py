@@ -60,6 +60,14 @@ def test_cached_features_give_the_same_scores(tiny_checkpoints, tmp_path):
     assert found == pytest.approx(score_intersection(model, processor, ROWS, 2))
 
 
+def test_no_scene_is_scored_alone(tiny_checkpoints, monkeypatch):
+    sizes = []
+    spy = lambda tokens: sizes.append(len(tokens.image)) or align(tokens)  # noqa: E731
+    monkeypatch.setattr("conjoin.methods.solar.explain.truth.align", spy)
+    scenes = score_scenes(*frozen_encoder(tiny_checkpoints), [*ROWS, ROWS[0]], batch_size=3)
+    assert len(list(scenes)) == 4 and sizes == [2, 2]
+
+
 def test_scenes_that_share_everything_cannot_be_scored(tiny_checkpoints):
     model, processor = frozen_encoder(tiny_checkpoints)
     rows = [row | {"image_objects": row["image_objects"][1:]} for row in ROWS]

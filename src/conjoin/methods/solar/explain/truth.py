@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ def score_intersection(
         model: A joint encoder after stage 1.
         processor: Its processor.
         rows: Scenes with `image`, `text`, `image_objects` and `text_objects`.
-        batch_size: Rows per batch; thresholds are fitted to the scores of a batch, as in training.
+        batch_size: Most rows per batch; thresholds are fitted to the scores of a batch, as in training.
         features: The tower features of the rows; None runs the towers, and then every row needs its `image`.
         scores: Those of global tokens or of windows, as in `SolarStage1Config`.
 
@@ -85,12 +86,13 @@ def score_scenes(
 ) -> Iterator[dict[str, ScoredTokens]]:
     """Yield the scores of every scene: `patch` and `token`; the arguments are those of `score_intersection`."""
     model.eval()
-    for start in range(0, len(rows), batch_size):
-        chosen = rows[start : start + batch_size]
+    batches = -(-len(rows) // batch_size)  # of equal sizes: a last one of a single scene would have no other pairs
+    for start, end in pairwise(len(rows) * number // max(1, batches) for number in range(batches + 1)):
+        chosen = rows[start:end]
         if features is None:
             inputs = processor([{"image": row["image"], "text": row["text"]} for row in chosen])
         else:
-            inputs = collate_features([features[place] for place in range(start, start + len(chosen))])["pairs"]
+            inputs = collate_features([features[place] for place in range(start, end)])["pairs"]
         inputs = {name: value.to(model.device) for name, value in inputs.items()}
         tokens = pair_tokens(model(**inputs, views=(), output_tokens=True))
         image, text = score_windows(model, tokens) if scores == "windows" else align(tokens)[1:]
