@@ -6,7 +6,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from conjoin.data import PairCollator, load_pairs
+from conjoin.data import PairCollator, load_pairs, name_rows
 from conjoin.data.pair_groups import join_pairs
 from conjoin.processing.item_inputs import load_image, parse_item
 from conjoin.storage import rows_digest
@@ -84,6 +84,11 @@ def test_captions_of_one_image_are_no_negatives(table):
     collator = PairCollator(lambda items, ids: {})
     ids = collator(list(load_pairs(table)))["ids"].tolist()
     assert ids[0] == ids[1] == ids[2] != ids[3] and len(set(ids)) == 3
+
+
+def test_a_row_without_a_group_is_not_of_the_group_that_its_id_names():
+    names = name_rows([{"id": "0", "group": 1}, {"id": "1"}, {"id": "2", "group": 1}])
+    assert names[0] == names[2] != names[1]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

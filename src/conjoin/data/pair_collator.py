@@ -32,11 +32,19 @@ class PairCollator:
 def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
     """Return the name of what each row shows: its `group`, else its `id`; None if no row has either.
 
+    A group and an id are never the same name: the row with the id `1` is not of the group `1`.
+
     Raises:
         ValueError: Some rows have a name and others do not.
     """
-    names = [row.get("id") if row.get("group") is None else row["group"] for row in rows]
+    names = [_name(row) for row in rows]
     unnamed = [index for index, name in enumerate(names) if name is None]
     if unnamed and len(unnamed) < len(names):
         raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
-    return None if unnamed else [str(name) for name in names]
+    return None if unnamed else [name for name in names if name is not None]
+
+
+def _name(row: Mapping[str, Any]) -> str | None:
+    if row.get("group") is not None:
+        return f"group {row['group']}"
+    return None if row.get("id") is None else f"id {row['id']}"
