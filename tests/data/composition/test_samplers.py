@@ -9,7 +9,13 @@ from conjoin.data import CompositionSettings, load_templates, read_catalogue
 from conjoin.data.composition.composer import Composer
 from conjoin.data.composition.distribution import evenness
 from conjoin.data.composition.pool import Condition, Pool
-from conjoin.data.composition.samplers import SAMPLERS, check_conditions, find_similar
+from conjoin.data.composition.samplers import (
+    SAMPLERS,
+    check_conditions,
+    draw_attribute_uniform,
+    find_similar,
+    near_misses,
+)
 from tiny_catalogue import products, write_catalogue
 
 SHARE = 0.2
@@ -131,6 +137,15 @@ def test_without_families_the_most_similar_product_is_found(catalogue, tmp_path)
     assert Pool(alone, np.arange(len(alone))).families is None
     queries = made(alone, 40, samplers={"high_similarity": 1.0}, conditions={2: 1.0}, max_positive_share=0.5)
     assert len(queries) > 20
+
+
+def test_near_misses_without_vectors_come_from_all_products(catalogue, monkeypatch):
+    monkeypatch.setattr("conjoin.data.composition.samplers.MOST_COMPARED", 20)
+    pool, found = Pool(catalogue, np.arange(len(catalogue))), []
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        found += near_misses(pool, draw_attribute_uniform(pool, 2, generator), 8, generator).tolist()
+    assert 0.4 < np.mean(found) / len(pool) < 0.6
 
 
 def test_an_outcome_depends_on_its_number_only(catalogue):

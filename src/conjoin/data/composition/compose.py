@@ -34,7 +34,7 @@ DISTRIBUTION_FILE = "distribution.json"
 GIVE_UP = 300
 """Numbers in a row without a new query, after which a split has no more."""
 
-_VERSION = 1
+_VERSION = 2
 
 
 def compose_queries(

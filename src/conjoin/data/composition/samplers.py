@@ -146,8 +146,8 @@ def rank(pool: Pool, conditions: Sequence[Condition], found: np.ndarray) -> np.n
 def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generator: np.random.Generator) -> np.ndarray:
     """Products that satisfy all conditions but one, and have another value there.
 
-    Each condition is missed in turn. Of each such list, at most `MOST_COMPARED` products are compared, the most
-    similar to the query's products come first.
+    Each condition is missed in turn. Of each such list, at most `MOST_COMPARED` products are drawn; by the vectors,
+    the most similar to the query's products come first, else the order is random.
     """
     lists = []
     for missed in conditions:
@@ -155,10 +155,10 @@ def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generat
         found = pool.find(kept)
         codes = pool.codes[missed.attribute, found]
         found = found[(codes != missed.value) & (codes != MISSING)]
-        if len(found) > MOST_COMPARED:
+        if pool.vectors is None:
+            found = generator.permutation(found)[:MOST_COMPARED]
+        elif len(found) > MOST_COMPARED:
             found = np.sort(found[generator.choice(len(found), MOST_COMPARED, replace=False)])
-        elif pool.vectors is None:
-            found = generator.permutation(found)
         lists.append(rank(pool, conditions, found).tolist())
     barred = {condition.product for condition in conditions}
     chosen: list[int] = []
