@@ -82,6 +82,16 @@ def test_sources_are_mixed_evenly_by_weight_and_repeat(sources):
     assert [one for one in ids if one[0] == "m"][:8] == [f"m{n}-{i}" for n in range(2) for i in range(4)]
 
 
+@pytest.mark.parametrize("weights", [[10] + [1] * 10, [2, 1, 1, 1], [0.5, 7.3, 0.1]])
+def test_many_sources_of_unequal_weight_are_mixed_to_within_one_row(weights):
+    rows = {str(n): datasets.Dataset.from_list([{"id": str(n)}]).to_iterable_dataset() for n in range(len(weights))}
+    found = Counter()
+    for end, row in enumerate(islice(PairStream(rows, weights, window=1), 60), start=1):
+        found[row["id"]] += 1
+        shares = (end * weight / sum(weights) for weight in weights)
+        assert all(abs(found[str(n)] - share) < 1 for n, share in enumerate(shares)), end
+
+
 def test_windows_are_shuffled_anew_in_each_pass(sources):
     stream = make_stream({"object": sources["object"]}, window=8)
     ids = [row["id"] for row in islice(iter(stream), 16)]

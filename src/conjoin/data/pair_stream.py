@@ -146,11 +146,21 @@ class _Batches(IterableDataset[Any]):
             rows: Rows = []
             left_out: list[dict[str, str]] = []
             while len(rows) < self.batch_size:
-                place = min(range(len(readers)), key=lambda place: ((counts[place] + 1) / weights[place], place))
+                place = _next_place(counts, weights)
                 rows.append(readers[place].read(left_out))
                 counts[place] += 1
             after = {"counts": list(counts), "sources": {reader.name: reader.state for reader in readers}}
             yield rows, StreamMark(worker, after, left_out)
+
+
+def _next_place(counts: Sequence[int], weights: Sequence[float]) -> int:
+    """Return the source of the next row, by the quota method (Balinski and Young, 1975).
+
+    It is one that the next row does not lift above its share by a whole row; no source then falls behind by one.
+    """
+    share = (sum(counts) + 1) / sum(weights)
+    behind = [place for place, weight in enumerate(weights) if counts[place] < weight * share]
+    return min(behind, key=lambda place: ((counts[place] + 1) / weights[place], place))
 
 
 class _SourceReader:
