@@ -115,7 +115,10 @@ def test_workers_resume_in_turn(sources):
     expected = batches(make_stream(only, window=2), 8, **fork)
     assert {one[:2] for one in expected[0]} == {"m0"} and {one[:2] for one in expected[1]} == {"m1"}
     first = make_stream(only, window=2)
-    start = batches(first, 3, **fork)
+    start = batches(first, 1, **fork)
+    with pytest.raises(ValueError, match="read by 2 workers; resume it with as many, not with 0"):
+        first.loader(list, 3)
+    start += batches(first, 2, **fork)
     second = make_stream(only, window=2)
     second.position = first.position
     assert start + batches(second, 5, **fork) == expected

@@ -42,7 +42,7 @@ class PairStream(IterableDataset[Any]):
         skip: Leave out rows that cannot be used, instead of raising.
 
     Attributes:
-        position: Of this process: `batches` read, and the state of each worker.
+        position: Of this process: `batches` read, by how many `readers` (workers, or one process), and their states.
 
     Raises:
         ValueError: A weight or the window is not positive.
@@ -91,11 +91,12 @@ class PairStream(IterableDataset[Any]):
                     f"{workers} workers read the source {name!r}, which has {source.num_shards} shards for this "
                     "process; set training.dataloader_num_workers to at most this number"
                 )
-        known = self.position["workers"]
-        if self.position["batches"] >= max(workers, 1) != len(known):
-            raise ValueError(
-                f"the stream was read by {len(known)} workers; resume it with as many, not with {workers}"
-            )
+        readers = max(workers, 1)
+        if not self.position["batches"]:
+            self.position["readers"] = readers
+        known = self.position.get("readers", len(self.position["workers"]))  # older checkpoints lack it
+        if known != readers:
+            raise ValueError(f"the stream was read by {known} workers; resume it with as many, not with {workers}")
         options |= {"collate_fn": _Collate(collate), "num_workers": workers}
         return StreamLoader(batches, batch_size=None, **options)
 
