@@ -98,6 +98,15 @@ def test_a_damaged_record_is_named(tmp_path, content):
     assert not list(tmp_path.rglob("*tmp"))
 
 
+def test_an_id_that_now_has_another_picture(tmp_path):
+    pictures = [row["image"] for row in rows()]
+    numbered = [{"id": str(number), "image": picture} for number, picture in enumerate(pictures)]
+    construct_symmetric(numbered, tmp_path, **Steps().as_arguments())
+    moved = [{"id": str(number), "image": picture} for number, picture in enumerate(pictures[1:])]
+    with pytest.raises(ValueError, match=r"item '0': its image is not 'images/0-.*png' of .*; an id must stay with"):
+        construct_symmetric(moved, tmp_path, **Steps().as_arguments())
+
+
 def test_what_came_out_useless_is_left_out_with_a_reason(tmp_path, caplog):
     steps = Steps()
     edits = iter(["other", "  ", None])
@@ -141,6 +150,17 @@ def test_a_rewritten_text_makes_a_variant(tmp_path):
     loaded = load_triplets(construct_symmetric(rows()[:1], tmp_path, **arguments))
     assert loaded["variant_text"] == [f"in other words: {text}" for text in loaded["query_text"]]
     assert [image["path"] for image in loaded["variant_image"]] == [image["path"] for image in loaded["query_image"]]
+
+
+@pytest.mark.parametrize(("rewritten", "reason"), [("", "empty"), (None, "unchanged")])
+def test_a_text_that_was_not_rewritten_makes_no_variant(tmp_path, caplog, rewritten, reason):
+    arguments = Steps().as_arguments() | {"rewrite": lambda text: text if rewritten is None else rewritten}
+    path = construct_symmetric(rows()[:1], tmp_path, **arguments)
+    assert f"item 'shop/red' has no variant: the rewritten text is {reason}" in caplog.text
+    loaded = load_triplets(path)
+    assert loaded["id"][:] == ["shop/red/original", "shop/red/edited"] and loaded["variant_text"][:] == [None, None]
+    again = construct_symmetric(rows()[:1], tmp_path, **arguments | {"rewrite": lambda text: "a variant"})
+    assert load_triplets(again)["variant_text"][:] == [None, None]  # a finished step is not repeated
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from PIL import Image
 from conjoin.data.construction.review_sheet import write_review_sheet
 from conjoin.processing import load_image
 from conjoin.progress import progress
-from conjoin.storage import atomic_path, write_text
+from conjoin.storage import atomic_path, content_digest, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,8 @@ EDITS = ("replace", "add", "remove")
 
 Record = dict[str, Any]
 """What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, its `edit` (of `EDITS`),
-`rewritten_text`, `edited_image` (paths relative to the folder); `left_out` says why there is no more."""
+`rewritten_text` (None: no variant), `edited_image` (paths relative to the folder); `left_out` says why there is no
+more."""
 
 
 class Edited(NamedTuple):
@@ -53,8 +54,9 @@ def construct_symmetric(
     """Make candidate triplets and a sheet on which a human accepts or rejects them.
 
     The result of each step is saved as soon as it is made: after an interruption the same call resumes, and a finished
-    item costs nothing. An item whose description is empty, or whose edited text is empty or unchanged, is left out,
-    with a warning and with the reason in its record; remove the file in `folder/items` to try it again.
+    item needs no model. An item whose description is empty, or whose edited text is empty or unchanged, is left out,
+    with a warning and with the reason in its record; remove the file in `folder/items` to try it again. If the
+    rewritten text is empty or unchanged, the item has no variant.
 
     Args:
         rows: Mappings with a unique `id` and an `image`, for example what `load_pairs` gives.
@@ -70,8 +72,8 @@ def construct_symmetric(
         The path of `candidates.jsonl`.
 
     Raises:
-        ValueError: A row without id or image, an id met twice, an unreadable image, a damaged record, a step that
-            returns something of another type, or not one candidate in the end.
+        ValueError: A row without id or image, an id met twice, an unreadable image, a damaged record or one of
+            another image, a step that returns something of another type, or not one candidate in the end.
     """
     folder = Path(folder)
     for name in ("items", "images"):
@@ -110,7 +112,7 @@ def assemble_triplets(record: Record) -> list[dict[str, Any]]:
     query = {"query_image": record["original_image"], "query_text": record["edited_text"]}
     positive = {"positive_image": record["edited_image"], "positive_text": record["original_text"]}
     variant = {}
-    if "rewritten_text" in record:
+    if record.get("rewritten_text") is not None:
         variant = {"variant_image": record["original_image"], "variant_text": record["rewritten_text"]}
     kinds = {"add": ("original",), "remove": ("edited",)}.get(record.get("edit", "replace"), ("original", "edited"))
     return [
@@ -131,24 +133,31 @@ def _begin(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
         if str(id_) in records:
             raise ValueError(f"row {number}: the id {str(id_)!r} occurs twice; ids must be unique")
         path = _record_path(folder, str(id_))
+        picture = load_image(row["image"], f"item {str(id_)!r}")
         if path.exists():
-            records[str(id_)] = _read_record(path)
+            records[str(id_)] = _read_record(path, picture)
             continue
         record: Record = {"id": str(id_)}
-        picture = load_image(row["image"], f"item {str(id_)!r}")
         record["original_image"] = _save_picture(folder, record, "original_image", picture)
         _save(folder, record)
         records[str(id_)] = record
     return list(records.values())
 
 
-def _read_record(path: Path) -> Record:
+def _read_record(path: Path, picture: Image.Image) -> Record:
+    """Read the record of an item, which has this picture."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict) or not {"id", "original_image"} <= set(record):
             raise ValueError("it is not the record of an item")
     except ValueError as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}); remove it to make the item again") from error
+    folder, name, original = path.parents[1], f"item {record['id']!r}", record["original_image"]
+    if content_digest(load_image(folder / original, name)) != content_digest(picture):
+        raise ValueError(
+            f"{name}: its image is not {original!r} of the construction in {str(folder)!r}; an id must stay with its "
+            "image (row numbers do not, if rows move): give the rows their former ids, or choose another folder"
+        )
     return record
 
 
@@ -167,8 +176,10 @@ def _run_step(record: Record, field: str, step: Callable[[Any], Any], source: st
     if not isinstance(made, str):
         record[field] = _save_picture(folder, record, field, made)
     elif not made.strip() or made.strip() == value:
-        record["left_out"] = f"the {field.replace('_', ' ')} is {'unchanged' if made.strip() else 'empty'}"
-        logger.warning("item %r is left out: %s", record["id"], record["left_out"])
+        reason = f"the {field.replace('_', ' ')} is {'unchanged' if made.strip() else 'empty'}"
+        is_variant = field == "rewritten_text"
+        logger.warning("item %r %s: %s", record["id"], "has no variant" if is_variant else "is left out", reason)
+        record |= {field: None} if is_variant else {"left_out": reason}
     else:
         record[field] = made.strip()
     _save(folder, record)
