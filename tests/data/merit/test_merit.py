@@ -3,10 +3,20 @@
 import copy
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conjoin.data import OOD_VALUES, MeritItems, MeritProducts, MeritTraining, RetrievalCollator, merit_queries
+from conjoin.data import (
+    OOD_VALUES,
+    PRODUCT_FEATURES,
+    MeritItems,
+    MeritProducts,
+    MeritTraining,
+    RetrievalCollator,
+    merit_queries,
+)
 from conjoin.data.interleaved import row_item
 from conjoin.data.merit.layout import ood_subsets, ood_values, read_query, without_titles
 from conjoin.data.merit.rows import read_captions
@@ -232,6 +242,17 @@ class TestBadFiles:
         write_products(tmp_path, [first, second | change])
         with pytest.raises(ValueError, match=message):
             MeritProducts(tmp_path, "test")
+
+    @pytest.mark.parametrize("path", ["../2.png", "/tmp/2.png", "inner/2.png"])
+    def test_an_image_outside_of_the_folder(self, tmp_path, path):
+        rows = [product_rows()[0], product_rows()[1] | {"image": {"bytes": None, "path": path}}]
+        (tmp_path / "data").mkdir()
+        pq.write_table(pa.Table.from_pylist(rows, PRODUCT_FEATURES.arrow_schema), tmp_path / "data/test-0.parquet")
+        if path.startswith("inner"):
+            assert MeritProducts(tmp_path, "test").image("2")["path"] == str(tmp_path / path)
+        else:
+            with pytest.raises(ValueError, match=f"row 1: the product '2': its image path '{path}' leaves the folder"):
+                MeritProducts(tmp_path, "test")
 
     def test_missing_files_and_columns(self, own_root):
         write_queries(own_root, [query()], "train")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conjoin.data.image_columns import undecoded, unread_images
+from conjoin.data.image_paths import path_inside
 
 PRODUCT_FEATURES = datasets.Features(
     {
@@ -55,7 +56,7 @@ class MeritProducts:
     Raises:
         FileNotFoundError: There are no files of the split.
         ValueError: A file is damaged, a column is missing, an id is missing or occurs twice, a title is empty, an
-            attribute is empty, or a product has no image (the message names the product).
+            attribute is empty, or a product has no image or one outside of the folder (the message names the product).
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:
@@ -75,8 +76,10 @@ class MeritProducts:
             repeated = next(p.id for place, p in enumerate(self._products) if self._places[p.id] != place)
             raise ValueError(f"{self}: the product {repeated!r} occurs twice")
         for place, paths in unread_images(self._images):
+            name = f"{self}, row {place}: the product {self._products[place].id!r}"
             if paths[0] is None:
-                raise ValueError(f"{self}, row {place}: the product {self._products[place].id!r} has no image")
+                raise ValueError(f"{name} has no image")
+            path_inside(self.folder, paths[0], f"{name}: its image path")
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"
