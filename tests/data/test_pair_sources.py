@@ -72,6 +72,21 @@ def test_other_pictures_and_captions_without_a_picture_are_told(tmp_path, caplog
         load_pairs(tmp_path, only="image")
 
 
+def test_captions_are_utf_8(tmp_path):
+    draw(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("rötlich", encoding="utf-8-sig")  # with the mark that some editors write
+    assert load_pairs(tmp_path)["text"][:] == ["rötlich"]
+    (tmp_path / "a.txt").write_text("rötlich", encoding="latin-1")
+    with pytest.raises(ValueError, match=r"the caption '.*a.txt' is not UTF-8 .*position 1"):
+        load_pairs(tmp_path)
+
+
+def test_hidden_pictures_and_folders_are_ignored(tmp_path):
+    for path in (".thumbs/1.png", "cat/1.png", "cat/._1.png", "dog/1.png"):
+        draw(tmp_path / ".data" / path)
+    assert load_pairs(tmp_path / ".data")["id"][:] == ["cat/1.png", "dog/1.png"]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_table_that_lists_such_a_picture(tmp_path, streaming):
     (tmp_path / "a.svg").write_text("<svg/>")

@@ -224,7 +224,7 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     """Open a folder of pictures; returns also the folder of its relative image paths, that of the split."""
     if any((folder / name).is_file() for name in _SAVED_FILES):
         return _open_saved(folder, split, streaming), folder
-    pictures = sorted(path for path in folder.rglob("*") if is_picture(path))
+    pictures = sorted(path for path in folder.rglob("*") if is_picture(path) and not _is_hidden(path, folder))
     for name in METADATA_FILES:
         if (folder / name).is_file():
             table = open_table(folder / name, split, streaming)
@@ -244,11 +244,22 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
         columns["label"] = [image.parent.name for image in images]
     elif captions:
         _check_captions(folder, images, captioned)
-        columns["text"] = [image.with_suffix(".txt").read_text(encoding="utf-8").strip() for image in images]
+        columns["text"] = [_read_caption(image.with_suffix(".txt")) for image in images]
     pairs = datasets.Dataset.from_dict(columns)
     if labelled:
         pairs = pairs.cast_column("label", datasets.ClassLabel(names=sorted(set(columns["label"]))))
     return (pairs.to_iterable_dataset() if streaming else pairs), folder
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _read_caption(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the caption {str(path)!r} is not UTF-8 ({error}); save it as UTF-8") from error
 
 
 def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None:
