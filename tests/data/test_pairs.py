@@ -151,6 +151,12 @@ def test_bytes_and_urls(monkeypatch):
     monkeypatch.setenv("CONJOIN_ALLOW_URLS", "public")
     raw = datasets.Dataset.from_dict({"image": [png()], "text": ["red"]})
     assert load_pairs(raw)[0]["image"] == {"bytes": png(), "path": None}
+    for kind in ("large_binary", "binary_view"):  # Polars writes the former
+        features = datasets.Features({"image": datasets.Value(kind), "text": datasets.Value("string")})
+        assert load_pairs(raw.cast(features))[0]["image"] == {"bytes": png(), "path": None}
+        several = datasets.Features(features | {"image": datasets.List(datasets.Value(kind))})
+        lists = datasets.Dataset.from_dict({"image": [[png()] * 2], "text": ["red"]}, features=several)
+        assert load_pairs(lists)[0]["image"] == [{"bytes": png(), "path": None}] * 2
     links = datasets.Dataset.from_dict({"URL": ["https://example.org/a.png"], "TEXT": ["a"]})
     assert load_pairs(links)[0] == {
         "id": "0",

@@ -40,7 +40,20 @@ def element_of(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`
 
 def is_text(feature: Any) -> bool:  # noqa: ANN401 - any feature of `datasets`
     """Whether a feature is text."""
-    return feature in (datasets.Value("string"), datasets.Value("large_string"))
+    return feature in [datasets.Value(kind) for kind in ("string", "large_string", "string_view")]
+
+
+def image_column(dataset: datasets.Dataset, column: str) -> datasets.Dataset | None:
+    """Return a column of images, bytes or paths as the undecoded column `image`; None if it holds something else."""
+    feature, several = dataset.features[column], element_of(dataset.features[column]) is not None
+    kind = element_of(feature) if several else feature
+    images = dataset.select_columns(column).rename_columns({column: "image"})
+    if kind in (datasets.Value("large_binary"), datasets.Value("binary_view")):
+        kind = datasets.Value("binary")
+        images = images.cast_column("image", datasets.List(kind) if several else kind)
+    if not is_text(kind) and not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
+        return None
+    return images.cast_column("image", datasets.List(IMAGE) if several else IMAGE)
 
 
 def list_lengths(dataset: datasets.Dataset, column: str) -> list[int]:

@@ -11,6 +11,7 @@ from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.image_columns import (
     IMAGE,
     element_of,
+    image_column,
     is_text,
     list_lengths,
     strings,
@@ -351,16 +352,15 @@ class _RowReader:
         """Return the column `image` of the rows."""
         column = self.columns.image or ""
         element = element_of(dataset.features[column])
-        kind = dataset.features[column] if element is None else element
-        target = IMAGE if element is None else datasets.List(IMAGE)
-        if is_text(kind):
+        if is_text(dataset.features[column] if element is None else element):
             found = {"image": checks.run(self._image, dataset[column][:])}
+            target = IMAGE if element is None else datasets.List(IMAGE)
             return strings(found, several=element is not None).cast_column("image", target)
-        if not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
+        images = image_column(dataset, column)
+        if images is None:
             raise ValueError(
                 f"column {column!r} holds {dataset.features[column]}; expected images, image bytes, paths or URLs"
             )
-        images = dataset.select_columns(column).rename_columns({column: "image"}).cast_column("image", target)
         for row, paths in unread_images(images):
             try:
                 for path in paths:
