@@ -78,6 +78,22 @@ def test_rows_of_one_image_file_are_one_group(image_folder):
     assert (pairs["id"][:], pairs["group"][:]) == (["0", "1", "2", "3"], ["0", "1", "0", "3"])
     write(table, [{"file_name": f"{name}.png", "text": "a"} for name in ("red", "blue", "green")])
     assert "group" not in load_pairs(table).column_names
+    write(table, [{"file_name": name, "text": "a"} for name in ("red.png", "blue.png", "./red.png")])
+    for only in (None, "image", "text"):
+        assert load_pairs(table, only=only)["group"][:] == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize("only", [None, "text"])
+def test_rows_of_one_image_file_of_a_dataset_of_images(image_folder, only):
+    red, blue = ({"path": str(image_folder / f"{name}.png"), "bytes": None} for name in ("red", "blue"))
+    embedded = red | {"bytes": (image_folder / "blue.png").read_bytes()}  # the name says nothing then
+    for rows, kind in (
+        ([red, blue, red, embedded], datasets.Image()),
+        ([[red, red], [red], [red, red], [red, embedded]], datasets.List(datasets.Image())),
+    ):
+        structs = datasets.Dataset.from_dict({"image": rows, "text": ["a"] * 4})
+        for stored in (structs, structs.cast_column("image", kind)):
+            assert load_pairs(stored, only=only)["group"][:] == ["0", "1", "0", "3"]
 
 
 def test_captions_of_one_image_are_no_negatives(table):

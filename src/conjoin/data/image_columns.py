@@ -92,6 +92,14 @@ def with_lists(dataset: Source, column: str | None, first: Mapping[str, Any]) ->
     return dataset.map(read, features=features)
 
 
+def image_files(images: datasets.Dataset) -> dict[int, tuple[str, ...]]:
+    """Return the paths or URLs of the rows none of whose images has bytes."""
+    several = element_of(images.features["image"]) is not None
+    counts = list_lengths(images, "image") if several else [1] * len(images)
+    found = {row: tuple(path for path in paths if path) for row, paths in unread_images(images)}
+    return {row: paths for row, paths in found.items() if paths and len(paths) == counts[row]}
+
+
 def unread_images(images: datasets.Dataset) -> Iterator[tuple[int, list[str | None]]]:
     """Yield the rows with an image that has no bytes, without reading the bytes of the others.
 

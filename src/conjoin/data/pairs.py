@@ -12,6 +12,7 @@ from conjoin.data.image_columns import (
     IMAGE,
     element_of,
     image_column,
+    image_files,
     is_text,
     list_lengths,
     strings,
@@ -137,15 +138,23 @@ def resolve_image_path(
         FileNotFoundError: No such file.
         ValueError: `check_image_path` refuses the path, or Pillow does not read files of this kind.
     """
-    if not path or "://" in path or path.startswith("data:"):
+    if not path or _is_uri(path):
         return check_image_path(path, folders, name)
-    file = ((folder or Path()) / path).absolute()
+    file = _absolute(path, folder)
     check_image_path(str(file), folders, name)
     if not file.is_file():
         raise FileNotFoundError(f"{name}, image {str(file)!r}: no such file")
     if not is_readable(file):
         raise ValueError(f"{name}, image {str(file)!r}: cannot be read; {remedy(file.suffix.lower())}")
     return str(file)
+
+
+def _is_uri(path: str) -> bool:
+    return "://" in path or path.startswith("data:")
+
+
+def _absolute(path: str, folder: Path | None) -> Path:
+    return ((folder or Path()) / path).absolute()
 
 
 def _first_row(dataset: AnyDataset) -> dict[str, Any]:
@@ -200,7 +209,7 @@ class _RowReader:
                 owners = [row for row, row_id in enumerate(ids) if first.setdefault(row_id, row) == row]
         pairs["id"] = number_pairs([ids[row] for row in owners])
         check_ids(pairs["id"])
-        groups = self._groups(dataset, ids, owners)
+        groups = self._groups(dataset, images, ids, owners)
         if groups is not None:
             pairs["group"] = [groups[row] for row in owners]
         numbers = self._numbers(dataset, checks)
@@ -337,15 +346,17 @@ class _RowReader:
         value = self._class_name(value) if self.columns.group == self.columns.text else value
         return None if value is None or value == "" else str(value)
 
-    def _groups(self, dataset: datasets.Dataset, ids: list[str], owners: Sequence[int]) -> Sequence[str | None] | None:
-        """Return the group of each row: that of the column, else rows of one image."""
+    def _groups(
+        self, dataset: datasets.Dataset, images: datasets.Dataset | None, ids: list[str], owners: Sequence[int]
+    ) -> Sequence[str | None] | None:
+        """Return the group of each row: that of the column, else rows of one image file."""
         if self.columns.group is not None:
             return [self._group(value) for value in dataset[self.columns.group][:]]
+        if images is None and self.columns.picture is not None:
+            images = image_column(dataset, self.columns.picture)
         pictures: list[Hashable] = list(ids)
-        picture = self.columns.picture
-        if picture is not None and is_text(element_of(dataset.features[picture]) or dataset.features[picture]):
-            paths = dataset[picture][:]
-            pictures = [(str(path),) if path else row_id for path, row_id in zip(paths, ids, strict=True)]
+        for row, paths in image_files(images).items() if images is not None else ():
+            pictures[row] = tuple(path if _is_uri(path) else _absolute(path, self.folder) for path in paths)
         return group_rows(ids, pictures, owners)
 
     def _collect_images(self, dataset: datasets.Dataset, checks: RowChecks) -> datasets.Dataset:
