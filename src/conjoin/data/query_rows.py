@@ -73,7 +73,7 @@ def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a 
     if isinstance(rows, KnownPositives):
         return rows.positives
     names = _column(rows, "positive_id") or _column(rows, "positive") or [None] * len(rows)
-    return [name if isinstance(name, str) else place for place, name in enumerate(names)]
+    return [str(name) if isinstance(name, str | int) else place for place, name in enumerate(names)]
 
 
 def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with a length

@@ -93,6 +93,7 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     assert table[0]["negative_ids"] == list(table.positives[2]) and table[2]["id"] == "7"
     named = [{"query": "q", "positive": ["a", "b"], "positive_ids": [1, 2], "negative": "a", "negative_id": "3"}]
     assert QueryTable(write(tmp_path, *named)).positives == [("1", "2")]
+    assert positives_of([{"positive_id": 7}, {"positive_id": None}, {"positive_id": "7"}]) == ["7", 1, "7"]
 
 
 @pytest.mark.parametrize(
