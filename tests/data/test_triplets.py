@@ -81,6 +81,10 @@ def test_triplets_in_a_table(image_folder, row):
     row["negative_text"] = "blue"
     path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
     assert load_triplets(path)[0]["negative_text"] == "blue"
+    row |= {"negative_image": "", "kind": "", "id": ""}
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    triplet = load_triplets(path)[0]
+    assert (triplet["id"], triplet["negative_image"], triplet["kind"]) == ("0", None, None)
     path.write_text(path.read_text().replace("red.png", "rad.png"))
-    with pytest.raises(FileNotFoundError, match=r"row 0 \(id 'a'\), query_image, image '.*rad.png': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"row 0 \(id '0'\), query_image, image '.*rad.png': no such file"):
         load_triplets(path)

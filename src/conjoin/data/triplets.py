@@ -36,7 +36,8 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
     Each line is an object with `query_image`, `query_text`, `positive_image`, `positive_text`, `negative_image` and
     `negative_text`; optionally `id` (the row number otherwise), `variant_image`, `variant_text` and `kind`: the kind
     of negative, for which Precision is also reported by itself. Images are paths relative to the folder of the file,
-    or URLs if they are allowed. The image or the text of an item may be null, but not both.
+    or URLs if they are allowed. The image or the text of an item may be null, but not both; an empty cell of a CSV or
+    TSV is null.
 
     Raises:
         FileNotFoundError: The file or a listed image does not exist; the message names line and field.
@@ -48,6 +49,8 @@ def load_triplets(path: str | PathLike[str]) -> datasets.Dataset:
         rows, unit, first = list(JsonLines(path)), "line", 1
     else:
         rows, unit, first = open_table(path).to_list(), "row", 0
+        if {".csv", ".tsv"} & {suffix.lower() for suffix in path.suffixes}:  # also .csv.gz
+            rows = [{name: cell or None for name, cell in row.items()} for row in rows]
     if not rows:
         raise ValueError(f"{str(path)!r} has no triplets")
     columns = list(dict.fromkeys(key for row in rows for key in row))
