@@ -9,6 +9,7 @@ from PIL import Image
 
 from conjoin.data import allow_root, load_pairs, load_triplets
 from conjoin.data.image_paths import ALLOW_ROOTS
+from conjoin.processing import load_image
 from conjoin.processing.item_urls import ALLOW_URLS
 
 
@@ -107,6 +108,17 @@ def test_a_saved_dataset_names_files_inside_its_folder(folder, outside, streamin
         else:
             with pytest.raises(ValueError, match=r"row 0 .*outside of the dataset"):
                 list(load_pairs(folder, streaming=streaming))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_embedded_images_are_read_and_not_the_file_of_their_path(folder, outside, streaming):
+    image = {"bytes": (folder / "inner/own.png").read_bytes(), "path": str(outside)}
+    table = folder / "embedded.parquet"
+    datasets.Dataset.from_list([{"image": image, "images": [image], "text": "a"}]).to_parquet(table)
+    for column in ("image", "images"):
+        (row,) = load_pairs(table, image_column=column, streaming=streaming)
+        for found in row["image"] if column == "images" else [row["image"]]:
+            assert load_image(found).getpixel((0, 0)) == (0, 0, 255)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

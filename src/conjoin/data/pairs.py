@@ -340,6 +340,8 @@ class _RowReader:
             return resolve_image_path(value or None, self.folder, name, self.folders)
         if isinstance(value, Mapping) and value.get("bytes") is None:
             check_image_path(value.get("path"), self.folders, name)
+        elif isinstance(value, Mapping):
+            return {"bytes": value["bytes"], "path": None}  # `datasets` reads the path, if such a file exists
         return value
 
     def _group(self, value: Any) -> str | None:  # noqa: ANN401
