@@ -50,6 +50,17 @@ def changed_rows():
     return rows[:2] + rows[5:]
 
 
+def stopped(folder, rows, encoder=None, **options):
+    """Update with rows after which the process stops."""
+
+    def stopping():
+        yield from rows
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        update(folder, stopping(), encoder or tiny_encoder(batch_size=1), **options)
+
+
 def test_sync_is_encoding_again(tmp_path):
     store = encoded(tmp_path / "store")
     checksum, encoder = store.checksum, tiny_encoder()
@@ -141,6 +152,15 @@ def test_remove_rows(tmp_path):
         f"row/{number}" for number in range(23) if number not in (1, 7, 10, 11, 12, 13, 14)
     ]
     assert update(tmp_path, tiny_rows()).added == 7
+
+
+def test_remove_rows_publishes_no_stopped_update(tmp_path):
+    encoded(tmp_path)
+    before = state(tmp_path)
+    stopped(tmp_path, [row | {"text": "another"} for row in tiny_rows()[:20]])
+    remove_rows(tmp_path, ["row/3"])
+    assert state(tmp_path) == {id_: row for id_, row in before.items() if id_ != "row/3"}
+    assert update(tmp_path, tiny_rows(), sync=True).added == 1
 
 
 class TestRefusals:
@@ -235,9 +255,22 @@ def test_an_unfinished_store_can_be_synced(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         encoded(tmp_path / "store", stopping())
+    for use in (lambda: remove_rows(tmp_path / "store", ["row/1"]), lambda: update(tmp_path / "store", tiny_rows())):
+        with pytest.raises(ValueError, match=r"is unfinished \(10 rows so far\); run `conjoin encode` again"):
+            use()
     assert update(tmp_path / "store", changed_rows(), sync=True).unchanged == 10 - 3 - 1
     encoded(tmp_path / "whole", changed_rows())
     assert state(tmp_path / "store") == state(tmp_path / "whole")
+
+
+def test_rows_of_two_stopped_updates_come_once(tmp_path):
+    encoded(tmp_path / "store")
+    for version in ("first", "second"):
+        rows = [row | {"text": f"{version} {row['id']}"} for row in tiny_rows()]
+        stopped(tmp_path / "store", rows[:20])
+    assert update(tmp_path / "store", rows, sync=True).replaced == 23
+    encoded(tmp_path / "whole", rows)
+    assert state(tmp_path / "store").keys() == state(tmp_path / "whole").keys()
 
 
 def test_a_reader_meanwhile_sees_the_old_state_or_the_new(tmp_path):

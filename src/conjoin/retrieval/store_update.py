@@ -98,8 +98,8 @@ def update_store(
 
     Raises:
         FileNotFoundError: There is no store.
-        ValueError: No rows, an unusable row, an id met twice, a store of another model or other settings, or one that
-            another process writes; the store is as it was.
+        ValueError: No rows, an unusable row, an id met twice, a store of another model or other settings, one that is
+            unfinished (without `sync`), or one that another process writes; the store is as it was.
         OSError: The disk is full or fails; the store is as it was.
     """
     if on_error not in ("raise", "skip"):
@@ -121,7 +121,7 @@ def update_store(
 
 
 def remove_rows(directory: str | Path, ids: Collection[str]) -> None:
-    """Remove rows from a store.
+    """Remove rows from a store. An update that was interrupted does not resume then, but starts over.
 
     Args:
         directory: The store.
@@ -129,7 +129,8 @@ def remove_rows(directory: str | Path, ids: Collection[str]) -> None:
 
     Raises:
         FileNotFoundError: There is no store.
-        ValueError: An id is not in the store, or another process writes into it; the store is as it was.
+        ValueError: An id is not in the store, it is unfinished, or another process writes into it; the store is as it
+            was.
     """
     with FolderUpdate(directory, STORE) as folder:
         update = _Update(folder)
@@ -154,6 +155,11 @@ class _Update:
     """The state of a store that is updated: its shards, old and new, and which of their rows are removed."""
 
     def __init__(self, folder: FolderUpdate, repair: bool = False) -> None:
+        if not (repair or folder.manifest.complete):
+            raise ValueError(
+                f"the store in {str(folder.folder)!r} is unfinished ({folder.manifest.rows} rows so far); "
+                f"{STORE.remedy} again, it resumes"
+            )
         self.folder, self.changes = folder, StoreChanges()
         self._is_damaged = False
         self.details = dict(folder.manifest.details)
@@ -181,6 +187,9 @@ class _Update:
     def _add_file(self, file: StoredFile, removed: list[int], table: RowTable) -> None:
         shard = len(self._files)
         ids, contents, items = read_row_digests(check_file(self.folder.folder, file, STORE))
+        if table is self._pending:  # an update that stopped earlier may have written the same row
+            for old in filter(None, map(table.get, ids)):
+                self._removed[old.shard].append(old.place)
         gone = set(removed)
         triples = enumerate(zip(ids, contents.tolist(), items.tolist(), strict=True))
         table.put((id_, RowPlace(shard, place, *row)) for place, (id_, *row) in triples if place not in gone)
@@ -201,7 +210,6 @@ class _Update:
         if source.position == 0:
             raise ValueError("the data is empty: the store stays as it is")
         self._flush()
-        self.remove(self._pending.unmarked(), count=False)
         self.details["parts"] = sorted(encoder.parts)
         if encoder.has_several:
             self.details[SEVERAL_IMAGES] = True
@@ -283,6 +291,7 @@ class _Update:
             details: What else the manifest records.
             left_out: What the store lists as left out from now on; None keeps the list.
         """
+        self.remove(self._pending.unmarked(), count=False)
         before = self.folder.manifest
         old_left_out = sum(before.details.get("left_out", {}).values())
         is_listed = left_out is None or len(left_out) == old_left_out
