@@ -273,6 +273,16 @@ def test_rows_of_two_stopped_updates_come_once(tmp_path):
     assert state(tmp_path / "store").keys() == state(tmp_path / "whole").keys()
 
 
+@pytest.mark.parametrize("kept", [{}, {"price": 1}])
+def test_a_resumed_update_knows_that_items_have_several_images(kept, tmp_path, pictures):
+    encode_corpus([{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"), tmp_path, shard_size=SHARD)
+    rows = [{"id": f"two {number}", "image": pictures[:2]} for number in range(20)]
+    stopped(tmp_path, rows, tiny_encoder(batch_size=1, input_type="cat"))
+    assert update(tmp_path, [rows[0] | {"kept": kept}], tiny_encoder(input_type="cat")).encoded == 0
+    store = EmbeddingStore.open(tmp_path)
+    assert store.model.input_type == "cat" and store.manifest.details["parts"] == ["image", "text"]
+
+
 def test_a_reader_meanwhile_sees_the_old_state_or_the_new(tmp_path):
     encoded(tmp_path)
     old, states, errors, done = state(tmp_path), [], [], threading.Event()

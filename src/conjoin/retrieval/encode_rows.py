@@ -115,6 +115,11 @@ class RowEncoder:
         self.has_several |= any(count_images(inputs[position]) > 1 for position in used)
         return vectors[used], reasons
 
+    def note(self, id_: str, row: Row) -> None:
+        """Record what a row is made of whose vector is there already."""
+        self.parts.update(row_parts(id_, row))
+        self.has_several |= count_images(_input(id_, row)[0]) > 1
+
 
 def row_items(ids: Sequence[str], rows: Sequence[Row]) -> list[int]:
     """The `item_digest` of what is encoded of each row."""

@@ -218,12 +218,16 @@ class _Update:
 
     def _take_some(self, ids: list[str], rows: list[Row], encoder: RowEncoder, bar: Any) -> list[LeftOut]:  # noqa: ANN401
         contents = list(map(row_content, ids, rows))
-        pending = [place for place in range(len(ids)) if not self._is_known(ids[place], contents[place])]
+        pending = [
+            place for place, row in enumerate(rows) if not self._is_known(ids[place], row, contents[place], encoder)
+        ]
         bar.update(len(ids) - len(pending))
         usable = [place for place in pending if rows[place].get("problem") is None]
         items = dict(zip(usable, row_items([ids[p] for p in usable], [rows[p] for p in usable]), strict=True))
         known = {place: self._known_vector(ids[place], items[place]) for place in usable}
         vectors = {place: vector for place, vector in known.items() if vector is not None}
+        for place in vectors:
+            encoder.note(ids[place], rows[place])
         bar.update(len(vectors))
         unknown = [place for place in pending if place not in vectors]
         reasons: dict[int, str] = {}
@@ -242,7 +246,7 @@ class _Update:
                 self.changes.removed += is_replaced
         return [LeftOut(unknown[number], ids[unknown[number]], reasons[number]) for number in sorted(reasons)]
 
-    def _is_known(self, id_: str, content: int) -> bool:
+    def _is_known(self, id_: str, row: Row, content: int, encoder: RowEncoder) -> bool:
         """Whether the store, or a shard of an update that did not end, has a row; marks it."""
         old = self.base.get(id_)
         if old is not None and old.content == content:
@@ -253,6 +257,7 @@ class _Update:
         if new is None or new.content != content:
             return False
         self._pending.mark(id_)
+        encoder.note(id_, row)
         self._count(self._remove_old(id_))
         return True
 
