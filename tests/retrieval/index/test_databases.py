@@ -1,6 +1,7 @@
 """LanceDB and Milvus: the rows lie in a database, and a search sees one state of it."""
 
 import errno
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -208,6 +209,26 @@ class TestLance:
             index.add(["a"], unit(1, 16))
         index._lock.release()
         check(load_index(tmp_path / "index"), CORPUS, names(400))
+
+    def test_versions_are_removed_after_the_manifest_is_replaced(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("conjoin.retrieval.index.lance._KEPT_FOR", timedelta(milliseconds=1))
+        make("lancedb", tmp_path).save(tmp_path / "index")
+        index = load_index(tmp_path / "index")
+        index.remove(["doc/1"])
+
+        def full(*args, **kwargs):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="the index is as it was before"):
+            patch.setattr("conjoin.retrieval.index.lance.save_index", full)
+            index.save(tmp_path / "index")
+        index._lock.release()
+        index = load_index(tmp_path / "index")
+        check(index, CORPUS, names(400))
+        index.remove(["doc/1"])
+        index.save(tmp_path / "index")
+        assert load_index(tmp_path / "index").ids == [name for name in names(400) if name != "doc/1"]
+        assert len(index._table.list_versions()) <= 2  # the last one, and the recorded one
 
     def test_damage_is_reported(self, tmp_path):
         make("lancedb", tmp_path).save(tmp_path / "index")

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,8 @@ _PARTITIONS_FROM = 100_000
 _ROWS_AT_ONCE = 8192
 _KEPT_FOR = timedelta(days=1)
 """How long the files of earlier versions stay, for readers that opened them."""
+_FOREVER = timedelta(days=36_500)
+"""Longer than any version is old."""
 
 
 class LanceIndex(TableIndex):
@@ -213,6 +215,8 @@ class LanceIndex(TableIndex):
             options = self.options | {"table": self._name, "version": int(self._table.version), "next": self._next}
             save_index(self, target, {}, options, is_locked=True)
         self._version = int(self._table.version)
+        with suppress(RuntimeError, OSError):  # the index is saved; the next time cleans up as well
+            self._table.optimize(cleanup_older_than=_KEPT_FOR)
         self._release()
 
     def _move(self, target: Path) -> None:
@@ -246,7 +250,7 @@ class LanceIndex(TableIndex):
             )
             self._table.create_index(_VECTOR, config=config)
             self._is_partitioned = True
-        self._table.optimize(cleanup_older_than=_KEPT_FOR)
+        self._table.optimize(cleanup_older_than=_FOREVER)  # the manifest still names an earlier version
 
     def prepare(self) -> None:
         """Make partitions now, as `save` does; a search before then compares with every vector."""
