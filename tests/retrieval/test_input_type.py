@@ -8,7 +8,15 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import apply_input_type
-from conjoin.retrieval import ItemEncoder, build_index, encode_corpus, load_encoder, load_index, search_items
+from conjoin.retrieval import (
+    ItemEncoder,
+    build_index,
+    encode_corpus,
+    load_encoder,
+    load_index,
+    search_items,
+    update_index,
+)
 from tiny_encoder import TinyModel, tiny_encoder, tiny_processor
 
 
@@ -136,6 +144,14 @@ def test_stores_and_indexes_record_the_input_type(pictures, tmp_path):
         search_items(index, tiny_encoder(input_type="avg"), ["a"], 1)
     with pytest.raises(ValueError, match="input_type"):
         encode_corpus(rows, tiny_encoder(input_type="avg"), tmp_path / "store", shard_size=1)
+    other = encode_corpus(rows, tiny_encoder(input_type="avg"), tmp_path / "other")
+    with pytest.raises(
+        ValueError, match="the index has vectors of input type 'cat', the store of 'avg'; build it again"
+    ):
+        update_index(index, other)
+    single = encode_corpus([{"id": "one", "image": pictures[2]}], tiny_encoder(), tmp_path / "single")
+    assert update_index(index, single).removed == 2 and index.model.input_type is None
+    assert update_index(index, other).added == 2 and index.model.input_type == "avg"
 
 
 def test_an_index_of_single_images_takes_every_input_type(pictures, tmp_path):

@@ -15,14 +15,20 @@ def update_index(index: Index, store: str | Path | EmbeddingStore) -> StoreChang
         store: The store or its folder.
 
     Raises:
-        ValueError: The index has vectors of another model, or does not say what its vectors were made from; it stays
-            as it was.
+        ValueError: The index has vectors of another model or input type, or does not say what its vectors were made
+            from; it stays as it was.
     """
     opened = store if isinstance(store, EmbeddingStore) else EmbeddingStore.open(store)
     if index.dimension is not None and index.dimension < opened.dimension:  # an index of truncated vectors
         opened = EmbeddingStore.open(opened.directory, opened.verify, index.dimension)
     if index.model is None or index.model.fingerprint != opened.model.fingerprint:
         raise ValueError(f"the index has vectors of model {index.model}, the store of {opened.model}; build it again")
+    types = {index.model.input_type, opened.model.input_type} - {None}
+    if len(types) > 1:
+        raise ValueError(
+            f"the index has vectors of input type {index.model.input_type!r}, the store of "
+            f"{opened.model.input_type!r}; build it again"
+        )
     changes = index.follow(opened)
     index.model = opened.model
     return changes
