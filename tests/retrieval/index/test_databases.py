@@ -96,6 +96,20 @@ def test_a_living_index(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_ids_with_special_characters(kind, tmp_path):
+    ids = ["dir\\name", '12" lamp', "it's", "two\nlines", "50%_"]
+    index = new_index(kind, **({"uri": str(tmp_path / "rows.db")} if kind == "milvus" else {}))
+    index.add(ids, unit(5, 16))
+    index.save(tmp_path / "index")
+    index = load_index(tmp_path / "index")
+    assert index.ids == ids and rows_of(index, ids) == [{}] * 5
+    assert [found for (found,) in index.search(unit(5, 16), 1).ids] == ids
+    index.update([ids[0]], unit(5, 16)[:1])
+    index.remove(ids[1:3])
+    assert index.ids == [*ids[3:], ids[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_refusals(kind, tmp_path):
     index = make(kind, tmp_path)
     index.save(tmp_path / "index")
@@ -276,6 +290,18 @@ class TestMilvus:
             index.add(["a"], unit(1, 16))
         index._lock.release()
         check(load_index(tmp_path / "index"), CORPUS, names(400))
+
+    def test_a_server_that_fails_while_rows_are_read(self, monkeypatch, tmp_path):
+        from pymilvus import MilvusException
+
+        class Pages:
+            def next(self):
+                raise MilvusException(message="gone")
+
+        index = make("milvus", tmp_path)
+        monkeypatch.setattr(index._client, "query_iterator", lambda *args, **kwargs: Pages())
+        with pytest.raises(ConnectionError, match=r"Milvus at .* failed .*gone"):
+            rows_of(index, ["doc/1"])
 
     def test_it_needs_an_address(self):
         with pytest.raises(ValueError, match="pass the uri of a Milvus server"):

@@ -117,7 +117,7 @@ class MilvusIndex(TableIndex):
         pages = self._call(
             self._client.query_iterator, self._name, batch_size=_ROWS_AT_ONCE, filter=where, output_fields=columns
         )
-        while rows := pages.next():
+        while rows := self._call(lambda timeout: pages.next()):
             yield list(rows)
         pages.close()
 
@@ -160,11 +160,11 @@ class MilvusIndex(TableIndex):
             kept = rows.columns.slice(chosen.start, len(ids)).to_pylist()
         records = []
         for id_, vector, digest, row in zip(ids, vectors, rows.digests[chosen].tolist(), kept, strict=True):
-            if len(id_.encode("utf-8", "surrogatepass")) > _LONGEST - 20:
-                raise ValueError(f"the id {id_[:60]!r}... is longer than Milvus takes ({_LONGEST - 20} bytes)")
+            if len(id_.encode("utf-8", "surrogatepass")) > _LONGEST:
+                raise ValueError(f"the id {id_[:60]!r}... is longer than Milvus takes ({_LONGEST} bytes)")
             records.append(
                 {
-                    _KEY: f"{self._reading}/{id_}",
+                    _KEY: f"{self._reading}/{self._next_place}",
                     _ID: id_,
                     _PLACE: self._next_place,
                     _SINCE: self._reading,
