@@ -1,6 +1,7 @@
 """A `CrossEncoder` sorts the first results again: the function, `conjoin search` and `conjoin evaluate`."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import Reranker, SearchResult, load_reranker, rerank
+from conjoin.retrieval.reranker import rerank_rows
 from tiny_merit import write_merit
 
 TEXTS = ["a red apple", "two chairs", "the sea", "nine boats on a lake", "no"]
@@ -114,6 +116,18 @@ def test_search(index, text_reranker, capsys):
     assert "--rerank-top must be at least 1, got 0" in capsys.readouterr().err
 
 
+def test_rows_of_several_images_are_read_at_once(tmp_path):
+    for name, level in (("a", 10), ("b", 80), ("c", 200)):
+        Image.new("RGB", (4, 4), (level,) * 3).save(tmp_path / f"{name}.png")
+    kept = [{"image": f"{tmp_path}/{some[0]}.png, {tmp_path}/{some[1]}.png"} for some in ("ac", "bb")]
+    asked = []
+    index = SimpleNamespace(rows=lambda ids: asked.append(ids) or [kept[int(id_)] for id_ in ids])
+    found = SearchResult([["0", "1"], ["1", "0"]], np.array([[0.9, 0.8]] * 2, dtype=np.float32))
+    queries = [Image.new("RGB", (2, 2), (level,) * 3) for level in (80, 105)]
+    again = rerank_rows(index, found, queries, Reranker(MeanBrightness()), 2)
+    assert again.ids == [["1", "0"], ["0", "1"]] and [sorted(ids) for ids in asked] == [["0", "1"]]
+
+
 def test_run_files_carry_the_new_order(index, tmp_path, monkeypatch):
     data = tmp_path / "merit"
     data.mkdir()
@@ -132,6 +146,12 @@ def test_run_files_carry_the_new_order(index, tmp_path, monkeypatch):
     assert any([n for n, _ in new[q]] != [n for n, _ in plain[q]] for q in new)
     config = json.loads((tmp_path / "new" / "results.json").read_text())["config"]
     assert (config["reranker"], config["reranked candidates"]) == ("averages", 4)
+
+
+class MeanBrightness(Brightness):
+    def predict(self, inputs, batch_size, show_progress_bar, activation_fn=None, prompt=None):
+        means = [np.mean([np.asarray(image, float).mean() for image in b["image"]]) for _, b in inputs]
+        return [-abs(np.asarray(a, float).mean() - mean) for (a, _), mean in zip(inputs, means, strict=True)]
 
 
 class Averages(Brightness):

@@ -14,6 +14,7 @@ from conjoin.processing.item_inputs import Item, parse_item
 from conjoin.progress import progress
 from conjoin.retrieval.index.base import Index, SearchResult
 from conjoin.retrieval.index.build import rows_of
+from conjoin.retrieval.kept_rows import picture_paths
 from conjoin.storage import settings_digest, weights_digest
 
 if TYPE_CHECKING:
@@ -161,14 +162,18 @@ def rerank_rows(
         ValueError: The index knows neither the text nor the image of a result; and as `rerank`.
         FileNotFoundError: An image is no longer where it was.
     """
+    names = list(dict.fromkeys(id_ for ids in found.ids for id_ in ids))
+    rows = dict(zip(names, rows_of(index, names), strict=True))  # at once: an index may read all its ids
 
     def item_of(id_: str) -> dict[str, Any]:
-        (row,) = rows_of(index, [id_])
-        item: dict[str, Any] = {part: row[part] for part in ("image", "text") if part in row}
+        item: dict[str, Any] = {part: rows[id_][part] for part in ("image", "text") if part in rows[id_]}
         if not item:
             raise ValueError(f"the index records neither text nor image of {id_!r}, so it cannot be reranked")
         if "text" in item and is_interleaved([None], item["text"]) and "image" in item:
             raise ValueError(f"the index records no order of the images of {id_!r}, so it cannot be reranked")
+        if "image" in item:
+            paths = picture_paths(item["image"])
+            item["image"] = paths if len(paths) > 1 else paths[0]
         return item
 
     return rerank(found, queries, item_of, reranker, top)

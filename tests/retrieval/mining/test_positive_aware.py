@@ -1,13 +1,16 @@
 """Mining that compares negatives with the positive, as in sentence-transformers, and for images."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from test_mining import Loader, mine, pairs
 
-from conjoin.retrieval import Miner, Reranker, load_mined, mine_hard_negatives, parse_miners
-from conjoin.retrieval.mining.positives import ViewItems
+from conjoin.retrieval import Miner, Reranker, encode_corpus, load_mined, mine_hard_negatives, parse_miners
+from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
+from tiny_encoder import tiny_encoder
 
 WORDS = ["apple", "chair", "river", "cloud", "zebra", "violin", "tea", "lamp"]
 
@@ -166,3 +169,17 @@ def test_a_folder_of_other_limits_is_not_reused(tmp_path):
     mine(rows, tmp_path, [Miner("cross", "one", "text", "image")])
     with pytest.raises(ValueError, match=r"made with max_score None, not -2\.0"):
         mine(rows, tmp_path, [Miner("cross", "one", "text", "image", max_score=-2.0)])
+
+
+def test_the_scores_of_a_large_group_take_little_memory(tmp_path):
+    rows = [{"id": str(number), "text": f"word {number}"} for number in range(300)]
+    store = encode_corpus(rows, tiny_encoder(batch_size=300, config={"width": 64}), tmp_path)
+    groups = dict.fromkeys(store.ids, "one")
+    ids, vectors = store.load()
+    positives = Positives(store, Excluded(groups, groups), True, "m")
+    tracemalloc.start()
+    found = positives.scores(ids, vectors)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_allclose(found, (vectors @ vectors.T + 9 * np.eye(300)).min(axis=1), atol=1e-6)
+    assert peak < 15 * 2**20  # the vectors of all pairs take 22 MiB, twice

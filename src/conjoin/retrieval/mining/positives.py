@@ -13,6 +13,8 @@ from conjoin.retrieval.mining.miners import view_rows
 from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import text_digest
 
+_PAIRS_AT_ONCE = 8192
+
 
 class Excluded(NamedTuple):
     """Which candidates are no negatives of which anchors, by name."""
@@ -70,10 +72,12 @@ class Positives:
         """Return the least cosine of each of N anchors, with vectors `(N, D)`, to one of its positives."""
         places = [self.places(id_) for id_ in ids]
         rows = np.repeat(np.arange(len(ids)), [len(some) for some in places])
-        found = self.corpus.take([place for some in places for place in some])
-        cosines = np.einsum("nd,nd->n", np.asarray(vectors, dtype=np.float32)[rows], found)
+        different, numbers = np.unique([place for some in places for place in some], return_inverse=True)
+        anchors, found = np.asarray(vectors, dtype=np.float32), self.corpus.take(different.tolist())
         least = np.full(len(ids), np.inf)
-        np.minimum.at(least, rows, cosines)
+        for start in range(0, len(rows), _PAIRS_AT_ONCE):
+            some = slice(start, start + _PAIRS_AT_ONCE)
+            np.minimum.at(least, rows[some], np.einsum("nd,nd->n", anchors[rows[some]], found[numbers[some]]))
         return least.tolist()
 
 
