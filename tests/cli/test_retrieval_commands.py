@@ -13,7 +13,7 @@ from conjoin.cli import encode, index, search
 from conjoin.cli.main import main
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, load_index
+from conjoin.retrieval import EmbeddingStore, ItemEncoder, load_index, remove_rows
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange")
 TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -142,6 +142,18 @@ def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch
     assert found == {COLOURS[0]: 9, COLOURS[1]: 10}
     with pytest.raises(ValueError, match="all columns of a CSV file are texts: encode with --keep price:number"):
         conjoin("search", tmp_path / "index-price", "--image", data / "red.png", "--where", "price < 11")
+    with pytest.raises(ValueError, match=r"the column 'id' of type string with 5 of another type$"):
+        conjoin("search", tmp_path / "index-price", "--image", data / "red.png", "--where", "id > 5")
+
+
+def test_a_store_without_rows_is_filled_again(data, model, tmp_path, capsys):
+    arguments = ("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path)
+    conjoin(*arguments)
+    store = EmbeddingStore.open(tmp_path)
+    remove_rows(tmp_path, store.ids)
+    conjoin(*arguments)
+    assert f"{len(store)} rows added" in capsys.readouterr().out
+    assert len(EmbeddingStore.open(tmp_path)) == len(store)
 
 
 def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
@@ -265,6 +277,8 @@ def test_compact_and_truncated(built, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
     with pytest.raises(ValueError, match="has 8 dimensions, not --dims 4: leave out --update"):
         conjoin("index", built / "store", "--out", tmp_path, "--dims", 4, "--update")
+    with pytest.raises(ValueError, match="holds int8, not --dtype binary: leave out --update"):
+        conjoin("index", built / "store", "--out", tmp_path, "--dtype", "binary", "--update")
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])

@@ -168,9 +168,10 @@ def _manifest(args: argparse.Namespace) -> "Manifest | None":
         ValueError: It holds something else, or a store of another dtype.
     """
     from conjoin.retrieval.store import STORE
-    from conjoin.storage import read_manifest, recorded_rows
+    from conjoin.storage import read_manifest
+    from conjoin.storage.manifest import MANIFEST
 
-    if not recorded_rows(Path(args.out), STORE):
+    if not (Path(args.out) / MANIFEST).exists():
         return None
     manifest = read_manifest(Path(args.out), STORE)
     if manifest.key["dtype"] != args.dtype:

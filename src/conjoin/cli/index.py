@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"the index {args.out!r} has {index.dimension} dimensions, not --dims {args.dims}: leave out --update"
             )
+        if args.dtype not in (None, found := getattr(index, "dtype", None)):
+            held = found or "the dtype of its store"
+            raise ValueError(f"the index {args.out!r} holds {held}, not --dtype {args.dtype}: leave out --update")
         changes = update_index(index, args.store)
     else:
         index = _build(args)

@@ -229,10 +229,13 @@ def to_parquet(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[l
         values = [_utf8(value) if isinstance(value, str) else value for value in (row.get(name) for row in rows)]
         try:
             columns[name] = pa.array(values, pa.string() if name in _STRINGS else None)
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, UnicodeEncodeError) as error:
             raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
+    try:
+        pq.write_table(pa.table(columns), sink, compression="zstd")
+    except pa.ArrowException as error:  # a column of empty objects
+        raise ValueError(f"the columns cannot be kept: {error}") from error
     return names, sink.getvalue().to_pybytes()
 
 

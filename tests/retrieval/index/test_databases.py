@@ -193,6 +193,22 @@ def test_an_index_follows_its_store(kind, tmp_path):
 
 
 class TestLance:
+    def test_a_kept_list_of_another_type_says_to_build_again(self, tmp_path):
+        rows = [row | {"kept": {"tags": [1]}} for row in tiny_rows()]
+        encode_corpus(rows, tiny_encoder(), tmp_path / "store")
+        build_index(tmp_path / "store", "lancedb").save(tmp_path / "index")
+        rows[0]["kept"] = {"tags": [0.5]}
+        update_store(rows, tiny_encoder(), tmp_path / "store")
+        with pytest.raises(ValueError, match=r"the kept column 'tags' was list.*, now it is list.*: build the index"):
+            update_index(load_index(tmp_path / "index"), tmp_path / "store")
+        assert len(load_index(tmp_path / "index")) == len(rows)
+
+    @pytest.mark.parametrize("name", ["_distance", "query_index"])
+    def test_names_of_results_cannot_be_kept(self, name, tmp_path):
+        encode_corpus([row | {"kept": {name: 1}} for row in tiny_rows()], tiny_encoder(), tmp_path)
+        with pytest.raises(ValueError, match=f"the kept column '{name}' has a name that the index uses"):
+            build_index(tmp_path, "lancedb")
+
     def test_partitions_are_rescored(self):
         corpus, queries = clustered(2000, 32), clustered(50, 32, seed=1)
         index = filled("lancedb", corpus, partitions=8, probes=4)

@@ -27,6 +27,7 @@ from conjoin.storage import DamagedError, check_place, lock_folder
 
 _VECTOR, _DIGEST, _PLACE, _ID = "_vector", "_digest", "_place", "id"
 _HIDDEN = (_VECTOR, _DIGEST, _PLACE)
+_RESERVED = (*_HIDDEN, "_distance", "_rowid", "_cast", "query_index")
 _PARTITIONS_FROM = 100_000
 """Rows from which on the vectors are partitioned; below it a search compares with all of them."""
 _ROWS_AT_ONCE = 8192
@@ -113,7 +114,7 @@ class LanceIndex(TableIndex):
     def _insert(self, rows: Iterable[Rows], dimension: int, columns: pa.Schema) -> None:
         self._begin()
         kept = [field.with_name(stored_name(field.name)) for field in columns if field.name != _ID]
-        if taken := [field.name for field in kept if field.name in _HIDDEN]:
+        if taken := [field.name for field in kept if field.name in _RESERVED]:
             raise ValueError(f"the kept column {taken[0]!r} has a name that the index uses; keep it under another one")
         vector = pa.field(_VECTOR, pa.list_(pa.float32(), dimension))
         own = [pa.field(_ID, pa.string()), vector, pa.field(_DIGEST, pa.int64()), pa.field(_PLACE, pa.int64())]
@@ -149,6 +150,11 @@ class LanceIndex(TableIndex):
             elif field.type != old[field.name] and pa.types.is_null(old[field.name]):
                 self._table.drop_columns([field.name])
                 self._table.add_columns(pa.schema([field]))
+            elif field.type != old[field.name] and pa.types.is_nested(field.type):
+                raise ValueError(
+                    f"the kept column {field.name!r} was {old[field.name]}, now it is {field.type}: "
+                    "build the index again"
+                )
             elif field.type != old[field.name]:
                 self._table.add_columns({"_cast": f"arrow_cast(`{field.name}`, '{_cast_name(field.type)}')"})
                 self._table.drop_columns([field.name])
