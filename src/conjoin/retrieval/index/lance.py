@@ -27,7 +27,8 @@ from conjoin.storage import DamagedError, check_place, lock_folder
 
 _VECTOR, _DIGEST, _PLACE, _ID = "_vector", "_digest", "_place", "id"
 _HIDDEN = (_VECTOR, _DIGEST, _PLACE)
-_RESERVED = (*_HIDDEN, "_distance", "_rowid", "_cast", "query_index")
+_RESERVED = (*_HIDDEN, "_distance", "query_index")
+"""Names that a search gives to its own columns, too."""
 _PARTITIONS_FROM = 100_000
 """Rows from which on the vectors are partitioned; below it a search compares with all of them."""
 _ROWS_AT_ONCE = 8192
@@ -114,8 +115,6 @@ class LanceIndex(TableIndex):
     def _insert(self, rows: Iterable[Rows], dimension: int, columns: pa.Schema) -> None:
         self._begin()
         kept = [field.with_name(stored_name(field.name)) for field in columns if field.name != _ID]
-        if taken := [field.name for field in kept if field.name in _RESERVED]:
-            raise ValueError(f"the kept column {taken[0]!r} has a name that the index uses; keep it under another one")
         vector = pa.field(_VECTOR, pa.list_(pa.float32(), dimension))
         own = [pa.field(_ID, pa.string()), vector, pa.field(_DIGEST, pa.int64()), pa.field(_PLACE, pa.int64())]
         schema = pa.schema([*own, *kept])
@@ -136,6 +135,18 @@ class LanceIndex(TableIndex):
                 raise
         self.dimension, self._next = dimension, source.next
 
+    def _check_columns(self, columns: pa.Schema) -> None:
+        if taken := [name for name in columns.names if name in _RESERVED]:
+            raise ValueError(f"the kept column {taken[0]!r} has a name that the index uses; keep it under another one")
+        old = {} if self._table is None else {field.name: field.type for field in self._schema()}
+        for field in unify([columns, pa.schema([(name, old[name]) for name in columns.names if name in old])]):
+            before = old.get(field.name, field.type)
+            if field.type != before and pa.types.is_nested(before):
+                raise ValueError(
+                    f"the kept column {field.name!r} has the type {before} in the index, {field.type} now; build the "
+                    "index again"
+                )
+
     def _index_ids(self) -> None:
         """Make rows quick to find by their ids."""
         if len(self):
@@ -150,11 +161,6 @@ class LanceIndex(TableIndex):
             elif field.type != old[field.name] and pa.types.is_null(old[field.name]):
                 self._table.drop_columns([field.name])
                 self._table.add_columns(pa.schema([field]))
-            elif field.type != old[field.name] and pa.types.is_nested(field.type):
-                raise ValueError(
-                    f"the kept column {field.name!r} was {old[field.name]}, now it is {field.type}: "
-                    "build the index again"
-                )
             elif field.type != old[field.name]:
                 self._table.add_columns({"_cast": f"arrow_cast(`{field.name}`, '{_cast_name(field.type)}')"})
                 self._table.drop_columns([field.name])

@@ -141,6 +141,9 @@ class MilvusIndex(TableIndex):
     def _expression(self, condition: Condition) -> str:
         return condition_text(condition, self._schema(), MilvusDialect(_COLUMNS, _ID))
 
+    def _check_columns(self, columns: pa.Schema) -> None:
+        unify([self._columns, columns])
+
     def _insert(self, rows: Iterable[Rows], dimension: int, columns: pa.Schema) -> None:
         kept = pa.schema([field for field in columns if field.name != _ID])
         self._columns = unify([self._columns, kept])

@@ -89,6 +89,10 @@ class TableIndex(ABC):
         """The kept columns of the rows under some ids."""
 
     @abstractmethod
+    def _check_columns(self, columns: pa.Schema) -> None:
+        """Refuse kept columns of names or types that `_insert` does not take."""
+
+    @abstractmethod
     def _insert(self, rows: Iterable[Rows], dimension: int, columns: pa.Schema) -> None:
         """Append rows, with kept columns of these names and types; none of the ids is there."""
 
@@ -187,6 +191,8 @@ class TableIndex(ABC):
             else:
                 gone.append(id_)
                 replaced += found is not None
+        columns = pa.schema([]) if store.kept is None else store.kept.schema()
+        self._check_columns(columns)
         if gone:
             self._delete(gone)
         new: dict[int, list[int]] = {}
@@ -194,7 +200,6 @@ class TableIndex(ABC):
             new.setdefault(shard, []).append(place)
         added = sum(map(len, new.values())) - replaced
         if new or not self.dimension:
-            columns = pa.schema([]) if store.kept is None else store.kept.schema()
             self._insert(_read_new(store, new), store.dimension, columns)
         return replace(changes, added=added, replaced=replaced, removed=len(gone) - replaced)
 
