@@ -167,6 +167,7 @@ class Bench:
             trainer: Any = GclTrainer(model, config, train_dataset=rows, processing_class=self.processor)
         else:
             settings |= {"reconstruct": RECONSTRUCT[run.method], "decoded_rows": 16}
+            settings |= {"mask_ratio": self.args.mask_ratio}
             settings |= {"reg_weight": self.args.weight, "rec_weight": self.args.weight}
             trainer = CoralTrainer(
                 model,
@@ -285,6 +286,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="a tenth of it for full")
     parser.add_argument("--temperature", type=float, default=0.05)
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
+    parser.add_argument("--mask-ratio", type=float, default=0.5)
     parser.add_argument("--stage-1-steps", type=int, default=40)
     parser.add_argument("--stage-1-rate", type=float, default=1e-3)
     parser.add_argument("--depth", type=int, default=DEPTH, help="layers of the whole model, of 30")
