@@ -38,7 +38,7 @@ class JointEncoderConfig(PreTrainedConfig):
             `"sum"`, as the sum of the unit embeddings of its image and its text; `"intersection"`, as that sum plus
             `intersection_weight` times the sum of the unit embeddings of the parts of image and text that both have
             (see `conjoin.methods.solar.fit_intersection`). An item of one modality is embedded alike by all. Training
-            does not use it.
+            on pairs does not use it; training on queries does.
         intersection_weight: Weight of the shared parts.
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of the layer norms.
