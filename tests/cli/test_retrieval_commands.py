@@ -142,18 +142,6 @@ def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch
     assert found == {COLOURS[0]: 9, COLOURS[1]: 10}
     with pytest.raises(ValueError, match="all columns of a CSV file are texts: encode with --keep price:number"):
         conjoin("search", tmp_path / "index-price", "--image", data / "red.png", "--where", "price < 11")
-    with pytest.raises(ValueError, match=r"the column 'id' of type string with 5 of another type$"):
-        conjoin("search", tmp_path / "index-price", "--image", data / "red.png", "--where", "id > 5")
-
-
-def test_a_store_without_rows_is_filled_again(data, model, tmp_path, capsys):
-    arguments = ("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path)
-    conjoin(*arguments)
-    store = EmbeddingStore.open(tmp_path)
-    remove_rows(tmp_path, store.ids)
-    conjoin(*arguments)
-    assert f"{len(store)} rows added" in capsys.readouterr().out
-    assert len(EmbeddingStore.open(tmp_path)) == len(store)
 
 
 def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
@@ -206,6 +194,14 @@ def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, 
     conjoin(*arguments, "--out", tmp_path / "b", "--streaming")
     for file in (tmp_path / "a").iterdir():
         assert (tmp_path / "b" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_encode_fills_an_empty_store(model, data, built, tmp_path, capsys):
+    shutil.copytree(built / "store", tmp_path / "store")
+    remove_rows(tmp_path / "store", list(COLOURS))
+    conjoin("encode", model, data, "--only", "image", "--out", tmp_path / "store", "--shard-size", 3, "--quiet")
+    assert f"{len(COLOURS)} rows added" in capsys.readouterr().out
+    assert EmbeddingStore.open(tmp_path / "store").ids == list(COLOURS)
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
@@ -277,8 +273,11 @@ def test_compact_and_truncated(built, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
     with pytest.raises(ValueError, match="has 8 dimensions, not --dims 4: leave out --update"):
         conjoin("index", built / "store", "--out", tmp_path, "--dims", 4, "--update")
-    with pytest.raises(ValueError, match="holds int8, not --dtype binary: leave out --update"):
+    with pytest.raises(ValueError, match="was built with --dtype int8, not binary: leave out --update"):
         conjoin("index", built / "store", "--out", tmp_path, "--dtype", "binary", "--update")
+    with pytest.raises(ValueError, match=r"was built with --uri None, not .*/rows\.db: leave out --update"):
+        conjoin("index", built / "store", "--out", tmp_path, "--uri", "rows.db", "--update")
+    conjoin("index", built / "store", "--out", tmp_path, "--dims", 8, "--dtype", "int8", "--update")
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])

@@ -9,6 +9,7 @@ import pytest
 from conjoin.retrieval.filters import parse_condition
 from conjoin.retrieval.kept_rows import KeptRows
 
+BERLIN = pa.timestamp("us", "Europe/Berlin")
 FIRST = pa.table(
     {
         "id": ["a", "b", "c"],
@@ -17,6 +18,7 @@ FIRST = pa.table(
         "on sale": [True, False, None],
         "day": [datetime.date(2026, 1, 1), None, datetime.date(2026, 3, 1)],
         "tags": [["x"], [], None],
+        "sent": pa.array([datetime.datetime(2026, 1, day, 22, 30) for day in (30, 31)] + [None], BERLIN),
     }
 )
 SECOND = pa.table({"id": ["d", "e"], "category": ["shoes", "it's"], "price": pa.array([49.5, None], pa.float64())})
@@ -46,6 +48,10 @@ def select(condition):
         ('"on sale" = true', "a"),
         ('"on sale" is null', "cde"),
         ("day < '2026-02-01'", "a"),
+        ("sent >= '2026-01-31'", "b"),
+        ("sent <= '2026-01-31 23:30:00'", "ab"),
+        ("sent < '2026-01-31T23:00:00Z'", "ab"),
+        ("sent < '2026-01-31T23:00:00+01:00'", "a"),
         ("id = 'e' or id = 'a' and price > 100", "e"),
         ("(id = 'e' or id = 'a') and price > 5", "a"),
         ("not (id = 'a' or not (price = 60))", "b"),
@@ -104,6 +110,13 @@ def test_syntax_errors_show_the_place(condition, message):
 def test_columns_and_types(condition, message):
     with pytest.raises(ValueError, match=message):
         select(condition)
+
+
+def test_only_kept_columns_can_be_read_as_numbers():
+    for condition in ("id > 5", "category > 5"):
+        with pytest.raises(ValueError, match="with 5 of another type") as error:
+            select(condition)
+        assert ("--keep" in str(error.value)) == condition.startswith("category")
 
 
 def test_no_rows():

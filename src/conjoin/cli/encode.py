@@ -174,6 +174,8 @@ def _manifest(args: argparse.Namespace) -> "Manifest | None":
     if not (Path(args.out) / MANIFEST).exists():
         return None
     manifest = read_manifest(Path(args.out), STORE)
+    if not (manifest.complete or manifest.rows):  # it was just begun
+        return None
     if manifest.key["dtype"] != args.dtype:
         raise ValueError(f"the store {args.out!r} has --dtype {manifest.key['dtype']}, not {args.dtype}")
     return manifest

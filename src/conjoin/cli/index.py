@@ -61,17 +61,7 @@ def run(args: argparse.Namespace) -> None:
     changes = None
     if args.update and (Path(args.out) / MANIFEST).exists():
         index = load_index(args.out)
-        if args.kind not in (None, index.kind):
-            raise ValueError(
-                f"the index {args.out!r} is of kind {index.kind!r}, not {args.kind!r}: leave out --update"
-            )
-        if args.dims not in (None, index.dimension):
-            raise ValueError(
-                f"the index {args.out!r} has {index.dimension} dimensions, not --dims {args.dims}: leave out --update"
-            )
-        if args.dtype not in (None, found := getattr(index, "dtype", None)):
-            held = found or "the dtype of its store"
-            raise ValueError(f"the index {args.out!r} holds {held}, not --dtype {args.dtype}: leave out --update")
+        _check_same(args, index)
         changes = update_index(index, args.store)
     else:
         index = _build(args)
@@ -81,6 +71,27 @@ def run(args: argparse.Namespace) -> None:
     recall = "" if index.recall is None or changes is not None else f", recall@10 {index.recall:.3f}"
     print(f"{index.kind} index of {len(index)} vectors in {args.out}{recall}")
     print(f"next: conjoin search {args.out} --text ...")
+
+
+def _check_same(args: argparse.Namespace, index: "Index") -> None:
+    """Refuse options that the index to update was not built with.
+
+    Raises:
+        ValueError: The message names the option.
+    """
+    if args.kind not in (None, index.kind):
+        raise ValueError(f"the index {args.out!r} is of kind {index.kind!r}, not {args.kind!r}: leave out --update")
+    if args.dims not in (None, index.dimension):
+        raise ValueError(
+            f"the index {args.out!r} has {index.dimension} dimensions, not --dims {args.dims}: leave out --update"
+        )
+    uri = args.uri if args.uri is None or "://" in args.uri else str(Path(args.uri).resolve())
+    for name, asked in (("dtype", args.dtype), ("uri", uri)):
+        found = getattr(index, name, None)
+        if asked not in (None, found):
+            raise ValueError(
+                f"the index {args.out!r} was built with --{name} {found}, not {asked}: leave out --update"
+            )
 
 
 def _build(args: argparse.Namespace) -> "Index":

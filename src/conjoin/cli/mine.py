@@ -75,8 +75,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         type=float,
         default=0.95,
         metavar="COSINE",
-        help="candidates this similar in every part that the miners compare are duplicates, not negatives; for the "
-        "miners given by --miner (default: %(default)s)",
+        help="candidates this similar in every part, image or text, that the miners compare are duplicates, not "
+        "negatives; for the miners given by --miner (default: %(default)s)",
     )
     for option, settings in _LIMITS.items():
         parser.add_argument(option, **settings)

@@ -75,6 +75,8 @@ class LanceDialect:
 
     def value(self, value: Any) -> str:  # noqa: ANN401
         """A literal of SQL."""
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            return f"arrow_cast('{value.isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
         if isinstance(value, datetime):
             return f"timestamp '{value.isoformat(sep=' ')}'"
         if isinstance(value, date):
@@ -102,10 +104,11 @@ class MilvusDialect:
     Args:
         field: Its name.
         own: The field of the ids.
+        has_escapes: Whether a backslash in a pattern of `like` takes the meaning from a wildcard.
     """
 
-    def __init__(self, field: str, own: str) -> None:
-        self.field, self.own = field, own
+    def __init__(self, field: str, own: str, has_escapes: bool = True) -> None:
+        self.field, self.own, self.has_escapes = field, own, has_escapes
 
     def name(self, name: str) -> str:
         """A key of the field, or the field `own`."""
@@ -122,7 +125,16 @@ class MilvusDialect:
         return name
 
     def comparison(self, name: str, operator: str, value: str) -> str:
-        """As in Python, and `like`."""
+        """As in Python, and `like`.
+
+        Raises:
+            ValueError: A pattern has a backslash, and there are no escapes.
+        """
+        if operator == "like" and not self.has_escapes and "\\" in json.loads(value):
+            raise ValueError(
+                f"Milvus Lite knows no backslash in a pattern of 'like', got {json.loads(value)!r}; use '_' for one "
+                "character of any kind, a Milvus server, or another backend"
+            )
         return f"{name} {'==' if operator == '=' else operator} {value}"
 
     def null(self, name: str, is_null: bool) -> str:

@@ -4,7 +4,8 @@
 
 * Comparisons: `=`, `!=` (or `<>`), `<`, `<=`, `>`, `>=`, `in (...)`, `not in (...)`, `like 'a%'`, `not like`,
   `is null`, `is not null`; `and`, `or`, `not` and parentheses combine them.
-* Values: `'text'` (`''` is a quote), numbers, `true`, `false`. A text is read as a date or time for such a column.
+* Values: `'text'` (`''` is a quote), numbers, `true`, `false`. A text is read as a date or time for such a column, and
+  has the zone of the column unless it names another.
 * A name with spaces or special characters stands in double quotes. The columns are `id`, `text`, `image` and the kept
   ones.
 * As in SQL, a comparison with a missing value is neither true nor false, so such a row is not found.
@@ -12,6 +13,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -299,8 +301,12 @@ def _compare(text: str, table: pa.Table, node: Comparison) -> Any:  # noqa: ANN4
 
 def column_value(type_: pa.DataType, value: Any) -> pa.Scalar:  # noqa: ANN401
     """A value of a condition as it is compared with a column of some type."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return pa.scalar(value) if number else pa.scalar(value).cast(type_)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return pa.scalar(value)
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        with suppress(pa.ArrowInvalid):  # the text names a zone, or the hour is there twice
+            return pc.assume_timezone(pa.scalar(value).cast(pa.timestamp(type_.unit)), type_.tz)
+    return pa.scalar(value).cast(type_)
 
 
 def _fits(type_: pa.DataType, node: Comparison) -> bool:

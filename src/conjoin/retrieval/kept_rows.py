@@ -229,13 +229,11 @@ def to_parquet(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[l
         values = [_utf8(value) if isinstance(value, str) else value for value in (row.get(name) for row in rows)]
         try:
             columns[name] = pa.array(values, pa.string() if name in _STRINGS else None)
+            pq.write_table(pa.table({name: columns[name][:0]}), pa.BufferOutputStream())  # an empty object has no type
         except (pa.ArrowException, TypeError, UnicodeEncodeError) as error:
             raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
     sink = pa.BufferOutputStream()
-    try:
-        pq.write_table(pa.table(columns), sink, compression="zstd")
-    except pa.ArrowException as error:  # a column of empty objects
-        raise ValueError(f"the columns cannot be kept: {error}") from error
+    pq.write_table(pa.table(columns), sink, compression="zstd")
     return names, sink.getvalue().to_pybytes()
 
 

@@ -1,7 +1,8 @@
 """LanceDB and Milvus: the rows lie in a database, and a search sees one state of it."""
 
 import errno
-from datetime import timedelta
+from datetime import date, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ WHERES = [
     "label is null",
     "label is not null and label != 'b''s \"x\"'",
     "day >= '2026-01-03'",
+    "sent >= '2026-01-03'",
+    "sent = '2026-01-03 00:30:00' or sent < '2026-01-01T23:59:00Z'",
     "id in ('row/1', 'row/2', 'elsewhere')",
     "nothing is null and not nothing = 1",
     "nothing = 1",
@@ -54,13 +57,12 @@ def check(index, vectors, ids, among=None):
 
 
 def kept_rows():
-    from datetime import date
-
     rows = []
     for number, row in enumerate(tiny_rows()):
         label = ["apple", 'b\'s "x"', None][number % 3]
         kept = {"price": number, "on sale": number % 2 == 0, "label": label, "day": date(2026, 1, 1 + number % 5)}
-        rows.append(row | {"kept": kept | {"nothing": None}})
+        sent = datetime(2026, 1, 1 + number % 5, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+        rows.append(row | {"kept": kept | {"nothing": None, "sent": sent}})
     return rows
 
 
@@ -320,6 +322,12 @@ class TestMilvus:
         monkeypatch.setattr(index._client, "query_iterator", lambda *args, **kwargs: Pages())
         with pytest.raises(ConnectionError, match=r"Milvus at .* failed .*gone"):
             rows_of(index, ["doc/1"])
+
+    def test_a_file_knows_no_escapes(self, store, tmp_path):
+        index = build_index(store, "milvus", uri=str(tmp_path / "m.db"), recall_queries=0)
+        with pytest.raises(ValueError, match=r"Milvus Lite knows no backslash in a pattern of 'like', got '%100"):
+            search_items(index, tiny_encoder(), ["a"], where="label like '%100\\%%'")
+        assert len(search_items(index, tiny_encoder(), ["a"], 30, where="label like '%\"%'").ids[0]) == 8
 
     def test_it_needs_an_address(self):
         with pytest.raises(ValueError, match="pass the uri of a Milvus server"):

@@ -139,7 +139,7 @@ class MilvusIndex(TableIndex):
         return f"{_ID} in [{', '.join(map(milvus_text, ids))}]"
 
     def _expression(self, condition: Condition) -> str:
-        return condition_text(condition, self._schema(), MilvusDialect(_COLUMNS, _ID))
+        return condition_text(condition, self._schema(), MilvusDialect(_COLUMNS, _ID, "://" in self.uri))
 
     def _check_columns(self, columns: pa.Schema) -> None:
         unify([self._columns, columns])
