@@ -74,6 +74,7 @@ def slow_rows(delay: float) -> Iterator[dict]:
 
 
 if __name__ == "__main__":  # python tiny_encoder.py DIRECTORY DELAY [RANK WORLD_SIZE]
+    torch.set_num_threads(1)  # as in the tests; on some CPUs products of matrices depend on it
     share = [int(word) for word in sys.argv[3:]] or [0, 1]
     rows = slow_rows(float(sys.argv[2]))
     encode_rank(rows, tiny_encoder(batch_size=1), sys.argv[1], *share, shard_size=5)

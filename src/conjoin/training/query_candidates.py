@@ -176,8 +176,9 @@ class QueryCandidateTrainer(RetrievalTrainer):
             for row, (drawn, names) in enumerate(zip(own, known, strict=True))
             for label in {drawn, *(stable_id(str(name)) for name in names)} & places.keys()
         ]
-        candidates = embeddings["candidate"][list(first.values())]
-        return {"query_to_candidate": ranks_of_pairs(embeddings["query"], candidates, torch.tensor(pairs))}
+        rows = torch.tensor(list(first.values()), device=labels.device)
+        right = torch.tensor(pairs, device=labels.device)
+        return {"query_to_candidate": ranks_of_pairs(embeddings["query"], embeddings["candidate"][rows], right)}
 
 
 def gather_candidates(embeddings: dict[str, Tensor], ids: Tensor | None, modality: Tensor | None) -> Candidates:
