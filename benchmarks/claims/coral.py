@@ -167,7 +167,7 @@ class Bench:
             trainer: Any = GclTrainer(model, config, train_dataset=rows, processing_class=self.processor)
         else:
             settings |= {"reconstruct": RECONSTRUCT[run.method], "decoded_rows": 16}
-            settings |= {"mask_ratio": self.args.mask_ratio}
+            settings |= {"mask_ratio": self.args.mask_ratio, "normalize_targets": self.args.normalize_targets}
             settings |= {"reg_weight": self.args.weight, "rec_weight": self.args.weight}
             trainer = CoralTrainer(
                 model,
@@ -287,6 +287,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.05)
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
     parser.add_argument("--mask-ratio", type=float, default=0.5)
+    parser.add_argument("--normalize-targets", action="store_true", help="standardise the image embeddings")
     parser.add_argument("--stage-1-steps", type=int, default=40)
     parser.add_argument("--stage-1-rate", type=float, default=1e-3)
     parser.add_argument("--depth", type=int, default=DEPTH, help="layers of the whole model, of 30")

@@ -40,7 +40,7 @@ def make_objective(model, processor, tmp_path, head=None, **arguments):
     return CoralObjective(model, args, PromptFrame.of(processor), head).double()
 
 
-def naive_terms(objective, embeddings, seeds, masked_only=False):
+def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=False):
     """The four terms by a loop over rows, decoders and terms."""
     found = {}
     for name, decoder in objective.decoders.items():
@@ -55,7 +55,11 @@ def naive_terms(objective, embeddings, seeds, masked_only=False):
                     continue
                 predicted = decoder(state[None], target.embeddings, ~masked, places[None])[0]
                 if name == "vision":
-                    errors.append((predicted - target.embeddings[0, places]).square().mean())
+                    wanted = target.embeddings[0, places]
+                    if normalized:
+                        variance = wanted.var(1, correction=0, keepdim=True)
+                        wanted = (wanted - wanted.mean(1, keepdim=True)) / (variance + 1e-5).sqrt()
+                    errors.append((predicted - wanted).square().mean())
                 else:
                     table = objective.encoder.get_input_embeddings().weight
                     errors.append(F.cross_entropy(predicted @ table.T, target.ids[0, places]))
@@ -81,6 +85,20 @@ def test_the_terms_are_a_loop_over_targets(folder, tmp_path, partial, masked_onl
         torch.testing.assert_close(terms[name], weight * expected[name], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(terms["contrastive_loss"], info_nce(queries, positives, 0.02))
     assert len({round(terms[name].item(), 6) for name in TERMS}) == 4
+
+
+def test_normalized_targets_are_those_of_the_vision_decoder_alone(folder, tmp_path):
+    model, processor = make_model(folder)
+    objective = make_objective(model, processor, tmp_path, normalize_targets=True, reg_weight=1, rec_weight=1)
+    batch = make_batch(processor)
+    with torch.no_grad():
+        terms, embeddings = objective(**batch), objective.embed(**batch)
+        expected, plain = (
+            naive_terms(objective, embeddings, batch["mask_seeds"], normalized=on) for on in (True, False)
+        )
+    for name in TERMS:
+        torch.testing.assert_close(terms[name], expected[name], rtol=1e-12, atol=1e-12)
+        assert torch.equal(expected[name], plain[name]) is ("language" in name)
 
 
 def test_a_masked_input_changes_no_prediction_of_its_decoder(folder, tmp_path):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,6 +38,9 @@ class CoralConfig(QueryCandidateConfig):
         rec_weight: λ2, of its reconstruction from its own state; 0 for none.
         mask_ratio: Masked share of the tokens of one modality.
         masked_only: Predict the masked tokens only, in place of all tokens of the modality.
+        normalize_targets: Standardise each image embedding over its dimensions before the vision decoder predicts it
+            (as the pixels of a patch in He et al., "Masked Autoencoders", arXiv 2111.06377, Sec. 3), for a model whose
+            image embeddings are small; not in the paper.
         decoder_heads: Attention heads of a decoder; None for heads of width 64.
         decoder_positions: Largest number of tokens of a target, images and texts.
         decoder_dropout: Dropout rate of the decoders.
@@ -52,6 +56,7 @@ class CoralConfig(QueryCandidateConfig):
     rec_weight: float = field(default=0.1)
     mask_ratio: float = field(default=0.5)
     masked_only: bool = field(default=False)
+    normalize_targets: bool = field(default=False)
     decoder_heads: int | None = field(default=None)
     decoder_positions: int = field(default=1024)
     decoder_dropout: float = field(default=0.1)
@@ -178,7 +183,9 @@ class CoralObjective(QueryCandidateObjective):
         predicted = decoder(state, tokens, (target.ids != PADDING) & ~masked, places)[valid]
         at = torch.arange(len(places), device=places.device)[:, None], places
         if name == "vision":
-            values = embedding_reconstruction(predicted, target.embeddings[at][valid])
+            wanted = target.embeddings[at][valid]
+            wanted = F.layer_norm(wanted, wanted.shape[-1:]) if self.args.normalize_targets else wanted
+            values = embedding_reconstruction(predicted, wanted)
         else:
             (head,) = self._head
             embedding: Any = self.encoder.get_input_embeddings()
