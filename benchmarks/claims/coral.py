@@ -29,6 +29,7 @@ from transformers.utils import logging
 from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
 from conjoin.evaluation.benchmarks.merit import MeritScores, evaluate_merit
 from conjoin.methods.coral import CoralConfig, CoralTrainer
+from conjoin.methods.coral.targets import IMAGE, PromptFrame, pack_targets, recorded_embeddings
 from conjoin.methods.gcl import GclConfig, GclTrainer
 from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, cache_teacher_states
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -294,9 +295,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kept", type=int, default=12, help="layers of the pruned model")
     parser.add_argument("--full", action="store_true", help="train all weights; part full is then by LoRA")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
+    parser.add_argument("--targets", action="store_true", help="only say how large the image embeddings are")
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/coral.json")
     return parser.parse_args()
+
+
+def measure_targets(bench: Bench, count: int = 400) -> str:
+    """Say how large the image embeddings of training products are, which the vision decoder predicts."""
+    products = MeritProducts(bench.data, "train")
+    images = [datasets.Image().decode_example(products.image(one.id)) for one in list(products)[:count]]
+    model, found = load_retriever(bench.mllm, 1, 0).eval(), []
+    frame, image_id = PromptFrame.of(bench.processor), model.config.backbone_config.image_token_id
+    with torch.no_grad():
+        for image in images:
+            inputs = bench.processor([{"image": image.convert("RGB")}])
+            with recorded_embeddings(model) as seen:
+                model(**inputs)
+            target = pack_targets(inputs, seen[0], frame, image_id)
+            found.append(target["target_tokens"][target["target_ids"] == IMAGE].float())
+    all_ = torch.stack(found)
+    around = (all_ - all_.mean(0)).square().mean()
+    return f"mean square of image embeddings {all_.square().mean():.4f}, around the mean of each position {around:.4f}"
 
 
 def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
@@ -325,10 +345,13 @@ def main() -> None:
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     bench, projector = prepare(args)
+    if args.targets:
+        print(measure_targets(bench))
+        return
     settings = {
         name: value
         for name, value in vars(args).items()
-        if name not in ("seeds", "parts", "only", "out", "full", "kept")
+        if name not in ("seeds", "parts", "only", "out", "full", "kept", "targets")
     }
     settings |= projector | {"device": DEVICE.type}
     record = Record(args.out, settings)

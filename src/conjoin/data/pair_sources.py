@@ -3,6 +3,7 @@
 import csv
 import glob
 import gzip
+import io
 import logging
 import tarfile
 import zlib
@@ -16,7 +17,7 @@ import datasets
 import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.json_lines import check_utf8
+from conjoin.data.json_lines import check_utf8, open_bytes
 from conjoin.data.json_table import open_json
 from conjoin.data.picture_files import describe_unreadable, is_picture, is_readable
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
@@ -134,8 +135,7 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
 
 def _read_header(path: Path, separator: str) -> list[str]:
     """Return the names of a table's columns, after a look at what `datasets` would read otherwise without a word."""
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, delimiter=separator)
         header = next(rows)
         if len(header) == 1 and any(other in header[0] for other in ",;\t|"):
