@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from conjoin.processing.item_inputs import parse_items
-from conjoin.retrieval import ItemEncoder, encode_rank
+from conjoin.retrieval import ItemEncoder, encode_collection
 
 
 class TinyConfig:
@@ -77,4 +77,4 @@ if __name__ == "__main__":  # python tiny_encoder.py DIRECTORY DELAY [RANK WORLD
     torch.set_num_threads(1)  # as in the tests; on some CPUs products of matrices depend on it
     share = [int(word) for word in sys.argv[3:]] or [0, 1]
     rows = slow_rows(float(sys.argv[2]))
-    encode_rank(rows, tiny_encoder(batch_size=1), sys.argv[1], *share, shard_size=5)
+    encode_collection(rows, tiny_encoder(batch_size=1), sys.argv[1])

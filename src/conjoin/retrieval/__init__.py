@@ -1,25 +1,17 @@
-"""Encoding a corpus to disk, indexing it and searching it."""
+"""Encoding items into a collection, and searching it."""
 
-from conjoin.retrieval.encode import encode_corpus as encode_corpus, encode_rank as encode_rank
-from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
-from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
-from conjoin.retrieval.index.base import Index as Index, SearchResult as SearchResult
-from conjoin.retrieval.index.build import (
+from conjoin.retrieval.collection import (
     INDEX_KINDS as INDEX_KINDS,
-    build_index as build_index,
-    check_model as check_model,
-    load_index as load_index,
-    new_index as new_index,
-    query_vectors as query_vectors,
-    rows_of as rows_of,
-    search_items as search_items,
-    search_store as search_store,
-    select_rows as select_rows,
+    Changes as Changes,
+    Collection as Collection,
+    Skipped as Skipped,
 )
-from conjoin.retrieval.index.exact import ExactIndex as ExactIndex
-from conjoin.retrieval.index.faiss import FaissIndex as FaissIndex
-from conjoin.retrieval.index.update import update_index as update_index
+from conjoin.retrieval.encode import encode_collection as encode_collection
+from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
+from conjoin.retrieval.exact import exact_search as exact_search
+from conjoin.retrieval.faiss_index import FaissIndex as FaissIndex
 from conjoin.retrieval.load import load_encoder as load_encoder
+from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
 from conjoin.retrieval.mining.mine import mine_hard_negatives as mine_hard_negatives
 from conjoin.retrieval.mining.miners import Miner as Miner, parse_miners as parse_miners
 from conjoin.retrieval.mining.negatives import (
@@ -29,9 +21,10 @@ from conjoin.retrieval.mining.negatives import (
 )
 from conjoin.retrieval.mining.plan import plan_mining as plan_mining
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
-from conjoin.retrieval.store import EmbeddingStore as EmbeddingStore
-from conjoin.retrieval.store_update import (
-    StoreChanges as StoreChanges,
-    remove_rows as remove_rows,
-    update_store as update_store,
+from conjoin.retrieval.search import (
+    Searchable as Searchable,
+    check_model as check_model,
+    open_collection as open_collection,
+    search_items as search_items,
 )
+from conjoin.retrieval.vectors import SearchResult as SearchResult

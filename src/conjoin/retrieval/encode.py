@@ -1,183 +1,501 @@
-"""From rows to an embedding store, resumable at any point.
+"""From rows to a collection: the first run, its resumption, an update and a sync are one algorithm.
 
-Rows are cut into shards of fixed size and every shard into batches on its own, so what a shard holds does not depend
-on where an earlier run stopped: interrupted and resumed, a store ends with the bytes of an uninterrupted run.
+Rows that the table has are passed over, the others are encoded and written, and the new state is published at the end.
+Rows are encoded in chunks of fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import datasets
+import numpy as np
+import pyarrow as pa
 import torch
 import transformers
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from lancedb.table import Table
 
 from conjoin import __version__
 from conjoin.progress import progress
-from conjoin.retrieval.compact import DTYPES
-from conjoin.retrieval.encode_rows import Row, RowEncoder, RowSource
+from conjoin.retrieval.collection import SKIPPED_FILE, Changes, Collection, Skipped
+from conjoin.retrieval.collection_table import (
+    DIGESTS,
+    OWN_COLUMNS,
+    PICTURE,
+    TEXT,
+    VECTOR,
+    create_table,
+    local_folder,
+    open_table,
+    publish,
+    published_version,
+    read_metadata,
+    vector_field,
+    write_metadata,
+    writing,
+)
+from conjoin.retrieval.encode_rows import (
+    Row,
+    RowDigests,
+    RowEncoder,
+    RowSource,
+    id_keys,
+    image_paths,
+    row_parts,
+    row_stamp,
+)
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.shards import ShardRows, encode_shard, end_of, finish_store, read_left_out
-from conjoin.retrieval.store import STORE, UPDATES, EmbeddingStore, write_left_out
-from conjoin.storage import FolderWriter
+from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.retrieval.vectors import check_vectors
+from conjoin.storage import differences, item_digest, write_text
+
+_BATCHES_AT_ONCE = 64
+_ROWS_PER_COMMIT = 16_384
+_SECONDS_PER_COMMIT = 20.0
+_IDS_AT_ONCE = 1000
 
 
-def encode_corpus(
+def encode_collection(
     rows: Iterable[Row],
     encoder: ItemEncoder,
-    directory: str | Path,
+    uri: str | Path,
     *,
+    sync: bool = False,
     instruction: str | None = None,
-    shard_size: int = 4096,
-    dtype: str = "float32",
-    source: Mapping[str, Any] | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
     on_error: Literal["raise", "skip"] = "raise",
+    keep_pictures: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    processes: PartialState | None = None,
     show_progress: bool = False,
-) -> EmbeddingStore:
-    """Encode rows into a store; after an interruption, the same call resumes.
+) -> Collection:
+    """Encode rows into a collection: make it, resume it, or bring it up to date.
 
-    Finished shards are skipped without decoding their images. Their checksums are compared, and the ids, texts and
-    undecoded images of their rows. A damaged shard is encoded again.
-
-    A store that `update_store` changed is refused: it no longer follows the order of its data.
-
-    Beside the vectors, the store keeps the text and the image's path of each row, and what the row has under `"kept"`.
+    A row that is in the collection is passed over without decoding its image, if its text, its kept columns and its
+    image file (path, size, time) are the same. It is encoded again if its text or the bytes of its image differ, and
+    else only written again. Readers see the collection as it was until all rows are done.
 
     Args:
         rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none), and
             optionally `"kept"`, a mapping of further values to keep (several images: a list, interleaved as for
-            `load_pairs`); a `datasets` dataset, streaming or not, or any
-            iterable that gives the same rows each time.
-        encoder: Computes the vectors. The same batch size must be used on resuming for equal bytes.
-        directory: The store; made if needed.
+            `load_pairs`); a `datasets` dataset, streaming or not, or any iterable.
+        encoder: Computes the vectors. The same batch size must be used on resuming for equal bits.
+        uri: A folder, or `s3://`, `gs://`, `az://`; made if needed.
+        sync: Remove the rows of the collection that are not among `rows`.
         instruction: Given to the model with every row.
-        shard_size: Rows per file.
-        dtype: Type of the stored numbers: `"float32"`, `"float16"`, or of compact vectors `"int8"` or `"binary"`.
-        source: What else the store is made from, such as the data set and its columns (plain values, as JSON holds
-            them); recorded, and compared on resuming.
+        dtype: Type of the stored numbers.
         on_error: "skip" leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
-            `problem` (see `load_pairs`). The shards record them; `left_out.jsonl` in the store lists row, id and
-            reason. A store that leaves rows out resumes only with "skip".
+            `problem` (see `load_pairs`); `Collection.skipped` lists them, and they are removed if they were there.
+        keep_pictures: Also store a JPEG thumbnail of each row's picture, at most this many pixels wide and high.
+        settings: What else the vectors are made from (plain values, as JSON holds them); recorded, and compared.
+        processes: Accelerate's state of a launched run, whose processes share the rows; each gives the same rows, and
+            all return the published collection. None encodes in this process alone.
         show_progress: Show rows done and per second.
 
     Raises:
-        ValueError: No rows, a row without id or content, an id met twice, an unreadable item, a store that was begun
-            with other settings, another model or other data, or that another process writes.
-        OSError: The disk is full or fails; the message says how many rows are safe.
+        ValueError: No rows, a row without id or content, an id met twice, an unreadable item, a collection that was
+            made with another model or other settings, or that another process writes.
+        OSError: The disk is full or fails; the same call resumes.
     """
-    options: dict[str, Any] = {"instruction": instruction, "shard_size": shard_size, "dtype": dtype, "source": source}
-    options |= {"on_error": on_error, "show_progress": show_progress}
-    encode_rank(rows, encoder, directory, 0, 1, **options)
-    return EmbeddingStore(directory)
-
-
-def encode_rank(
-    rows: Iterable[Row],
-    encoder: ItemEncoder,
-    directory: str | Path,
-    rank: int,
-    world_size: int,
-    *,
-    instruction: str | None = None,
-    shard_size: int = 4096,
-    dtype: str = "float32",
-    source: Mapping[str, Any] | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    show_progress: bool = False,
-) -> EmbeddingStore | None:
-    """Encode the shards `rank`, `rank + world_size` ... of a store, while other processes encode the others.
-
-    The processes do not talk to each other. Each records what it finished in the folder; the one that ends last makes
-    sure that no id occurs twice, and completes the store, which has the bytes that one process writes. Any number of
-    processes resumes.
-
-    Args:
-        rows: As for `encode_corpus`, the same in all processes.
-        encoder: As for `encode_corpus`.
-        directory: The store, on a file system that all processes share.
-        rank: Which process this one is, counted from 0.
-        world_size: How many there are.
-        instruction: As for `encode_corpus`.
-        shard_size: As for `encode_corpus`.
-        dtype: As for `encode_corpus`.
-        source: As for `encode_corpus`.
-        on_error: As for `encode_corpus`.
-        show_progress: As for `encode_corpus`.
-
-    Returns:
-        The store; None if other processes have not ended yet.
-
-    Raises:
-        ValueError: As for `encode_corpus`; the processes do not read the same data, or another run writes the store.
-        OSError: As for `encode_corpus`.
-    """
-    check_options(shard_size, dtype, on_error)
-    key = store_key(encoder, dtype, shard_size, instruction, source)
-    found, skip = RowSource(rows), on_error == "skip"
-    with (
-        FolderWriter(directory, STORE, key, rank, world_size) as writer,
-        progress(total=found.count, unit="row", desc="encoding", show=show_progress) as bar,
-    ):
-        check_not_updated(writer)
-        writer.details |= {"model": encoder.name, "versions": versions()}
-        encoding = RowEncoder(encoder, instruction, skip)
-        sizes = shard_size, encoding.rows_at_once
-        shards = ShardRows(
-            found, writer.folder, writer.files, *sizes, skip, end_of(writer), rank, world_size, bar.update
-        )
-        for number, parts in shards:
-            writer.write(number, *encode_shard(encoding, number, parts, dtype, bar))
-        with writer.ending(found.position) as is_last:
-            if is_last:
-                finish_store(writer, found.position, check_ids=world_size > 1)
-            elif rank == 0 and writer.manifest.complete:
-                write_left_out(writer.folder, read_left_out(writer))  # it may be damaged
-        return EmbeddingStore(directory) if writer.manifest.complete else None
-
-
-def check_options(shard_size: int, dtype: str, on_error: str) -> None:
-    """Refuse settings that no store can have.
-
-    Raises:
-        ValueError: The message names the one.
-    """
-    if shard_size < 1:
-        raise ValueError(f"shard_size must be at least 1, got {shard_size}")
     if on_error not in ("raise", "skip"):
         raise ValueError(f"unknown on_error {on_error!r}; expected 'raise' or 'skip'")
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; expected one of {list(DTYPES)}")
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"unknown dtype {dtype!r}; expected 'float32' or 'float16'")
+    rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
+    source = RowSource(rows, _BATCHES_AT_ONCE * encoder.batch_size, rank, world_size)
+    key = collection_key(encoder, instruction, dtype, settings)
+    writer = CollectionWriter(uri, encoder, key, on_error == "skip", keep_pictures)
+    bar = progress(total=source.count, unit="row", desc="encoding", show=show_progress and rank == 0)
+    with bar:
+        if rank > 0:
+            _wait(processes)
+            writer.open()
+            _encode_chunks(writer, source, bar)
+            _gather(processes, writer)
+            _wait(processes)
+            return Collection(uri)
+        with writing(uri):
+            writer.create(_kept_types(rows))
+            _wait(processes)
+            _encode_chunks(writer, source, bar)
+            writer.merge(_gather(processes, writer))
+            changes = writer.finish(source.position, sync)
+    _wait(processes)
+    collection = Collection(uri)
+    collection.changes = changes
+    return collection
 
 
-def check_not_updated(writer: FolderWriter) -> None:
-    """Refuse a store that no longer follows the order of its data.
-
-    Raises:
-        ValueError: It does not.
-    """
-    if UPDATES in writer.details:
-        raise ValueError(f"the store in {str(writer.folder)!r} was updated; update it again, or encode into a new one")
-
-
-def store_key(
-    encoder: ItemEncoder, dtype: str, shard_size: int, instruction: str | None, source: Mapping[str, Any] | None
+def collection_key(
+    encoder: ItemEncoder, instruction: str | None, dtype: str, settings: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What the vectors of a store are made from, each part under a name that an error message can use."""
-    key = {
+    """What vectors are made from, each part under a name that an error message can use."""
+    return {
         "fingerprint": encoder.fingerprint,
         "processor": encoder.processing,
         "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
         "dtype": dtype,
-        "shard_size": shard_size,
         "instruction": instruction,
-        "source": dict(source or {}),
+        "dims": encoder.dims,
+        "input_type": encoder.input_type,
+        **(settings or {}),
     }
-    if encoder.dims is not None:
-        key["dims"] = encoder.dims
-    if encoder.input_type != "seq":  # stores of earlier versions have no other
-        key["input_type"] = encoder.input_type
-    return key
 
 
-def versions() -> dict[str, str]:
-    """The versions of the libraries that make vectors."""
-    return {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+class CollectionWriter:
+    """Writes encoded rows into the table of a collection.
+
+    Args:
+        uri: Of the collection.
+        encoder: Computes the vectors.
+        key: What they are made from; see `collection_key`.
+        skip: Whether rows that cannot be used are left out.
+        side: Of the thumbnails to keep, if any.
+        always_upsert: Whether rows may be in the table that were not there when it was opened.
+    """
+
+    def __init__(
+        self,
+        uri: str | Path,
+        encoder: ItemEncoder,
+        key: Mapping[str, Any],
+        skip: bool,
+        side: int | None,
+        always_upsert: bool = False,
+    ) -> None:
+        self.uri, self.key, self.side, self.always_upsert = uri, dict(key), side, always_upsert
+        self.encoder, self.skip = encoder, skip
+        self.rows = RowEncoder(encoder, key["instruction"], skip)
+        self.changes = Changes()
+        self.skipped: list[Skipped] = []
+        self._table: Table
+        self._known = RowDigests()
+        self._gone: list[str] = []
+        self._pending: list[pa.Table] = []
+        self._replaces = False
+        self._written = time.monotonic()
+
+    def create(self, kept_types: Mapping[str, pa.DataType]) -> None:
+        """Open the table, or make it with columns of these types.
+
+        Raises:
+            ValueError: It was made with another model or other settings.
+        """
+        try:
+            table = open_table(self.uri)
+        except FileNotFoundError:
+            table = None
+        if table is not None and published_version(table) is None and not table.count_rows():
+            table = None  # it was just begun
+        if table is None:
+            table = create_table(self.uri, self._schema(kept_types))
+        self.open(table)
+
+    def open(self, table: Table | None = None, lookup: bool = True) -> None:
+        """Open the table that process 0 made, and read which rows it has (`lookup`).
+
+        Raises:
+            ValueError: It was made with another model or other settings.
+        """
+        self._table = open_table(self.uri) if table is None else table
+        if differing := differences(read_metadata(self._table)["key"], self.key):
+            raise ValueError(
+                f"the collection {str(self.uri)!r} was made with {differing}; encode into another folder, or as before"
+            )
+        if lookup:
+            for batch in self._table.search().select(["id", "stamp"]).to_batches():
+                self._known.add(id_keys(batch["id"].to_pylist()), batch["stamp"].to_numpy())
+
+    def take(self, start: int, ids: list[str], rows: list[Row], bar: Any) -> None:  # noqa: ANN401 - a progress bar
+        """Encode and write what is new or changed of a chunk of rows, the first of which is row `start` of the data.
+
+        Raises:
+            ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
+        """
+        found, stamps_before = self._known.find(id_keys(ids))
+        parts = [
+            {} if row.get("problem") is not None else row_parts(id_, row) for id_, row in zip(ids, rows, strict=True)
+        ]
+        stamps = np.array(
+            [row_stamp(*pair) if pair[1] else 0 for pair in zip(rows, parts, strict=True)], dtype=np.int64
+        )
+        is_same = found & (stamps == stamps_before)
+        for place in np.flatnonzero(is_same):
+            self.rows.note(ids[place], rows[place])
+        bar.update(int(is_same.sum()))
+        changed = np.flatnonzero(~is_same)
+        contents = np.array([item_digest(parts[place]) if parts[place] else 0 for place in changed], dtype=np.int64)
+        vectors, is_kept = self._stored([ids[place] for place in changed], contents, found[changed])
+        for place in changed[is_kept]:
+            self.rows.note(ids[place], rows[place])
+        bar.update(int(is_kept.sum()))
+        new = np.flatnonzero(~is_kept)
+        reasons: dict[int, str] = {}
+        if len(new):
+            some = changed[new]
+            encoded, reasons = self.rows.encode([ids[place] for place in some], [rows[place] for place in some], bar)
+            vectors[new] = encoded
+        bad = new[list(reasons)] if reasons else np.empty(0, dtype=np.int64)
+        for number, reason in reasons.items():
+            place = int(changed[new[number]])
+            self.skipped.append(Skipped(start + place, ids[place], reason))
+        self._gone += [ids[place] for place in changed[bad] if found[place]]
+        used = np.setdiff1d(np.arange(len(changed)), bad)
+        self._count(found, changed[used], int(is_same.sum()), len(new) - len(bad), len(bad))
+        if len(used):
+            places = changed[used]
+            self._replaces |= bool(found[places].any())
+            table = self._records([ids[p] for p in places], [rows[p] for p in places], vectors[used])
+            for name, values in zip(DIGESTS, (contents[used], stamps[places]), strict=True):
+                table = table.append_column(name, pa.array(values))
+            self._pending.append(table)
+        is_due = time.monotonic() - self._written > _SECONDS_PER_COMMIT
+        if is_due or sum(map(len, self._pending)) >= _ROWS_PER_COMMIT:
+            self.flush()
+
+    def see(self, ids: list[str]) -> None:
+        """Note that the data has rows under these ids, which another process takes."""
+        self._known.find(id_keys(ids))
+
+    def flush(self) -> None:
+        """Write the rows that are encoded: all of them or, if it fails, none."""
+        if self._pending:
+            table = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
+            if self._replaces or self.always_upsert:
+                merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                merge.execute(table)
+            else:
+                self._table.add(table)
+        self._pending, self._replaces, self._written = [], False, time.monotonic()
+
+    def merge(self, reports: Iterable[dict[str, Any]]) -> None:
+        """Add what other processes report of the rows that they wrote."""
+        for report in reports:
+            self.changes = Changes(*(a + b for a, b in zip(self.changes, report["changes"], strict=True)))
+            self.skipped += [Skipped(*row) for row in report["skipped"]]
+            self._gone += report["gone"]
+            self.rows.parts |= set(report["parts"])
+            self.rows.has_several |= report["several"]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What another process needs to know of the rows that this one wrote."""
+        return {
+            "changes": tuple(self.changes),
+            "skipped": [tuple(row) for row in self.skipped],
+            "gone": self._gone,
+            "parts": sorted(self.rows.parts),
+            "several": self.rows.has_several,
+        }
+
+    def finish(self, total: int, sync: bool) -> Changes:
+        """Remove the rows that are gone, record what the collection holds, and publish it.
+
+        Args:
+            total: Rows of the data.
+            sync: Whether rows that were not among them are gone.
+
+        Raises:
+            ValueError: There were no rows, or none that can be used.
+        """
+        if total == 0:
+            raise ValueError("the dataset is empty: there are no rows to encode")
+        table = open_table(self.uri)  # the newest state, of all processes
+        if sync:
+            self._gone += self._unseen(table)
+        self.changes = self.changes._replace(removed=len(self._gone))
+        if not table.count_rows() - len(self._gone):
+            reason = f"; {self.skipped[0].reason}" if self.skipped else ""
+            raise ValueError(f"none of the {total} rows can be used{reason}")
+        for start in range(0, len(self._gone), _IDS_AT_ONCE):
+            quoted = ("'" + id_.replace("'", "''") + "'" for id_ in self._gone[start : start + _IDS_AT_ONCE])
+            table.delete(f"id in ({', '.join(quoted)})")
+        metadata = read_metadata(table)
+        before = metadata["details"]
+        details = self._details()
+        if not sync:
+            details["parts"] = sorted({*details["parts"], *before["parts"]})
+            details["several"] |= before["several"]
+        if any(self.changes[:3]) or published_version(table) is None:
+            write_metadata(table, metadata | {"details": details})
+        publish(self.uri, table)
+        self._write_skipped()
+        return self.changes
+
+    def _details(self) -> dict[str, Any]:
+        versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+        parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
+        return {"model": self.encoder.name, "versions": versions, **parts}
+
+    def _schema(self, kept_types: Mapping[str, pa.DataType]) -> pa.Schema:
+        metadata = {"key": self.key, "details": self._details(), "index": None}
+        fields = [pa.field("id", pa.string(), nullable=False)]
+        fields.append(vector_field(self.encoder.dimension, str(self.key["dtype"]), metadata))
+        fields += [pa.field(TEXT, pa.string()), pa.field("image", pa.list_(pa.string()))]
+        fields += [pa.field(name, pa.int64()) for name in DIGESTS]
+        fields += [pa.field(PICTURE, pa.binary())] if self.side else []
+        known = {field.name for field in fields}
+        return pa.schema([*fields, *(pa.field(name, kind) for name, kind in kept_types.items() if name not in known)])
+
+    def _stored(self, ids: list[str], contents: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Vectors `(n, D)`, and whether the table has each: of rows that were encoded from what they hold now."""
+        vectors = np.zeros((len(ids), self.encoder.dimension), dtype=np.float32)
+        is_kept = np.zeros(len(ids), dtype=bool)
+        places = {ids[place]: place for place in np.flatnonzero(found & (contents != 0))}
+        if not places:
+            return vectors, is_kept
+        for start in range(0, len(places), _IDS_AT_ONCE):
+            quoted = ("'" + id_.replace("'", "''") + "'" for id_ in list(places)[start : start + _IDS_AT_ONCE])
+            search = self._table.search().where(f"id in ({', '.join(quoted)})").select(["id", "content", VECTOR])
+            for row in search.limit(_IDS_AT_ONCE).to_arrow().to_pylist():
+                place = places[row["id"]]
+                if row["content"] == contents[place]:
+                    vectors[place], is_kept[place] = row[VECTOR], True
+        return vectors, is_kept
+
+    def _records(self, ids: list[str], rows: list[Row], vectors: np.ndarray) -> pa.Table:
+        """Rows as the table holds them, without their digests."""
+        numbers = vectors.astype(np.float16 if self.key["dtype"] == "float16" else np.float32)
+        check_vectors(numbers, None, ids)
+        kept = [_kept(row, f"item {id_!r}") for id_, row in zip(ids, rows, strict=True)]
+        columns = {
+            "id": pa.array(ids),
+            VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), numbers.shape[1]),
+            "image": pa.array(
+                [image_paths(values.pop("image", None)) or None for values in kept], pa.list_(pa.string())
+            ),
+        }
+        for name in dict.fromkeys(name for values in kept for name in values):
+            columns[name] = _column(name, [values.get(name) for values in kept])
+        if self.side:
+            columns[PICTURE] = pa.array(
+                [
+                    None if row.get("image") is None else make_thumbnail(row["image"], self.side, f"item {id_!r}")
+                    for id_, row in zip(ids, rows, strict=True)
+                ],
+                pa.binary(),
+            )
+        return pa.table(columns)
+
+    def _fit(self, rows: pa.Table) -> pa.Table:
+        """Give rows the columns of the table, and the table the columns of the rows.
+
+        Raises:
+            ValueError: A column holds values of another type than before.
+        """
+        schema = self._table.schema
+        for field in rows.schema:
+            if field.name not in schema.names and not pa.types.is_null(field.type):
+                self._table.add_columns([pa.field(field.name, field.type)])
+            elif field.name in schema.names and pa.types.is_floating(field.type):
+                self._widen(schema.field(field.name))
+        schema = self._table.schema
+        columns = []
+        for field in schema:
+            try:
+                column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+                columns.append(column.cast(field.type))
+            except pa.ArrowException as error:
+                raise ValueError(
+                    f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
+                    f"{rows.schema.field(field.name).type} now ({error}); give all its values one type"
+                ) from error
+        return pa.table(columns, schema=schema)
+
+    def _widen(self, field: pa.Field) -> None:
+        """Make a column of integers one of fractions."""
+        if field.name == VECTOR or not pa.types.is_integer(field.type):
+            return
+        wider = f"_{field.name}_as_double"
+        quoted = "`" + field.name.replace("`", "``") + "`"
+        self._table.add_columns({wider: f"cast({quoted} as double)"})
+        self._table.drop_columns([field.name])
+        self._table.alter_columns({"path": wider, "rename": field.name})
+
+    def _count(self, found: np.ndarray, written: np.ndarray, unchanged: int, encoded: int, skipped: int) -> None:
+        replaced = int(found[written].sum())
+        new = Changes(len(written) - replaced, replaced, 0, unchanged, skipped, encoded)
+        self.changes = Changes(*(a + b for a, b in zip(self.changes, new, strict=True)))
+
+    def _unseen(self, table: Table) -> list[str]:
+        """The ids of rows that were in the table at first, and that the data does not have."""
+        gone: list[str] = []
+        for batch in table.search().select(["id"]).to_batches():
+            ids = batch["id"].to_pylist()
+            gone += [ids[place] for place in np.flatnonzero(self._known.unseen(id_keys(ids)))]
+        return gone
+
+    def _write_skipped(self) -> None:
+        folder = local_folder(self.uri)
+        if folder is None:
+            return
+        lines = (json.dumps(row._asdict(), ensure_ascii=True) + "\n" for row in sorted(self.skipped))
+        if self.skipped:
+            write_text(folder / SKIPPED_FILE, "".join(lines))
+        else:
+            (folder / SKIPPED_FILE).unlink(missing_ok=True)
+
+
+def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> None:  # noqa: ANN401 - a progress bar
+    for start, ids, rows in source:
+        if rows is None:
+            writer.see(ids)
+        else:
+            writer.take(start, ids, rows, bar)
+    writer.flush()
+
+
+def _wait(processes: PartialState | None) -> None:
+    if processes is not None:
+        processes.wait_for_everyone()
+
+
+def _gather(processes: PartialState | None, writer: CollectionWriter) -> list[dict[str, Any]]:
+    """What the other processes report, once all have written their rows."""
+    return [] if processes is None or processes.num_processes == 1 else gather_object([writer.report])[1:]
+
+
+def _kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
+    """The types of the kept columns, where the source knows them."""
+    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
+    kept = (features or {}).get("kept")
+    if not isinstance(kept, dict):
+        return {}
+    return {
+        field.name: field.type for field in datasets.Features(kept).arrow_schema if not pa.types.is_null(field.type)
+    }
+
+
+def _kept(row: Row, name: str) -> dict[str, Any]:
+    """What is kept of a row: its text, its image's paths, and its `"kept"`.
+
+    Raises:
+        ValueError: `"kept"` is no mapping, or names a column of the collection's own.
+    """
+    kept = row.get("kept") or {}
+    if not isinstance(kept, Mapping):
+        raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
+    if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
+        raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
+    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    return {**text, "image": row.get("image"), **kept}
+
+
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
+    """Values as a column.
+
+    Raises:
+        ValueError: They are of different types, or of one that no column has.
+    """
+    plain = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
+    try:
+        column = pa.array(plain)
+    except (pa.ArrowException, TypeError) as error:
+        raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
+    if pa.types.is_struct(column.type) and column.type.num_fields == 0:
+        raise ValueError(f"the column {name!r} cannot be kept: its values are empty mappings")
+    return column

@@ -1,6 +1,8 @@
-"""The rows of a source, their digests, and their vectors."""
+"""The rows of a source, what is known of those that a collection has, and the vectors of the others."""
 
+import hashlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -11,24 +13,87 @@ from conjoin.data.image_columns import undecoded
 from conjoin.data.interleaved import InterleavingError, row_item
 from conjoin.processing.input_types import count_images
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.row_table import RowTable
-from conjoin.storage import item_digest, row_digest
+from conjoin.storage import row_digest
 
 Row = Mapping[str, Any]
-BATCHES_AT_ONCE = 16
+_DIGESTS_AT_ONCE = 2**20
+
+
+class RowDigests:
+    """A number for each of many ids, in 16 bytes a row: the id as a 64-bit digest, in sorted blocks."""
+
+    def __init__(self) -> None:
+        self._keys: list[np.ndarray] = []
+        self._values: list[np.ndarray] = []
+        self._seen: list[np.ndarray] = []
+
+    def add(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Add numbers `(N,)` int64 for ids of these keys `(N,)` uint64."""
+        for start in range(0, len(keys), _DIGESTS_AT_ONCE):
+            some = slice(start, start + _DIGESTS_AT_ONCE)
+            order = np.argsort(keys[some])
+            self._keys.append(keys[some][order])
+            self._values.append(values[some][order])
+            self._seen.append(np.zeros(len(order), dtype=bool))
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each of some keys `(N,)` is there, and its number; marks it as seen."""
+        found, values = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int64)
+        for own, numbers, seen in zip(self._keys, self._values, self._seen, strict=True):
+            places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            hit = own[places] == keys
+            values[hit], found[hit], seen[places[hit]] = numbers[places[hit]], True, True
+        return found, values
+
+    def unseen(self, keys: np.ndarray) -> np.ndarray:
+        """Which of some keys `(N,)` are there, and `find` was not asked for."""
+        left = np.zeros(len(keys), dtype=bool)
+        for own, seen in zip(self._keys, self._seen, strict=True):
+            places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            left |= (own[places] == keys) & ~seen[places]
+        return left
+
+
+class SeenIds:
+    """The ids of a source, to find one that occurs twice: 8 bytes a row."""
+
+    def __init__(self) -> None:
+        self._blocks: list[np.ndarray] = []
+        self._recent: set[int] = set()
+
+    def first_repeated(self, keys: np.ndarray) -> int | None:
+        """Add keys `(N,)`; the place of the first that was there before, or None."""
+        known = np.zeros(len(keys), dtype=bool)
+        for block in self._blocks:
+            places = np.minimum(np.searchsorted(block, keys), len(block) - 1)
+            known |= block[places] == keys
+        for place, key in enumerate(keys.tolist()):
+            if known[place] or key in self._recent:
+                return place
+            self._recent.add(key)
+        if len(self._recent) >= _DIGESTS_AT_ONCE // 4:
+            self._blocks.append(np.sort(np.fromiter(self._recent, np.uint64, len(self._recent))))
+            self._recent = set()
+        return None
 
 
 class RowSource:
-    """Rows in order, once; their images stay undecoded where that is possible."""
+    """Rows in order, once, in chunks; their images stay undecoded where that is possible.
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    Args:
+        rows: Mappings, or a dataset.
+        chunk: Rows of a chunk.
+        rank: Which of several processes this is; it gets the chunks `rank`, `rank + world_size` ...
+        world_size: How many they are.
+    """
+
+    def __init__(self, rows: Iterable[Row], chunk: int, rank: int = 0, world_size: int = 1) -> None:
+        self.chunk, self.rank, self.world_size = chunk, rank, world_size
+        self.count = len(rows) if isinstance(rows, Sized) else None
+        self.position = 0
+        self._seen = SeenIds()
         self._dataset: datasets.Dataset | None = None
         self._iterator: Iterator[Row] = iter(())
-        self._seen = RowTable()
-        self.position = 0
-        self.count: int | None = None
-        if isinstance(rows, Sized):
-            self.count = len(rows)
         if isinstance(rows, datasets.Dataset):
             _require_id(rows.column_names)
             self._dataset = undecoded(rows)
@@ -38,33 +103,43 @@ class RowSource:
         else:
             self._iterator = iter(rows)
 
-    def take(self, count: int) -> tuple[list[str], list[Row]]:
-        """The next `count` rows, fewer at the end, and their ids."""
-        if self._dataset is None:
-            rows = list(itertools.islice(self._iterator, count))
-        else:
-            columns = self._dataset[self.position : self.position + count]
-            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return [self._next_id(row) for row in rows], rows
+    def __iter__(self) -> Iterator[tuple[int, list[str], list[Row] | None]]:
+        """The place and the ids of each chunk, and its rows if they are for this process; process 0 sees all ids."""
+        for number in itertools.count():
+            is_own = number % self.world_size == self.rank
+            rows = self._next(is_own)
+            if not rows:
+                return
+            ids = [self._id(row, place) for place, row in enumerate(rows)] if is_own or self.rank == 0 else []
+            if ids and (repeated := self._seen.first_repeated(id_keys(ids))) is not None:
+                raise ValueError(
+                    f"row {self.position + repeated}: the id {ids[repeated]!r} occurs twice; ids must be unique"
+                )
+            start = self.position
+            self.position += len(rows)
+            yield start, ids, rows if is_own else None
 
-    def skip(self, count: int) -> None:
-        """Pass over the next `count` rows, fewer at the end, without checking them."""
+    def _next(self, is_own: bool) -> list[Row]:
         if self._dataset is None:
-            self.position += sum(1 for _ in itertools.islice(self._iterator, count))
-        else:
-            self.position = min(self.position + count, len(self._dataset))
+            return list(itertools.islice(self._iterator, self.chunk))
+        chosen = range(self.position, min(self.position + self.chunk, len(self._dataset)))
+        if not is_own:
+            ids = self._dataset["id"][chosen.start : chosen.stop] if self.rank == 0 else [None] * len(chosen)
+            return [{"id": id_} for id_ in ids]
+        columns = self._dataset[chosen.start : chosen.stop] if chosen else {}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    def _next_id(self, row: Row) -> str:
-        """Check and count a row."""
-        name = f"row {self.position}"
+    def _id(self, row: Row, place: int) -> str:
+        name = f"row {self.position + place}"
         if not isinstance(row, Mapping):
             raise ValueError(f'{name}: expected a mapping with "id" and "image" and/or "text", got {row!r:.80}')
         id_ = row.get("id")
         if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
             raise ValueError(f"{name}: the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
-        if not self._seen.add(str(id_)):
-            raise ValueError(f"{name}: the id {str(id_)!r} occurs twice; ids must be unique")
-        self.position += 1
+        try:
+            str(id_).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: the id {id_!r:.80} is no valid Unicode text: {error.reason}") from error
         return str(id_)
 
 
@@ -85,52 +160,59 @@ class RowEncoder:
         self.encoder, self.instruction, self.skip = encoder, instruction, skip
         self.parts: set[str] = set()
         self.has_several = False
-        self.rows_at_once = BATCHES_AT_ONCE * encoder.batch_size
 
     def encode(self, ids: Sequence[str], rows: Sequence[Row], bar: Any) -> tuple[np.ndarray, dict[int, str]]:  # noqa: ANN401
-        """Encode rows; returns the vectors `(n, D)` of those that can be used, and why the others cannot, by place.
+        """Encode rows; returns the vectors `(N, D)`, and why some of them have none, by place.
 
         Raises:
             ValueError: A row cannot be used, and `skip` is not set.
         """
-        found = [_input(id_, row) for id_, row in zip(ids, rows, strict=True)]
-        reasons = {place: problem for place, (_, problem) in enumerate(found) if problem is not None}
-        if reasons and not self.skip:
-            raise ValueError(next(iter(reasons.values())))
-        places = [place for place in range(len(rows)) if place not in reasons]
+        inputs, reasons = [], {}
+        for place, (id_, row) in enumerate(zip(ids, rows, strict=True)):
+            item, problem = _input(id_, row)
+            inputs.append(item)
+            if problem is not None and not self.skip:
+                raise ValueError(problem)
+            if problem is not None:
+                reasons[place] = problem
+        usable = [place for place in range(len(rows)) if place not in reasons]
         bar.update(len(reasons))
-        if not places:
-            return np.empty((0, self.encoder.dimension), dtype=np.float32), reasons
-        parts = [row_parts(ids[place], rows[place]) for place in places]
-        names = [ids[place] for place in places]
-        inputs = [found[place][0] for place in places]
+        vectors = np.full((len(rows), self.encoder.dimension), np.nan, dtype=np.float32)
+        if not usable:
+            return vectors, reasons
 
-        def leave_out(position: int, error: Exception) -> None:
-            reasons[places[position]] = str(error)
+        def skip_item(position: int, error: Exception) -> None:
+            reasons[usable[position]] = str(error)
 
-        options: dict[str, Any] = {"on_unusable": leave_out} if self.skip else {}
-        vectors = self.encoder.encode(inputs, names, on_batch=bar.update, instruction=self.instruction, **options)
-        used = [position for position, place in enumerate(places) if place not in reasons]
-        self.parts.update(*(parts[position] for position in used))
-        self.has_several |= any(count_images(inputs[position]) > 1 for position in used)
-        return vectors[used], reasons
+        options: dict[str, Any] = {"on_unusable": skip_item} if self.skip else {}
+        vectors[usable] = self.encoder.encode(
+            [inputs[place] for place in usable],
+            [ids[place] for place in usable],
+            on_batch=bar.update,
+            instruction=self.instruction,
+            **options,
+        )
+        for place in usable:
+            if place not in reasons:
+                self.note(ids[place], rows[place])
+        return vectors, reasons
 
     def note(self, id_: str, row: Row) -> None:
-        """Record what a row is made of whose vector is there already."""
-        self.parts.update(row_parts(id_, row))
-        self.has_several |= count_images(_input(id_, row)[0]) > 1
+        """Record what a row is made of."""
+        parts = row_parts(id_, row)
+        self.parts.update(parts)
+        self.has_several |= count_images(row_item(parts)) > 1 if isinstance(parts.get("image"), list) else False
 
 
-def row_items(ids: Sequence[str], rows: Sequence[Row]) -> list[int]:
-    """The `item_digest` of what is encoded of each row."""
-    return [item_digest(row_parts(id_, row)) for id_, row in zip(ids, rows, strict=True)]
+def id_keys(ids: Iterable[str]) -> np.ndarray:
+    """64-bit digests `(N,)` uint64 of ids."""
+    content = b"".join(hashlib.blake2b(id_.encode(), digest_size=8).digest() for id_ in ids)
+    return np.frombuffer(content, dtype=np.uint64)
 
 
-def row_content(id_: str, row: Row) -> int:
-    """The digest of what is encoded and kept of a row, or of why nothing is."""
-    if row.get("problem") is not None:
-        return row_digest({"problem": row["problem"]})
-    return row_digest(row_parts(id_, row) | ({"kept": row["kept"]} if row.get("kept") else {}))
+def row_stamp(row: Row, parts: Mapping[str, Any]) -> int:
+    """A digest of all that a collection takes of a row; of an image file, its path, size and time."""
+    return row_digest(parts | {"kept": row.get("kept") or {}})
 
 
 def row_parts(id_: str, row: Row) -> dict[str, Any]:
@@ -143,6 +225,16 @@ def row_parts(id_: str, row: Row) -> dict[str, Any]:
     if not parts:
         raise ValueError(f'item {id_!r} has neither "image" nor "text"; its row has the keys {list(row)}')
     return parts
+
+
+def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
+    """The paths or URLs of an image or of several; those without one, such as embedded bytes, are left out."""
+    found = []
+    for one in image if isinstance(image, list | tuple) else [image]:
+        path = one.get("path") if isinstance(one, Mapping) else one
+        if isinstance(path, str | os.PathLike) and not str(path).startswith("data:"):
+            found.append(str(path))
+    return [path for path in found if path]
 
 
 def _input(id_: str, row: Row) -> tuple[Any, str | None]:

@@ -18,9 +18,9 @@ from conjoin.ops import choose_device
 from conjoin.processing.input_types import check_input_type
 from conjoin.processing.item_inputs import check_list, parse_item
 from conjoin.progress import progress
-from conjoin.retrieval.compact import check_dims, truncate
 from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
 from conjoin.retrieval.input_workers import InputWorkers
+from conjoin.retrieval.vectors import check_dims, truncate
 from conjoin.storage import model_fingerprint, processor_digest
 
 if TYPE_CHECKING:

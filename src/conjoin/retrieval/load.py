@@ -10,7 +10,6 @@ from conjoin.hub.load import REMEDY, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.ops import choose_device
 from conjoin.retrieval.encoder import ItemEncoder, model_name
-from conjoin.retrieval.index.base import Index
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
 from conjoin.retrieval.sentence_encoder import load_sentence_transformer
 from conjoin.retrieval.stock_encoder import load_stock_model
@@ -74,29 +73,6 @@ def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torc
         raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
     if dtype is not None:
         raise ValueError(f"{str(path)!r} is an ONNX export, which computes in its own precision, not in {dtype}")
-
-
-def recorded_model(index: Index) -> str:
-    """The local folder that an index records, if it holds a model of this package.
-
-    An index may come from anywhere, so nothing else is loaded on its word.
-
-    Raises:
-        FileNotFoundError: The folder is gone.
-        ValueError: No model is recorded, or another one than that.
-    """
-    if index.model is None:
-        raise ValueError("the index does not say which model made it: pass --model")
-    name = index.model.name
-    local = Path(name).is_absolute()
-    if local and not Path(name).is_dir():
-        raise FileNotFoundError(f"the model that made the index is no longer at {name!r}: pass --model")
-    if not local or not (Path(name) / "config.json").is_file() or not is_own_model(name):
-        raise ValueError(
-            f"the index was built with {name!r}, which is not a local model of this package: pass --model {name} to "
-            "load it"
-        )
-    return name
 
 
 def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:

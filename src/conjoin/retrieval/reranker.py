@@ -12,13 +12,13 @@ from conjoin.hub.load import loading
 from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import Item, parse_item
 from conjoin.progress import progress
-from conjoin.retrieval.index.base import Index, SearchResult
-from conjoin.retrieval.index.build import rows_of
-from conjoin.retrieval.kept_rows import picture_paths
+from conjoin.retrieval.vectors import SearchResult
 from conjoin.storage import settings_digest, weights_digest
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
+
+    from conjoin.retrieval.search import Searchable
 
 
 class Reranker:
@@ -154,26 +154,23 @@ def rerank(
 
 
 def rerank_rows(
-    index: Index, found: SearchResult, queries: Sequence[Any], reranker: Reranker, top: int
+    collection: "Searchable", found: SearchResult, queries: Sequence[Any], reranker: Reranker, top: int
 ) -> SearchResult:
-    """Sort the first results of a search as `rerank` does, with the texts and images that the index records.
+    """Sort the first results of a search as `rerank` does, with the texts and images that the collection records.
 
     Raises:
-        ValueError: The index knows neither the text nor the image of a result; and as `rerank`.
+        ValueError: The collection knows neither the text nor the image of a result; and as `rerank`.
         FileNotFoundError: An image is no longer where it was.
     """
     names = list(dict.fromkeys(id_ for ids in found.ids for id_ in ids))
-    rows = dict(zip(names, rows_of(index, names), strict=True))  # at once: an index may read all its ids
+    rows = dict(zip(names, collection.rows(names), strict=True))
 
     def item_of(id_: str) -> dict[str, Any]:
         item: dict[str, Any] = {part: rows[id_][part] for part in ("image", "text") if part in rows[id_]}
         if not item:
-            raise ValueError(f"the index records neither text nor image of {id_!r}, so it cannot be reranked")
+            raise ValueError(f"the collection records neither text nor image of {id_!r}, so it cannot be reranked")
         if "text" in item and is_interleaved([None], item["text"]) and "image" in item:
-            raise ValueError(f"the index records no order of the images of {id_!r}, so it cannot be reranked")
-        if "image" in item:
-            paths = picture_paths(item["image"])
-            item["image"] = paths if len(paths) > 1 else paths[0]
+            raise ValueError(f"the collection records no order of the images of {id_!r}, so it cannot be reranked")
         return item
 
     return rerank(found, queries, item_of, reranker, top)

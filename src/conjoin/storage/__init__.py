@@ -47,6 +47,7 @@ from .manifest import (
     check_file as check_file,
     check_key as check_key,
     differences as differences,
+    file_digest as file_digest,
     read_manifest as read_manifest,
     recorded_rows as recorded_rows,
 )

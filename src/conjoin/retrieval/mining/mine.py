@@ -9,19 +9,27 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from conjoin.data.pair_sources import AnyDataset
 from conjoin.progress import progress
-from conjoin.retrieval.encode import encode_corpus
+from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.encode import encode_collection
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.mining.miners import Miner, check_miners, miner_folder, needed_views, store_folder, view_rows
+from conjoin.retrieval.mining.embedded import Embedded
+from conjoin.retrieval.mining.miners import (
+    Miner,
+    check_miners,
+    collection_folder,
+    miner_folder,
+    needed_views,
+    view_rows,
+)
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, MinedNegatives, load_mined, write_mined
 from conjoin.retrieval.mining.positives import Excluded, ViewItems
 from conjoin.retrieval.mining.search import RESULTS, Hits, MinerSearch, read_hits
 from conjoin.retrieval.reranker import Reranker, load_reranker
-from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import StoredFolder, locked
 
 logger = logging.getLogger(__name__)
@@ -36,10 +44,10 @@ def mine_hard_negatives(
     k: int = 10,
     load_encoder: Callable[[str], ItemEncoder] = load_encoder,
     load_reranker: Callable[[str], Reranker] = load_reranker,
-    index_kind: str = "exact",
-    index_options: Mapping[str, Any] | None = None,
-    shard_size: int = 4096,
-    dtype: str = "float32",
+    index: str = "exact",
+    device: str = "cpu",
+    block: int = 4096,
+    dtype: Literal["float32", "float16"] = "float32",
     show_progress: bool = False,
 ) -> MinedNegatives:
     """Find the hard negatives of every anchor: the union of the top `k` of every miner.
@@ -48,7 +56,7 @@ def mine_hard_negatives(
     `duplicate_above` in every view that the miners compare. With miners of pictures and of texts, a candidate with
     the same picture and another text is a negative, the hardest there is. The search goes deeper for an anchor until
     `k` candidates below `duplicate_above` and the limits of the miner are found (to a depth of 1024). In memory are
-    one index and one block.
+    the embeddings that one miner compares.
 
     Args:
         corpus: Candidates, columns `id`, `image` and `text` as `load_pairs` gives them, and optionally `group`.
@@ -60,37 +68,36 @@ def mine_hard_negatives(
         k: Negatives per miner.
         load_encoder: Makes the encoder of a model.
         load_reranker: Makes the reranker of a miner that has one.
-        index_kind: As for `build_index`; `"exact"` keeps 4 D bytes per candidate in memory, `"ivfpq"` D / 4.
-        index_options: As for `build_index`, e.g. `{"device": "cuda"}`.
-        shard_size: Rows per file of the embeddings, and anchors searched at once.
+        index: How to search: `"exact"`, or a factory string of FAISS such as `"IVF4096,PQ64"`.
+        device: Where `"exact"` ranks, such as `"cuda"`.
+        block: Anchors that are searched at once.
         dtype: Type of the stored embeddings.
         show_progress: Show progress bars.
 
     Raises:
         ValueError: Two miners of one name, `k` < 1, a row without the view of a miner, or a folder that was begun with
-            other settings (the message names them); and as `encode_corpus`.
+            other settings (the message names them); and as `encode_collection`.
     """
     check_miners(miners, k)
     folder = Path(folder)
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
-    stores = _encode_views(sources, miners, folder, load_encoder, shard_size, dtype, show_progress)
+    collections = _encode_views(sources, miners, folder, load_encoder, dtype, show_progress)
     of_anchors = "corpus" if anchors is None else "anchors"
     excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
     by_corpus = sorted(miners, key=_corpus_of)
     items = ViewItems(sources[of_anchors], corpus)
-    first = miners[0]
     with locked(folder):
         for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
-            search = MinerSearch(
-                stores["corpus", model, view], index_kind, dict(index_options or {}), k, excluded, load_reranker
-            )
+            candidates = Embedded.load(collections["corpus", model, view], corpus)
+            search = MinerSearch(candidates, index, device, k, block, excluded, load_reranker)
             for miner in same_corpus:
-                queries = stores[of_anchors, model, miner.query]
+                queries = Embedded.load(collections[of_anchors, model, miner.query], sources[of_anchors])
                 search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
-            del search  # one index at a time in memory
-        candidate_ids = stores["corpus", first.model, first.candidate].ids
-        queries = stores[of_anchors, first.model, first.query]
-        write_mined(folder / NEGATIVES_FILE, _united(queries, candidate_ids, miners, k, folder, show_progress))
+            candidate_ids, anchor_ids = candidates.ids, queries.ids
+            del search, candidates, queries  # one corpus at a time in memory
+        write_mined(
+            folder / NEGATIVES_FILE, _united(anchor_ids, candidate_ids, miners, k, block, folder, show_progress)
+        )
     return load_mined(folder)
 
 
@@ -103,25 +110,19 @@ def _encode_views(
     miners: Sequence[Miner],
     folder: Path,
     load_encoder: Callable[[str], ItemEncoder],
-    shard_size: int,
-    dtype: str,
+    dtype: Literal["float32", "float16"],
     show_progress: bool,
-) -> dict[tuple[str, str, str], EmbeddingStore]:
-    """The store of every (source, model, view); one model at a time in memory."""
-    stores = {}
+) -> dict[tuple[str, str, str], Collection]:
+    """The collection of every (source, model, view); one model at a time in memory."""
+    collections = {}
     for model, views in needed_views(miners, "anchors" in sources).items():
         encoder = load_encoder(model)
         for source, view in views:
-            stores[source, model, view] = encode_corpus(
-                view_rows(sources[source], view),
-                encoder,
-                store_folder(folder, source, model, view),
-                shard_size=shard_size,
-                dtype=dtype,
-                show_progress=show_progress,
-            )
+            rows, target = view_rows(sources[source], view), collection_folder(folder, source, model, view)
+            options: dict[str, Any] = {"sync": True, "dtype": dtype, "show_progress": show_progress}
+            collections[source, model, view] = encode_collection(rows, encoder, target, **options)
         del encoder
-    return stores
+    return collections
 
 
 def _groups(rows: AnyDataset) -> dict[str, str]:
@@ -136,18 +137,20 @@ def _groups(rows: AnyDataset) -> dict[str, str]:
 
 
 def _united(
-    anchors: EmbeddingStore,
+    anchor_ids: Sequence[str],
     candidate_ids: Sequence[str],
     miners: Sequence[Miner],
     k: int,
+    block: int,
     folder: Path,
     show_progress: bool,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Rows of the final file, one list per shard of anchors."""
+    """Rows of the final file, one list per block of anchors."""
     without = 0
     results = [StoredFolder(miner_folder(folder, miner), RESULTS) for miner in miners]
-    shards = progress(anchors, desc="uniting", unit="shard", total=anchors.shards, show=show_progress)
-    for number, (ids, _) in enumerate(shards):
+    starts = range(0, len(anchor_ids), block)
+    for number, start in enumerate(progress(starts, desc="uniting", unit="block", show=show_progress)):
+        ids = anchor_ids[start : start + block]
         hits = [read_hits(one, number) for one in results]
         rows = [
             _row(id_, dict(zip(miners, found, strict=True)), k, candidate_ids)
@@ -156,7 +159,7 @@ def _united(
         without += sum(not row["negatives"] for row in rows)
         yield rows
     if without:
-        logger.warning("%d of %d anchors have no hard negative", without, len(anchors))
+        logger.warning("%d of %d anchors have no hard negative", without, len(anchor_ids))
 
 
 def _row(anchor: str, found: Mapping[Miner, Hits], k: int, candidate_ids: Sequence[str]) -> dict[str, Any]:

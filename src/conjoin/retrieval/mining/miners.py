@@ -146,7 +146,7 @@ def needed_parts(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, L
     }
 
 
-def store_folder(folder: Path, source: str, model: str, view: str) -> Path:
+def collection_folder(folder: Path, source: str, model: str, view: str) -> Path:
     """Where the embeddings of a view of `source`, `"corpus"` or `"anchors"`, are kept."""
     short = re.sub(r"\W+", "-", Path(model).name) + "-" + hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
     return folder / "embeddings" / f"{source}-{view}-{short}"

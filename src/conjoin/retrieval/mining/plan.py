@@ -1,19 +1,26 @@
 """How long mining will take and how much memory it needs, from a probe of each model and of the search."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import datasets
 import numpy as np
 
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.index.exact import ExactIndex
+from conjoin.retrieval.exact import exact_search
+from conjoin.retrieval.collection_table import open_table
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.mining.miners import Miner, check_miners, miner_folder, needed_views, store_folder, view_rows
+from conjoin.retrieval.mining.miners import (
+    Miner,
+    check_miners,
+    collection_folder,
+    miner_folder,
+    needed_views,
+    view_rows,
+)
 from conjoin.retrieval.mining.search import RESULTS
-from conjoin.retrieval.store import STORE
 from conjoin.storage import recorded_rows
 
 _PROBE_BATCHES = 2
@@ -34,7 +41,7 @@ class MiningPlan(NamedTuple):
 
     Attributes:
         steps: In order.
-        index_bytes: Memory of the largest exact index; other kinds take less or about as much.
+        index_bytes: Memory of the largest embeddings.
     """
 
     steps: list[Step]
@@ -47,7 +54,7 @@ class MiningPlan(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"{step.name}: {step.rows} rows, about {_duration(step.seconds)}" for step in self.steps]
-        memory = f"{self.index_bytes / 2**30:.2f} GiB for the largest exact index"
+        memory = f"{self.index_bytes / 2**30:.2f} GiB for the largest embeddings"
         return "\n".join([*lines, f"in all about {_duration(self.seconds)}; {memory}"])
 
 
@@ -58,7 +65,7 @@ def plan_mining(
     *,
     anchors: datasets.Dataset | None = None,
     load_encoder: Callable[[str], ItemEncoder] = load_encoder,
-    index_options: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> MiningPlan:
     """Estimate `mine_hard_negatives` with the same arguments, without what `folder` holds already.
 
@@ -79,11 +86,11 @@ def plan_mining(
         dimensions[model] = encoder.dimension
         for source, view in views:
             rows = view_rows(sources[source], view)
-            left = len(rows) - recorded_rows(store_folder(folder, source, model, view), STORE)
+            left = max(0, len(rows) - _encoded_rows(collection_folder(folder, source, model, view)))
             seconds = left * _seconds_per_item(encoder, rows) if left else 0.0
             steps.append(Step(f"encode {source} {view} with {model}", left, seconds))
         del encoder
-    per_score = {size: _seconds_per_score(size, index_options or {}) for size in set(dimensions.values())}
+    per_score = {size: _seconds_per_score(size, device) for size in set(dimensions.values())}
     for miner in miners:
         left = queries - recorded_rows(miner_folder(folder, miner), RESULTS)
         steps.append(Step(f"search {miner.name}", left, left * len(corpus) * per_score[dimensions[miner.model]]))
@@ -103,16 +110,22 @@ def _seconds_per_item(encoder: ItemEncoder, rows: datasets.Dataset) -> float:
     return (time.perf_counter() - start) / len(items[timed])
 
 
-def _seconds_per_score(dimension: int, options: Mapping[str, Any]) -> float:
+def _seconds_per_score(dimension: int, device: str) -> float:
     """Seconds of exact search per query and candidate, over random vectors."""
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((_PROBE_CORPUS, dimension), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    index = ExactIndex(device=options.get("device", "cpu"))
-    index.add([str(row) for row in range(_PROBE_CORPUS)], vectors)
     start = time.perf_counter()
-    index.search(vectors[:_PROBE_QUERIES], 20)
+    exact_search(vectors[:_PROBE_QUERIES], vectors, 20, device=device)
     return (time.perf_counter() - start) / (_PROBE_CORPUS * _PROBE_QUERIES)
+
+
+def _encoded_rows(folder: Path) -> int:
+    """Rows that a collection has, finished or not."""
+    try:
+        return int(open_table(folder).count_rows())
+    except FileNotFoundError:
+        return 0
 
 
 def _duration(seconds: float) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from conjoin.data.interleaved import row_item
 from conjoin.data.pair_sources import AnyDataset
+from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.miners import view_rows
-from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import text_digest
 
 _PAIRS_AT_ONCE = 8192
@@ -42,7 +42,7 @@ class Positives:
         miner: Its name, for messages.
     """
 
-    def __init__(self, corpus: EmbeddingStore, excluded: Excluded, is_same: bool, miner: str) -> None:
+    def __init__(self, corpus: Embedded, excluded: Excluded, is_same: bool, miner: str) -> None:
         self.corpus, self.excluded, self.is_same, self.miner = corpus, excluded, is_same, miner
         self._places = {id_: place for place, id_ in enumerate(corpus.ids)}
         self._members: dict[str, list[str]] = defaultdict(list)
@@ -73,7 +73,7 @@ class Positives:
         places = [self.places(id_) for id_ in ids]
         rows = np.repeat(np.arange(len(ids)), [len(some) for some in places])
         different, numbers = np.unique([place for some in places for place in some], return_inverse=True)
-        anchors, found = np.asarray(vectors, dtype=np.float32), self.corpus.take(different.tolist())
+        anchors, found = np.asarray(vectors, dtype=np.float32), self.corpus.vectors[different].astype(np.float32)
         least = np.full(len(ids), np.inf)
         for start in range(0, len(rows), _PAIRS_AT_ONCE):
             some = slice(start, start + _PAIRS_AT_ONCE)

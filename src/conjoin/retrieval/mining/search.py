@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from conjoin.progress import progress
-from conjoin.retrieval.index.base import Index
-from conjoin.retrieval.index.build import build_index
+from conjoin.retrieval.exact import exact_search
+from conjoin.retrieval.faiss_index import search_faiss, train_faiss
+from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.miners import Miner
 from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
 from conjoin.retrieval.reranker import Reranker
-from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import FolderKind, FolderWriter, StoredFolder
 
 RESULTS = FolderKind("miner results", 3, "run `conjoin mine`", prefix="part", is_cache=True)
@@ -47,44 +47,43 @@ class Hits(NamedTuple):
 
 
 class MinerSearch:
-    """Searches one corpus of embeddings for any number of miners; the index is built when first needed.
+    """Searches one corpus of embeddings for any number of miners.
 
     Args:
         corpus: The embeddings of the candidates.
-        kind: As for `build_index`.
-        options: Likewise.
+        index: `"exact"`, or a factory string of FAISS, whose index is built when first needed.
+        device: Where `"exact"` ranks.
         k: Negatives per miner.
+        block: Anchors that are searched at once.
         excluded: Which candidates are no negatives.
         load_reranker: Makes the reranker of a miner.
     """
 
     def __init__(
         self,
-        corpus: EmbeddingStore,
-        kind: str,
-        options: dict[str, Any],
+        corpus: Embedded,
+        index: str,
+        device: str | torch.device,
         k: int,
+        block: int,
         excluded: Excluded,
         load_reranker: Callable[[str], Reranker],
     ) -> None:
-        self.corpus = corpus
-        self.kind = kind
-        self.options = options
-        self.k = k
+        self.corpus, self.index, self.device = corpus, index, device
+        self.k, self.block = k, block
         self.excluded = excluded
         self.load_reranker = load_reranker
-        self._index: Index | None = None
-        self._positions: dict[str, int] = {}
+        self._faiss: Any = None
 
-    @property
-    def index(self) -> Index:
-        """The index of the corpus."""
-        if self._index is None:
-            self._index = build_index(self.corpus, self.kind, recall_queries=0, **self.options)
-            self._positions = {id_: position for position, id_ in enumerate(self._index.ids)}
-        return self._index
+    def _search(self, queries: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions `(Q, depth)` in the corpus, negative where there is none, and scores, best first."""
+        if self.index == "exact":
+            return exact_search(queries, self.corpus.vectors, depth, device=self.device)
+        if self._faiss is None:
+            self._faiss = train_faiss(self.index, self.corpus.vectors)
+        return search_faiss(self._faiss, queries, depth)
 
-    def run(self, miner: Miner, queries: EmbeddingStore, items: ViewItems, folder: Path, show_progress: bool) -> None:
+    def run(self, miner: Miner, queries: Embedded, items: ViewItems, folder: Path, show_progress: bool) -> None:
         """Write one file per shard of anchors into `folder`; the finished ones are skipped.
 
         Args:
@@ -99,14 +98,14 @@ class MinerSearch:
                 positive to compare with.
         """
         reranker = None if miner.reranker is None else self.load_reranker(miner.reranker)
-        same = queries.checksum == self.corpus.checksum and miner.query == miner.candidate
+        same = queries.digest == self.corpus.digest and miner.query == miner.candidate
         positives = Positives(self.corpus, self.excluded, same, miner.name) if miner.has_margin else None
-        bar = progress(total=len(queries), unit="anchor", desc=miner.name, show=show_progress)
+        bar = progress(total=len(queries.ids), unit="anchor", desc=miner.name, show=show_progress)
         with FolderWriter(folder, RESULTS, self._key(miner, queries, reranker)) as writer, bar:
-            start = 0
-            for number, file in enumerate(queries.manifest.files):
+            for number, start in enumerate(range(0, len(queries.ids), self.block)):
+                ids = queries.ids[start : start + self.block]
                 if not writer.has(number):
-                    ids, vectors = queries.read(number)
+                    vectors = queries.vectors[start : start + self.block]
                     limits = [miner.limit(0.0)] * len(ids)
                     if positives is not None and reranker is None:
                         limits = [miner.limit(score) for score in positives.scores(ids, vectors)]
@@ -117,11 +116,10 @@ class MinerSearch:
                             for row, (id_, hit) in enumerate(zip(ids, hits, strict=True))
                         ]
                     writer.write(number, _as_tensors(hits), len(ids))
-                start += file.rows
-                bar.update(file.rows)
+                bar.update(len(ids))
             writer.finish()
 
-    def _key(self, miner: Miner, queries: EmbeddingStore, reranker: Reranker | None) -> dict[str, Any]:
+    def _key(self, miner: Miner, queries: Embedded, reranker: Reranker | None) -> dict[str, Any]:
         """What the results depend on."""
         settings = ("absolute_margin", "relative_margin", "max_score", "range_min")
         own = {name: vars(miner)[name] for name in settings if vars(miner)[name]}
@@ -134,45 +132,45 @@ class MinerSearch:
                 "candidate": miner.candidate,
                 "duplicate_above": miner.duplicate_above,
                 "k": self.k,
-                "index": self.kind,
-                "index options": {name: value for name, value in self.options.items() if name != "device"},
-                "corpus": self.corpus.checksum,
-                "anchors": queries.checksum,
+                "index": self.index,
+                "anchors at once": self.block,
+                "corpus": self.corpus.digest,
+                "anchors": queries.digest,
                 "groups": self.excluded.digest(),
             }
         )
 
     def _nearest(self, ids: list[str], vectors: np.ndarray, miner: Miner, limits: list[float]) -> list[Hits]:
         """The hits of each anchor; searched again more deeply where too few of the first results can be used."""
-        corpus = len(self.index)
+        corpus = len(self.corpus.ids)
         wanted = miner.range_min + self.k * (1 if miner.reranker is None else _RERANKED)
         limit = min(corpus, max(_DEEPEST, wanted + _SPARE))
         depth = min(limit, wanted + _SPARE)
         hits: list[Hits] = [Hits([], [])] * len(ids)
         pending = np.arange(len(ids))
         while len(pending):
-            found = self.index.search(np.asarray(vectors[pending], dtype=np.float32), depth)
+            positions, values = self._search(np.asarray(vectors[pending], dtype=np.float32), depth)
             shallow = []
-            for row, names, scores in zip(pending.tolist(), found.ids, found.scores.tolist(), strict=True):
+            for row, places, scores in zip(pending.tolist(), positions.tolist(), values.tolist(), strict=True):
                 most = _UNLIMITED if miner.reranker else limits[row]
-                hits[row] = self._sort_out(ids[row], names, scores, miner.duplicate_above, most, wanted)
+                hits[row] = self._sort_out(ids[row], places, scores, miner.duplicate_above, most, wanted)
                 if len(hits[row].others) < wanted and depth < limit:
                     shallow.append(row)
             pending, depth = np.array(shallow, dtype=np.int64), min(4 * depth, limit)
         return hits
 
     def _sort_out(
-        self, anchor: str, names: list[str], scores: list[float], duplicate_above: float, limit: float, wanted: int
+        self, anchor: str, places: list[int], scores: list[float], duplicate_above: float, limit: float, wanted: int
     ) -> Hits:
         """Tell the close from the others; scores fall, so once others are found, no close one comes after them."""
         hits = Hits([], [], limit)
-        for name, score in zip(names, scores, strict=False):  # an approximate index may find fewer
-            if self.excluded.excludes(anchor, name):
+        for place, score in zip(places, scores, strict=True):
+            if place < 0 or self.excluded.excludes(anchor, self.corpus.ids[place]):  # an approximate index finds fewer
                 continue
             if score >= duplicate_above:
-                hits.close.append((self._positions[name], score))
+                hits.close.append((place, score))
             elif len(hits.others) < wanted and score <= limit:
-                hits.others.append((self._positions[name], score))
+                hits.others.append((place, score))
         return hits
 
     def _scored_again(

@@ -1,0 +1,516 @@
+"""A collection: encoded items with what is known of them, in one Lance table that is searched, filtered and updated."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import datasets
+import lancedb.index
+import numpy as np
+import pyarrow as pa
+import torch
+from lancedb.table import Table
+
+from conjoin.ops import choose_device
+from conjoin.retrieval.collection_files import check_files
+from conjoin.retrieval.collection_table import (
+    DIGESTS,
+    OWN_COLUMNS,
+    PICTURE,
+    TEXT,
+    VECTOR,
+    index_names,
+    index_words,
+    local_folder,
+    open_published,
+    open_table,
+    publish,
+    published_version,
+    read_metadata,
+    reading,
+    write_metadata,
+    writing,
+)
+from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.exact import exact_search
+from conjoin.retrieval.vectors import SearchResult, check_search
+
+INDEX_KINDS = {
+    "ivf_flat": lancedb.index.IvfFlat,
+    "ivf_sq": lancedb.index.IvfSq,
+    "ivf_pq": lancedb.index.IvfPq,
+    "ivf_rq": lancedb.index.IvfRq,
+    "ivf_hnsw_flat": lancedb.index.IvfHnswFlat,
+    "ivf_hnsw_sq": lancedb.index.IvfHnswSq,
+    "ivf_hnsw_pq": lancedb.index.IvfHnswPq,
+}
+"""Lance's indexes of vectors, by the names that Lance gives them."""
+SKIPPED_FILE = "skipped.jsonl"
+_IDS_AT_ONCE = 1000
+_BYTES_AT_ONCE = 2**26
+_DEPTH = 10
+"""How many of the nearest the recall counts."""
+_RANK_CONSTANT = 60  # of reciprocal rank fusion, as in the paper that introduced it
+_MOST_FUSED = 100
+
+
+class Skipped(NamedTuple):
+    """A row of the data that could not be encoded: its place, its id, and why."""
+
+    row: int
+    id: str
+    reason: str
+
+
+class Changes(NamedTuple):
+    """How many rows an encoding added, replaced, removed, left as they were, and skipped as unusable.
+
+    `encoded` counts the rows that were encoded: a replaced row whose image and text are the same keeps its vector.
+    """
+
+    added: int = 0
+    replaced: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    skipped: int = 0
+    encoded: int = 0
+
+
+class Collection:
+    """The published state of a collection: it stays the same while others write.
+
+    Args:
+        uri: A folder; or `s3://`, `gs://`, `az://`; or `hf://datasets/OWNER/NAME`, which can only be read.
+        verify: Whether to compare the files of a folder with their checksums.
+        memory: Keep the vectors in memory and rank there, exactly, if they take at most this many bytes.
+        device: Where to rank vectors that are kept in memory; None takes a GPU when there is one.
+
+    Attributes:
+        uri: As given.
+        changes: What the encoding did that made this object; None if it was opened.
+
+    Raises:
+        FileNotFoundError: There is no collection.
+        ValueError: It is unfinished or damaged, or the folder holds something else.
+    """
+
+    def __init__(
+        self, uri: str | Path, verify: bool = True, memory: int = 0, device: str | torch.device | None = None
+    ) -> None:
+        self.uri, self.changes = str(uri), None
+        self._verify, self._most_memory, self._device = verify, memory, device
+        self._load()
+
+    def _load(self) -> None:
+        self._table = open_published(self.uri, self._verify)
+        self._metadata = read_metadata(self._table)
+        self._held: _HeldVectors | None = None
+        field = self._table.schema.field(VECTOR).type
+        self.dimension: int = field.list_size
+        self.dtype = {pa.float16(): "float16", pa.float32(): "float32"}[field.value_type]
+        if self._most_memory and len(self) * self.dimension * field.value_type.bit_width // 8 <= self._most_memory:
+            self._held = _HeldVectors(*self._positions_and_vectors(), torch.device(choose_device(self._device)))
+
+    @classmethod
+    def open(
+        cls, uri: str | Path, verify: bool = True, memory: int = 0, device: str | torch.device | None = None
+    ) -> Self:
+        """Open the collection at `uri`; arguments and errors as for the class."""
+        return cls(uri, verify, memory, device)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self._table.count_rows()
+
+    @property
+    def version(self) -> int:
+        """The version of the table; each publication has a higher one."""
+        return int(self._table.version)
+
+    @property
+    def model(self) -> ModelIdentity:
+        """The model that made the vectors, and its input type if there are items with several images."""
+        key, details = self._metadata["key"], self._metadata["details"]
+        return ModelIdentity(details["model"], key["fingerprint"], key["input_type"] if details["several"] else None)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """`key`: what the vectors were made from; `details`: what else is known; `index`: how they are searched."""
+        return self._metadata
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns that a condition may name: the id, the text, the images, the kept ones."""
+        return pa.schema(
+            [field for field in self._table.schema if field.name == "id" or field.name not in OWN_COLUMNS]
+        )
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The rows of the data that the last encoding skipped because they cannot be used; of a folder only."""
+        folder = local_folder(self.uri)
+        path = None if folder is None else folder / SKIPPED_FILE
+        if path is None or not path.is_file():
+            return []
+        return [Skipped(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids, in the order of `vectors`."""
+        return [id_ for ids, _ in self.batches() for id_ in ids.to_pylist()]
+
+    def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
+        """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
+        for batch in self.scan(["id", VECTOR], where):
+            yield batch["id"], matrix(batch[VECTOR], self.dimension)
+
+    def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
+        """The vectors `(N, D)`, in the type they are stored in: of all rows, or of those under some ids, in that order.
+
+        Raises:
+            ValueError: An id is not in the collection.
+        """
+        if ids is None:
+            return join([vectors for _, vectors in self.batches()], self.dimension)
+        found: dict[str, np.ndarray] = {}
+        whole = len(ids) > _IDS_AT_ONCE and 4 * len(ids) > len(self)
+        parts = [self.batches()] if whole else [self.batches(where) for where in _id_conditions(ids)]
+        wanted = set(ids)
+        for names, vectors in (pair for part in parts for pair in part):
+            found.update((name, row) for name, row in zip(names.to_pylist(), vectors, strict=True) if name in wanted)
+        _check_known(ids, found)
+        return np.stack([found[id_] for id_ in ids]) if len(ids) else join([], self.dimension)
+
+    def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
+        """What is known of some rows: one mapping each, with the text, the image's path and the kept columns it has.
+
+        Args:
+            ids: Of the rows.
+            pictures: Also give the JPEG file of each row's thumbnail as `"picture"`, where the collection keeps them.
+
+        Raises:
+            ValueError: An id is not in the collection.
+        """
+        names = self._table.schema.names
+        columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
+        columns += [PICTURE] if pictures and PICTURE in names else []
+        found: dict[str, dict[str, Any]] = {}
+        for where in _id_conditions(ids):
+            for batch in self.scan(columns, where):
+                found.update((row.pop("id"), _known_values(row)) for row in batch.to_pylist())
+        _check_known(ids, found)
+        return [found[id_] for id_ in ids]
+
+    def select(self, where: str) -> list[str]:
+        """The ids of the rows that a condition holds for.
+
+        Raises:
+            ValueError: It cannot be evaluated; the message names the columns.
+        """
+        return [id_ for batch in self.scan(["id"], where) for id_ in batch["id"].to_pylist()]
+
+    def scan(self, columns: list[str], where: str | None = None, row_ids: bool = False) -> Iterator[pa.RecordBatch]:
+        """Some columns of all rows, or of those that a condition holds for, batch by batch.
+
+        Args:
+            columns: Their names.
+            where: SQL, such as `"price < 50 and category = 'shoes'"`.
+            row_ids: Also give Lance's number of each row, as `_rowid`.
+
+        Raises:
+            ValueError: The condition cannot be evaluated; the message names the columns.
+        """
+        query = self._table.search().select(columns)
+        if where is not None:
+            query = query.where(where)
+        if row_ids:
+            query = query.with_row_id(True)
+        with reading(self.uri, where, self.schema.names):
+            yield from query.to_batches()
+
+    def search(
+        self,
+        vectors: np.ndarray,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        text: str | Sequence[str] | None = None,
+        exact: bool = False,
+    ) -> SearchResult:
+        """Find the rows that are most similar to each query.
+
+        Args:
+            vectors: Of the queries `(Q, D)`, L2-normalised.
+            k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
+            where: Search only the rows that this SQL condition holds for.
+            text: Words to find as well, for all queries or one text for each: the ranking by vectors and the ranking by
+                words (BM25) are fused by reciprocal rank, and the scores are those of the fusion.
+            exact: Compare with every vector, also where there is an index.
+
+        Returns:
+            Scores are inner products. Equal ones are in the order of their ids, as far as the search found them.
+
+        Raises:
+            ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that cannot
+                be evaluated; or words without an index of words.
+        """
+        queries = check_search(vectors, k, self.dimension)
+        if text is not None:
+            return self._fused(queries, k, where, [text] * len(queries) if isinstance(text, str) else list(text))
+        if self._ranks_in_memory(exact):
+            return self._search_memory(queries, k, where)
+        at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
+        found = [self._nearest(queries[start : start + at_once], k, where, exact)
+                 for start in range(0, len(queries), at_once)]  # fmt: skip
+        return as_result([pair for part in found for pair in part])
+
+    def _ranks_in_memory(self, exact: bool) -> bool:
+        return self._held is not None
+
+    def _search_memory(self, queries: np.ndarray, k: int, where: str | None) -> SearchResult:
+        """Rank the vectors that are in memory; the table says which rows a condition holds for, and their ids."""
+        positions, scores = self._held.search(queries, k, None if where is None else self._row_ids(where))
+        return as_result([(self._held.names(own), values) for own, values in zip(positions, scores, strict=True)])
+
+    def _nearest(
+        self, queries: np.ndarray, k: int, where: str | None, exact: bool
+    ) -> list[tuple[list[str], np.ndarray]]:
+        """The nearest rows of a few queries, scored again in float64."""
+        search = self._table.search(queries).distance_type("dot").limit(k).select(["id", VECTOR, "_distance"])
+        settings = self._metadata.get("index") or {}
+        if exact or not settings:
+            search = search.bypass_vector_index()
+        else:
+            search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
+        if where is not None:
+            search = search.where(where)
+        with reading(self.uri, where, self.schema.names):
+            found = search.to_arrow()
+        owners = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
+        ids = found["id"].to_pylist()
+        candidates = join([matrix(chunk, self.dimension) for chunk in found[VECTOR].chunks], self.dimension)
+        doubles = queries.astype(np.float64)[owners]
+        scores = np.einsum("nd,nd->n", candidates.astype(np.float64), doubles).astype(np.float32)
+        names = np.unique(ids, return_inverse=True)[1] if ids else np.empty(0, int)
+        order = np.lexsort((names, -scores, owners))
+        bounds = np.searchsorted(owners[order], np.arange(len(queries) + 1))
+        return [([ids[place] for place in order[first:end]], scores[order[first:end]])
+                for first, end in zip(bounds[:-1], bounds[1:], strict=True)]  # fmt: skip
+
+    def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str]) -> SearchResult:
+        """Fuse the ranking by vectors with the ranking by words: 1 / (60 + rank), summed."""
+        if TEXT not in index_names(self._table):
+            raise ValueError(
+                f"the collection {self.uri!r} has no index of words: run `conjoin index {self.uri}`"
+                if TEXT in self._table.schema.names
+                else f"the collection {self.uri!r} has no texts, so their words cannot be searched"
+            )
+        if len(texts) != len(queries):
+            raise ValueError(f"got {len(texts)} texts for {len(queries)} queries")
+        depth = max(k, _MOST_FUSED)
+        results = []
+        for near, words in zip(self.search(queries, depth, where=where).ids, texts, strict=True):
+            scores: dict[str, float] = {}
+            for ranking in (near, self._with_words(words, depth, where)):
+                for rank, id_ in enumerate(ranking, 1):
+                    scores[id_] = scores.get(id_, 0.0) + 1 / (_RANK_CONSTANT + rank)
+            best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
+            results.append((best, np.array([scores[id_] for id_ in best], dtype=np.float32)))
+        return as_result(results)
+
+    def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
+        search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
+        with reading(self.uri, where, self.schema.names):
+            found = (search if where is None else search.where(where)).to_arrow()
+        pairs = zip(found["_score"].to_pylist(), found["id"].to_pylist(), strict=True)
+        return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
+
+    def _row_ids(self, where: str) -> np.ndarray:
+        """Lance's numbers `(M,)` of the rows that a condition holds for."""
+        found = [batch["_rowid"].to_numpy() for batch in self.scan(["id"], where, row_ids=True)]
+        return np.concatenate([np.empty(0, dtype=np.uint64), *found])
+
+    def _positions_and_vectors(self) -> tuple[pa.ChunkedArray, np.ndarray, np.ndarray]:
+        """The ids, Lance's numbers and the vectors of all rows."""
+        batches = list(self.scan(["id", VECTOR], row_ids=True))
+        ids = pa.chunked_array([batch["id"] for batch in batches], pa.string())
+        numbers = np.concatenate([np.empty(0, dtype=np.uint64), *(batch["_rowid"].to_numpy() for batch in batches)])
+        vectors = join([matrix(batch[VECTOR], self.dimension) for batch in batches], self.dimension)
+        return ids, numbers, vectors
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove rows and publish the collection without them; this object sees that state from then on.
+
+        Raises:
+            ValueError: An id is not in the collection, which stays as it was, or another process writes into it.
+            OSError: The disk is full or fails; readers see the collection as it was.
+        """
+        self.vectors(ids)  # refuses unknown ones
+
+        def delete(table: Table) -> None:
+            for where in _id_conditions(ids):
+                table.delete(where)
+
+        self._write(delete)
+
+    def index(
+        self, kind: str | None = "ivf_hnsw_sq", *, probes: int = 20, refine: int = 10, recall_queries: int = 100
+    ) -> float | None:
+        """Index the vectors, the words of the texts and the kept columns, and publish.
+
+        Rows that come later are found as well; the next publication adds them to the indexes.
+
+        Args:
+            kind: One of `INDEX_KINDS`; None leaves the search exact and indexes words and columns alone.
+            probes: Partitions that a search looks into: more is slower and more exact.
+            refine: Candidates that are scored again with their whole vectors, for each result.
+            recall_queries: Vectors of the collection that are searched for to measure the recall.
+
+        Returns:
+            The recall@10: the share of the ten nearest that are found, on average; None without an index of vectors.
+
+        Raises:
+            ValueError: There is no such kind, there are too few rows to train it, or another process writes.
+            OSError: The disk is full or fails; readers see the collection as it was.
+        """
+        if kind is not None and kind not in INDEX_KINDS:
+            raise ValueError(f"unknown kind {kind!r} of index; expected one of {list(INDEX_KINDS)}")
+        settings = None if kind is None else {"kind": kind, "probes": probes, "refine": refine}
+
+        def build(table: Table) -> None:
+            existing = index_names(table)
+            if kind is not None:
+                try:
+                    table.create_index(VECTOR, config=INDEX_KINDS[kind](distance_type="dot"), name=VECTOR)
+                except (RuntimeError, ValueError) as error:
+                    raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
+            elif VECTOR in existing:
+                table.drop_index(VECTOR)
+            if TEXT in table.schema.names:
+                index_words(table)
+            for field in self.schema:
+                if field.name not in (*existing, "id", TEXT) and _can_be_indexed(field.type):
+                    table.create_index(field.name, config=lancedb.index.BTree(), name=field.name)
+            write_metadata(table, self._metadata | {"index": settings})
+
+        self._write(build)
+        if settings is None:
+            return None
+        settings["recall@10"] = self.recall(recall_queries)
+        self._write(lambda table: write_metadata(table, self._metadata | {"index": settings}))
+        return settings["recall@10"]
+
+    def recall(self, queries: int = 100) -> float:
+        """The mean share of the ten nearest of a vector, itself left out, that `search` finds.
+
+        Args:
+            queries: How many vectors of the collection to search for, spread evenly.
+        """
+        places = np.unique(np.linspace(0, len(self) - 1, min(queries, len(self))).round().astype(int)).tolist()
+        sample = self._table.take_offsets(places).select(["id", VECTOR]).to_arrow()
+        names = sample["id"].to_pylist()
+        vectors = join([matrix(chunk, self.dimension) for chunk in sample[VECTOR].chunks], self.dimension)
+        wanted = self.search(vectors, _DEPTH + 1, exact=True).ids
+        found = self.search(vectors, _DEPTH + 1).ids
+        shares = []
+        for own, right, ids in zip(names, wanted, found, strict=True):
+            right = [name for name in right if name != own][:_DEPTH]
+            if right:
+                shares.append(len({*right} & {*[name for name in ids if name != own][:_DEPTH]}) / len(right))
+        return float(np.mean(shares)) if shares else 1.0
+
+    def verify(self) -> None:
+        """Hash all files of a folder and compare them with their checksums.
+
+        Raises:
+            ValueError: One is missing or damaged, or the collection is not in a folder of this machine.
+        """
+        folder = local_folder(self.uri)
+        if folder is None:
+            raise ValueError(f"{self.uri!r} is no folder of this machine: only those have checksums")
+        check_files(folder, self.version, everything=True)
+        for _ in self.scan(self._table.schema.names):  # a missing file is an error of Lance
+            pass
+
+    def to_dataset(self) -> datasets.Dataset:
+        """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
+        columns = [name for name in self._table.schema.names if name not in DIGESTS]
+        table = pa.Table.from_batches(list(self.scan(columns)), pa.schema(map(self._table.schema.field, columns)))
+        rows = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata(None)))
+        return rows.cast_column(PICTURE, datasets.Image()) if PICTURE in columns else rows
+
+    def _write(self, change: Callable[[Table], object]) -> None:
+        """Change the table, publish it, and see the new state."""
+        with writing(self.uri):
+            table = open_table(self.uri)
+            if published_version(table) != table.version:
+                raise ValueError(
+                    f"the last encoding into {self.uri!r} did not end: run the same `conjoin encode` again first"
+                )
+            change(table)
+            publish(self.uri, table)
+        self._load()
+
+
+class _HeldVectors:
+    """The vectors of a collection in memory."""
+
+    def __init__(self, ids: pa.ChunkedArray, row_ids: np.ndarray, vectors: np.ndarray, device: torch.device) -> None:
+        by_id = np.argsort(np.array(ids.to_pylist(), dtype=object), kind="stable")  # ties are in the order of ids
+        self._ids, self._vectors, self._device = ids.take(pa.array(by_id)), vectors[by_id], device
+        self._positions = np.argsort(by_id)[np.argsort(row_ids)]
+        self._row_ids = np.sort(row_ids)
+
+    def search(self, queries: np.ndarray, k: int, row_ids: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Positions and scores of the nearest among some rows, or all."""
+        among = None if row_ids is None else np.sort(self._positions[np.searchsorted(self._row_ids, row_ids)])
+        return exact_search(queries, self._vectors, k, among=among, device=self._device)
+
+    def names(self, positions: np.ndarray) -> list[str]:
+        """The ids at some positions."""
+        return list(self._ids.take(pa.array(positions)).to_pylist())
+
+
+def matrix(column: Any, dimension: int) -> np.ndarray:  # noqa: ANN401 - pyarrow has no types
+    """A column of vectors as a matrix `(n, D)` that shares its memory."""
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension)
+
+
+def join(parts: list[np.ndarray], dimension: int) -> np.ndarray:
+    """Matrices `(n, D)`, if any, as one."""
+    return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
+
+
+def as_result(found: list[tuple[list[str], np.ndarray]]) -> SearchResult:
+    """The ids and scores of each query as a result."""
+    scores = np.full((len(found), max((len(ids) for ids, _ in found), default=0)), -np.inf, dtype=np.float32)
+    for row, (ids, values) in zip(scores, found, strict=True):
+        row[: len(ids)] = values
+    return SearchResult([ids for ids, _ in found], scores)
+
+
+def _id_conditions(ids: Sequence[str]) -> Iterator[str]:
+    """Conditions that hold for the rows under some ids, a thousand in each."""
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        quoted = ("'" + id_.replace("'", "''") + "'" for id_ in ids[start : start + _IDS_AT_ONCE])
+        yield f"id in ({', '.join(quoted)})"
+
+
+def _check_known(ids: Sequence[str], found: Mapping[str, Any]) -> None:
+    if missing := [id_ for id_ in ids if id_ not in found]:
+        raise ValueError(f"the collection has no row {missing[0]!r}")
+
+
+def _known_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a row has, its text and image first; one image is no list."""
+    known = {name: value for name, value in row.items() if value is not None}
+    if len(known.get("image", ())) == 1:
+        known["image"] = known["image"][0]
+    first = {name: known[name] for name in (TEXT, "image") if known.get(name)}
+    return first | {name: value for name, value in known.items() if name not in (TEXT, "image")}
+
+
+def _can_be_indexed(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_string, types.is_temporal))

@@ -1,0 +1,254 @@
+"""The Lance table of a collection: where it lies, who writes it, what its metadata says, and how it is published."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lancedb
+import pyarrow as pa
+from lancedb.index import FTS, BTree
+from lancedb.table import Table
+
+from conjoin.retrieval.collection_files import check_files, publish_files
+from conjoin.storage import DamagedError, lock_folder
+
+PUBLISHED = "published"
+"""The tag of the version that readers see."""
+REMEDY = "run `conjoin encode`"
+VECTOR = "vector"
+TEXT = "text"
+DIGESTS = ("content", "stamp")
+"""Columns of what was encoded, and of all that was read of a row; see `row_stamp`."""
+PICTURE = "picture"
+OWN_COLUMNS = ("id", VECTOR, *DIGESTS, PICTURE)
+"""Columns that no column of the data may be named as."""
+MOST_WORDS = 2_000_000
+"""Rows up to which a publication indexes the words of new texts by itself."""
+_NAME = "train"
+_METADATA = "conjoin"
+_PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
+_KEPT_FOR = timedelta(days=1)
+"""How long readers of an earlier version find its files."""
+
+
+def local_folder(uri: str | Path) -> Path | None:
+    """The folder of a collection on this machine; None for one elsewhere."""
+    return None if "://" in str(uri) else Path(uri).absolute()
+
+
+def open_table(uri: str | Path) -> Table:
+    """Open the newest state of a table, published or not.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: The folder holds something else.
+    """
+    folder = local_folder(uri)
+    if folder is not None and not (folder / "data").is_dir():
+        _refuse_others(folder)
+        raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}")
+    try:
+        return _connect(uri).open_table(_NAME)
+    except ValueError as error:
+        if "not found" in str(error):
+            raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}") from error
+        raise
+    except (RuntimeError, OSError) as error:
+        raise DamagedError(f"the collection {str(uri)!r} cannot be opened: {_first_line(error)}") from error
+
+
+def create_table(uri: str | Path, schema: pa.Schema) -> Table:
+    """Make an empty table.
+
+    Raises:
+        ValueError: The folder holds something else.
+    """
+    folder = local_folder(uri)
+    if folder is not None:
+        _refuse_others(folder)
+    database = _connect(uri)
+    database.drop_table(_NAME, ignore_missing=True)  # an empty one that was just begun
+    return database.create_table(_NAME, schema=schema)
+
+
+def published_version(table: Table) -> int | None:
+    """The version that readers see; None while the first run is unfinished."""
+    tags = table.tags.list()
+    return int(tags[PUBLISHED]["version"]) if PUBLISHED in tags else None
+
+
+def open_published(uri: str | Path, verify: bool = True) -> Table:
+    """Open the version that readers see.
+
+    Raises:
+        FileNotFoundError: There is no collection.
+        DamagedError: It is damaged.
+        ValueError: It is unfinished.
+    """
+    folder = local_folder(uri)
+    seen = None
+    while True:
+        table = open_table(uri)
+        with reading(uri):
+            version = published_version(table)
+            if version is None:
+                raise ValueError(
+                    f"the collection {str(uri)!r} is unfinished, {table.count_rows()} rows so far: run the same "
+                    "`conjoin encode` again, it resumes"
+                )
+            try:
+                if folder is not None and verify:
+                    check_files(folder, version)
+                table.checkout(PUBLISHED)
+            except DamagedError:
+                if version == seen:
+                    raise
+                seen = version  # another process may have published meanwhile
+            else:
+                return table
+
+
+def publish(uri: str | Path, table: Table) -> None:
+    """Let readers see the newest state of a table; until then, and if this is interrupted, they see the one before."""
+    before = published_version(table)
+    if before == table.version:
+        return
+    if before is None:
+        table.create_index("id", config=BTree(), name="id")
+    else:
+        _move_tag(uri, table, before)  # Lance cleans no version up while an older one has a tag
+    index_words(table, MOST_WORDS)
+    table.optimize(cleanup_older_than=_KEPT_FOR)
+    _move_tag(uri, table, published_version(table))
+
+
+def index_words(table: Table, most: float = float("inf")) -> None:
+    """Make the index of the words of a table's texts, if it has texts, no more than `most` rows, and no such index."""
+    if TEXT in index_names(table) or table.count_rows() > most or not table.count_rows("text is not null"):
+        return
+    table.create_index(TEXT, config=FTS(stem=False, remove_stop_words=False), name=TEXT)
+
+
+def index_names(table: Table) -> list[str]:
+    """The names of the indexes of a table; those of this package are named as their column."""
+    return [index.name for index in table.list_indices()]
+
+
+def read_metadata(table: Table) -> dict[str, Any]:
+    """What the table says of its vectors: `key`, what they were made from; `details`; `index`, how to search them."""
+    found = (table.schema.field(VECTOR).metadata or {}).get(_METADATA.encode())
+    if found is None:
+        raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")
+    return dict(json.loads(found))
+
+
+def vector_field(dimension: int, dtype: str, metadata: dict[str, Any]) -> pa.Field:
+    """The column of vectors of a new table."""
+    number = pa.float16() if dtype == "float16" else pa.float32()
+    return pa.field(VECTOR, pa.list_(number, dimension), metadata={_METADATA: json.dumps(metadata)})
+
+
+def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
+    """Replace what the table says of its vectors, if it differs."""
+    if metadata != read_metadata(table):
+        table.update_field_metadata({"path": VECTOR, "metadata": {_METADATA: json.dumps(metadata)}})
+
+
+@contextmanager
+def writing(uri: str | Path) -> Iterator[None]:
+    """Be the one writer of a collection on this machine; elsewhere, Lance orders the commits of several.
+
+    Raises:
+        OSError: The disk is full or fails.
+        ValueError: Another process writes, the folder holds something else, or the collection can only be read.
+    """
+    if str(uri).startswith("hf://"):
+        raise ValueError(f"{str(uri)!r} can only be read: copy it with `conjoin copy`, or change it and push it again")
+    folder = local_folder(uri)
+    lock = None
+    if folder is not None:
+        _refuse_others(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(folder)
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, FileNotFoundError) or not _is_of_lance(error):
+            raise
+        raise OSError(
+            f"cannot write the collection {str(uri)!r}: {_first_line(error)}; readers see it as it was, and the rows "
+            "that were written are safe: run the same again, it resumes"
+        ) from error
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def reading(uri: str | Path, where: str | None = None, columns: list[str] | None = None) -> Iterator[None]:
+    """Name the collection, or the condition, in what Lance raises.
+
+    Raises:
+        DamagedError: A file is missing or damaged.
+        ValueError: The condition cannot be evaluated.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError, ValueError) as error:
+        if isinstance(error, ValueError) and where is not None:
+            raise ValueError(
+                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {columns}"
+            ) from error
+        if isinstance(error, ValueError) or not _is_of_lance(error):
+            raise
+        raise DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}") from error
+
+
+def _connect(uri: str | Path) -> Any:  # noqa: ANN401 - lancedb.DBConnection
+    folder = local_folder(uri)
+    return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"))
+
+
+def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
+    version, folder = table.version, local_folder(uri)
+    if folder is not None:
+        publish_files(folder, version, before)
+    if before is None:
+        table.tags.create(PUBLISHED, version)
+    elif before != version:
+        table.tags.update(PUBLISHED, version)
+    if folder is not None and before not in (None, version):
+        publish_files(folder, version, None)
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse a folder that is no collection and not empty.
+
+    Raises:
+        ValueError: The message names what it holds.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{str(folder)!r} is a file; choose a folder for the collection")
+    if not folder.is_dir() or (folder / "data").is_dir():
+        return
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if "manifest.json" in names:
+        raise ValueError(
+            f"{str(folder)!r} holds vectors or an index of an earlier format (manifest.json): {REMEDY} into a new folder"
+        )
+    if names:
+        raise ValueError(f"{str(folder)!r} is not empty and no collection: it has {names[0]!r}; choose a new folder")
+
+
+def _is_of_lance(error: BaseException) -> bool:
+    return "lance" in str(error).lower() or type(error) in (RuntimeError, OSError)
+
+
+def _first_line(error: BaseException) -> str:
+    """What Lance says, without the place in its source."""
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return _PLACE.split(line)[0].removeprefix("Invalid input, ")

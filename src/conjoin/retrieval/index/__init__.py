@@ -1,1 +1,0 @@
-"""Indexes: one protocol, one file per backend."""

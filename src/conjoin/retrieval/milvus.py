@@ -1,0 +1,214 @@
+"""A collection in Milvus, for one that grows beyond a machine: copied there from its Lance table, searched the same."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conjoin.progress import progress
+from conjoin.retrieval.collection import Collection, as_result
+from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.vectors import SearchResult, check_search
+
+_LITE = re.compile(r"(.+\.db)/(\w+)")
+_SERVER = re.compile(r"(https?://[^/]+)/(\w+)")
+_METADATA, _SCHEMA = "conjoin", "conjoin_schema"
+_ROWS_AT_ONCE = 1000
+_LONGEST = 65_535
+
+
+def is_milvus(uri: str | Path) -> bool:
+    """Whether an address is of a collection in Milvus: `http://HOST:PORT/NAME`, or `FILE.db/NAME` of Milvus Lite."""
+    return bool(_SERVER.fullmatch(str(uri)) or _LITE.fullmatch(str(uri)))
+
+
+class MilvusCollection:
+    """A collection in Milvus; see `Collection` for what its methods do.
+
+    The name of the collection is an alias of the copy that was made last, so readers see whole states.
+
+    Args:
+        uri: `http://HOST:PORT/NAME`, or `FILE.db/NAME` for a file of Milvus Lite. `MILVUS_TOKEN` is the token, if the
+            server asks for one.
+
+    Raises:
+        ConnectionError: The server does not answer.
+        FileNotFoundError: It has no such collection.
+        ImportError: pymilvus is not installed.
+        ValueError: The address is none of Milvus, or no collection of this package is there.
+    """
+
+    def __init__(self, uri: str | Path) -> None:
+        self.uri = str(uri)
+        self._client, self._name = _connect(self.uri)
+        if not self._call("has_collection", self._name):
+            raise FileNotFoundError(f"there is no collection at {self.uri!r}: run `conjoin copy`")
+        described = self._call("describe_collection", self._name)
+        properties = described.get("properties", {})
+        if _METADATA not in properties:
+            raise ValueError(f"the collection at {self.uri!r} was not copied there by `conjoin copy`")
+        self._metadata = json.loads(properties[_METADATA])
+        self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(properties[_SCHEMA])))
+        vector = next(field for field in described["fields"] if field["name"] == "vector")
+        self.dimension: int = vector["params"]["dim"]
+        self._call("load_collection", self._name)
+
+    @classmethod
+    def open(cls, uri: str | Path) -> "MilvusCollection":
+        """Open the collection at `uri`; errors as for the class."""
+        return cls(uri)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return int(self._call("query", self._name, filter="", output_fields=["count(*)"])[0]["count(*)"])
+
+    @property
+    def model(self) -> ModelIdentity:
+        """As of `Collection`."""
+        key, details = self._metadata["key"], self._metadata["details"]
+        return ModelIdentity(details["model"], key["fingerprint"], key["input_type"] if details["several"] else None)
+
+    def search(
+        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
+    ) -> SearchResult:
+        """As `Collection.search`, with a condition in Milvus's language, such as `price < 50 and category == "shoes"`.
+
+        Raises:
+            ValueError: As `Collection.search`; or `text`, whose words Milvus does not index here.
+            ConnectionError: The server does not answer.
+        """
+        queries = check_search(vectors, k, self.dimension)
+        if text is not None:
+            raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
+        found = self._call(
+            "search", self._name, data=queries.tolist(), limit=k, filter=where or "", anns_field="vector"
+        )
+        pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in found]
+        return as_result(
+            [([id_ for _, id_ in row], np.array([-s for s, _ in row], dtype=np.float32)) for row in pairs]
+        )
+
+    def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
+        """As `Collection.rows`; thumbnails are not copied, and dates are texts."""
+        found: dict[str, dict[str, Any]] = {}
+        for start in range(0, len(ids), _ROWS_AT_ONCE):
+            chosen = {"ids": list(ids[start : start + _ROWS_AT_ONCE])}
+            for row in self._call(
+                "query", self._name, filter="id in {ids}", filter_params=chosen, output_fields=["*"]
+            ):
+                found[row["id"]] = {name: value for name, value in row.items() if name not in ("id", "vector")}
+        if missing := [id_ for id_ in ids if id_ not in found]:
+            raise ValueError(f"the collection has no row {missing[0]!r}")
+        return [found[id_] for id_ in ids]
+
+    def select(self, where: str) -> list[str]:
+        """As `Collection.select`, with a condition in Milvus's language."""
+        pages = self._call("query_iterator", self._name, filter=where, output_fields=["id"])
+        return [row["id"] for page in iter(pages.next, []) for row in page]
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        return call(self._client, self.uri, method, *args, **options)
+
+
+def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool = False) -> MilvusCollection:
+    """Copy a collection to Milvus; readers see the copy before, if any, until this one is whole.
+
+    Args:
+        collection: What to copy.
+        uri: As for `MilvusCollection`.
+        show_progress: Show a bar.
+
+    Raises:
+        ConnectionError: The server does not answer.
+        ValueError: Milvus refuses a row or a column; the message is its own.
+    """
+    client, alias = _connect(str(uri))
+
+    def do(method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        return call(client, str(uri), method, *args, **options)
+
+    before = do("describe_alias", alias)["collection_name"] if do("has_collection", alias) else None
+    taken = set(do("list_collections"))
+    name = next(name for number in range(len(taken) + 1) if (name := f"{alias}_{number}") not in taken)
+    types = _import_milvus().DataType
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    schema.add_field("id", types.VARCHAR, is_primary=True, max_length=_LONGEST)
+    schema.add_field("vector", types.FLOAT_VECTOR, dim=collection.dimension)
+    indexed = client.prepare_index_params()
+    indexed.add_index("vector", index_type="AUTOINDEX", metric_type="IP")
+    described = {
+        _METADATA: json.dumps(dict(collection.metadata)),
+        _SCHEMA: collection.schema.serialize().to_pybytes().hex(),
+    }
+    options = {"schema": schema, "index_params": indexed, "consistency_level": "Strong", "properties": described}
+    do("create_collection", name, **options)
+    bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
+    with bar:
+        for rows in _records(collection):
+            do("insert", name, rows)
+            bar.update(len(rows))
+    if before is None:
+        do("create_alias", name, alias)
+    else:
+        do("alter_alias", name, alias)
+        do("drop_collection", before)
+    return MilvusCollection(uri)
+
+
+def _records(collection: Collection) -> Iterator[list[dict[str, Any]]]:
+    """The rows as Milvus takes them."""
+    columns = [name for name in collection.schema.names if name != "id"]
+    for batch in collection.scan(["id", "vector", *columns]):
+        for start in range(0, len(batch), _ROWS_AT_ONCE):
+            rows = batch.slice(start, _ROWS_AT_ONCE).to_pylist()
+            yield [{name: _plain(name, value) for name, value in row.items() if value is not None} for row in rows]
+
+
+def _plain(name: str, value: Any) -> Any:  # noqa: ANN401 - a value of a row
+    if name == "image" and len(value) == 1:
+        return value[0]
+    return value if isinstance(value, str | bool | int | float | list | dict) else str(value)
+
+
+def call(client: Any, uri: str, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - pymilvus has no types
+    """Call a method of Milvus's client.
+
+    Raises:
+        ConnectionError: The server does not answer.
+        ValueError: It refuses; the message is its own.
+    """
+    try:
+        return getattr(client, method)(*args, **options)
+    except _import_milvus().MilvusException as error:
+        if error.code in (1, 2) and "connect" in str(error).lower():
+            raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
+        raise ValueError(f"Milvus at {uri!r} refuses {method}: {error.message}") from error
+
+
+def _connect(uri: str) -> tuple[Any, str]:
+    """A client, and the name of the collection."""
+    found = _SERVER.fullmatch(uri) or _LITE.fullmatch(uri)
+    if found is None:
+        raise ValueError(f"{uri!r} is no address of a collection in Milvus; expected http://HOST:PORT/NAME")
+    milvus = _import_milvus()
+    try:
+        return milvus.MilvusClient(found[1], token=os.environ.get("MILVUS_TOKEN", "")), found[2]
+    except milvus.MilvusException as error:
+        raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
+
+
+def _import_milvus() -> ModuleType:
+    try:
+        import pymilvus
+    except ImportError as error:
+        raise ImportError('a collection in Milvus needs pymilvus: pip install "conjoin[milvus]"') from error
+    for name in ("pymilvus", "milvus_lite"):  # they warn of what Milvus Lite lacks; errors are raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return pymilvus
