@@ -8,9 +8,9 @@ from typing import NamedTuple
 import datasets
 import numpy as np
 
+from conjoin.retrieval.collection_table import open_table
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.exact import exact_search
-from conjoin.retrieval.collection_table import open_table
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.miners import (
     Miner,
