@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,8 @@ OWN_COLUMNS = ("id", VECTOR, *DIGESTS, PICTURE)
 """Columns that no column of the data may be named as."""
 MOST_WORDS = 2_000_000
 """Rows up to which a publication indexes the words of new texts by itself."""
+IDS_AT_ONCE = 1000
+"""How many ids stand in one condition."""
 _NAME = "train"
 _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
@@ -158,6 +160,13 @@ def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
         table.update_field_metadata({"path": VECTOR, "metadata": {_METADATA: json.dumps(metadata)}})
 
 
+def id_conditions(ids: Sequence[str]) -> Iterator[str]:
+    """Conditions that hold for the rows under some ids, each for `IDS_AT_ONCE` of them."""
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        quoted = ("'" + id_.replace("'", "''") + "'" for id_ in ids[start : start + IDS_AT_ONCE])
+        yield f"id in ({', '.join(quoted)})"
+
+
 @contextmanager
 def writing(uri: str | Path) -> Iterator[None]:
     """Be the one writer of a collection on this machine; elsewhere, Lance orders the commits of several.
@@ -238,7 +247,8 @@ def _refuse_others(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if "manifest.json" in names:
         raise ValueError(
-            f"{str(folder)!r} holds vectors or an index of an earlier format (manifest.json): {REMEDY} into a new folder"
+            f"{str(folder)!r} holds vectors or an index of an earlier format (manifest.json): {REMEDY} into a "
+            "new folder"
         )
     if names:
         raise ValueError(f"{str(folder)!r} is not empty and no collection: it has {names[0]!r}; choose a new folder")

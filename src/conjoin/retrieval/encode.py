@@ -29,6 +29,7 @@ from conjoin.retrieval.collection_table import (
     TEXT,
     VECTOR,
     create_table,
+    id_conditions,
     local_folder,
     open_table,
     publish,
@@ -56,7 +57,6 @@ from conjoin.storage import differences, item_digest, write_text
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
-_IDS_AT_ONCE = 1000
 
 
 def encode_collection(
@@ -217,12 +217,10 @@ class CollectionWriter:
             ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
         """
         found, stamps_before = self._known.find(id_keys(ids))
-        parts = [
-            {} if row.get("problem") is not None else row_parts(id_, row) for id_, row in zip(ids, rows, strict=True)
-        ]
-        stamps = np.array(
-            [row_stamp(*pair) if pair[1] else 0 for pair in zip(rows, parts, strict=True)], dtype=np.int64
-        )
+        pairs = zip(ids, rows, strict=True)
+        parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
+        digests = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
+        stamps = np.array(digests, dtype=np.int64)
         is_same = found & (stamps == stamps_before)
         for place in np.flatnonzero(is_same):
             self.rows.note(ids[place], rows[place])
@@ -241,8 +239,8 @@ class CollectionWriter:
             vectors[new] = encoded
         bad = new[list(reasons)] if reasons else np.empty(0, dtype=np.int64)
         for number, reason in reasons.items():
-            place = int(changed[new[number]])
-            self.skipped.append(Skipped(start + place, ids[place], reason))
+            skipped = int(changed[new[number]])
+            self.skipped.append(Skipped(start + skipped, ids[skipped], reason))
         self._gone += [ids[place] for place in changed[bad] if found[place]]
         used = np.setdiff1d(np.arange(len(changed)), bad)
         self._count(found, changed[used], int(is_same.sum()), len(new) - len(bad), len(bad))
@@ -311,9 +309,8 @@ class CollectionWriter:
         if not table.count_rows() - len(self._gone):
             reason = f"; {self.skipped[0].reason}" if self.skipped else ""
             raise ValueError(f"none of the {total} rows can be used{reason}")
-        for start in range(0, len(self._gone), _IDS_AT_ONCE):
-            quoted = ("'" + id_.replace("'", "''") + "'" for id_ in self._gone[start : start + _IDS_AT_ONCE])
-            table.delete(f"id in ({', '.join(quoted)})")
+        for where in id_conditions(self._gone):
+            table.delete(where)
         metadata = read_metadata(table)
         before = metadata["details"]
         details = self._details()
@@ -348,10 +345,9 @@ class CollectionWriter:
         places = {ids[place]: place for place in np.flatnonzero(found & (contents != 0))}
         if not places:
             return vectors, is_kept
-        for start in range(0, len(places), _IDS_AT_ONCE):
-            quoted = ("'" + id_.replace("'", "''") + "'" for id_ in list(places)[start : start + _IDS_AT_ONCE])
-            search = self._table.search().where(f"id in ({', '.join(quoted)})").select(["id", "content", VECTOR])
-            for row in search.limit(_IDS_AT_ONCE).to_arrow().to_pylist():
+        for where in id_conditions(list(places)):
+            search = self._table.search().where(where).select(["id", "content", VECTOR])
+            for row in search.to_arrow().to_pylist():
                 place = places[row["id"]]
                 if row["content"] == contents[place]:
                     vectors[place], is_kept[place] = row[VECTOR], True
@@ -481,7 +477,7 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
         raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
-    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    text: dict[str, Any] = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
     return {**text, "image": row.get("image"), **kept}
 
 

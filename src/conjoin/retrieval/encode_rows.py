@@ -212,7 +212,7 @@ def id_keys(ids: Iterable[str]) -> np.ndarray:
 
 def row_stamp(row: Row, parts: Mapping[str, Any]) -> int:
     """A digest of all that a collection takes of a row; of an image file, its path, size and time."""
-    return row_digest(parts | {"kept": row.get("kept") or {}})
+    return row_digest({**parts, "kept": row.get("kept") or {}})
 
 
 def row_parts(id_: str, row: Row) -> dict[str, Any]:

@@ -105,10 +105,9 @@ class FaissIndex(Collection):
             )  # fmt: skip
         return bool(version == published)
 
-    def _ranks_in_memory(self, exact: bool) -> bool:
-        return not exact
-
-    def _search_memory(self, queries: np.ndarray, k: int, where: str | None) -> SearchResult:
+    def _search_memory(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> SearchResult | None:
+        if exact:
+            return None
         selector, count, probes = None, len(self._rows), self.probes
         if where is not None:
             mask = np.isin(self._rows, self._row_ids(where))

@@ -1,4 +1,4 @@
-"""A collection in Milvus, for one that grows beyond a machine: copied there from its Lance table, searched the same."""
+"""A collection in Milvus, for one that grows beyond a machine: copied there from its table, searched the same."""
 
 import json
 import logging

@@ -1,16 +1,18 @@
 """From an address to something that is searched, and from items to results."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection as Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from conjoin.hub.load import is_own_model
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
+from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
 from conjoin.retrieval.vectors import SearchResult
@@ -95,6 +97,45 @@ def search_items(
     """
     check_model(collection, encoder)
     return collection.search(encoder.encode(items), k, where=where, text=text)
+
+
+def search_exactly(
+    collection: Collection,
+    queries: np.ndarray,
+    k: int,
+    *,
+    ids: Container[str] | None = None,
+    device: str | torch.device = "cpu",
+) -> SearchResult:
+    """Rank a collection for queries with the exact ranker, in one pass over its vectors; pass all queries together.
+
+    Args:
+        collection: What to rank.
+        queries: `(Q, D)`, L2-normalised.
+        k: How many to return.
+        ids: Rank these rows only.
+        device: Where to rank.
+
+    Raises:
+        ValueError: None of the `ids` is in the collection; and as `exact_search`.
+    """
+    among = None
+    if ids is not None:
+        wanted = set(ids)
+        among = np.array([place for place, id_ in enumerate(collection.ids) if id_ in wanted], dtype=np.int64)
+        if not len(among):
+            raise ValueError(f"none of the ids to search among is in the collection {collection.uri!r}")
+    names: list[pa.Array] = []
+
+    def blocks() -> Iterator[np.ndarray]:
+        for own, vectors in collection.batches():
+            names.append(own)
+            yield vectors
+
+    positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
+    found = pa.chunked_array(names, pa.string()).take(pa.array(positions.reshape(-1))).to_pylist()
+    count = positions.shape[1]
+    return SearchResult([found[start * count : (start + 1) * count] for start in range(len(positions))], scores)
 
 
 def check_model(collection: Searchable, encoder: ItemEncoder) -> None:
