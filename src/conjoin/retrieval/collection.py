@@ -213,6 +213,15 @@ class Collection:
         """
         return [id_ for batch in self.scan(["id"], where) for id_ in batch["id"].to_pylist()]
 
+    def check(self, where: str) -> None:
+        """Make sure that a condition can be evaluated.
+
+        Raises:
+            ValueError: It cannot; the message names the columns.
+        """
+        with reading(self.uri, where, self.schema.names):
+            self._table.search().select(["id"]).where(where).limit(1).to_arrow()
+
     def scan(self, columns: list[str], where: str | None = None, row_ids: bool = False) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
 

@@ -51,7 +51,7 @@ def open_table(uri: str | Path) -> Table:
     """
     folder = local_folder(uri)
     if folder is not None and not (folder / "data").is_dir():
-        _refuse_others(folder)
+        check_place(folder)
         raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}")
     try:
         return _connect(uri).open_table(_NAME)
@@ -71,7 +71,7 @@ def create_table(uri: str | Path, schema: pa.Schema) -> Table:
     """
     folder = local_folder(uri)
     if folder is not None:
-        _refuse_others(folder)
+        check_place(folder)
     database = _connect(uri)
     database.drop_table(_NAME, ignore_missing=True)  # an empty one that was just begun
     return database.create_table(_NAME, schema=schema)
@@ -180,7 +180,7 @@ def writing(uri: str | Path) -> Iterator[None]:
     folder = local_folder(uri)
     lock = None
     if folder is not None:
-        _refuse_others(folder)
+        check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(folder)
     try:
@@ -234,8 +234,8 @@ def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
         publish_files(folder, version, None)
 
 
-def _refuse_others(folder: Path) -> None:
-    """Refuse a folder that is no collection and not empty.
+def check_place(folder: Path) -> None:
+    """Refuse to write a collection into a folder that has something else.
 
     Raises:
         ValueError: The message names what it holds.

@@ -324,7 +324,7 @@ class CollectionWriter:
         return self.changes
 
     def _details(self) -> dict[str, Any]:
-        versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+        versions: dict[str, str] = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
         return {"model": self.encoder.name, "versions": versions, **parts}
 

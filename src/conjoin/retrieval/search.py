@@ -51,6 +51,9 @@ class Searchable(Protocol):
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """What is known of some rows; see `Collection.rows`."""
 
+    def check(self, where: str) -> None:
+        """Make sure that a condition can be evaluated."""
+
     def select(self, where: str) -> list[str]:
         """The ids of the rows that a condition holds for."""
 
