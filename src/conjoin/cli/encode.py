@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PIXELS = 256
 _LARGE = 200_000
-"""Rows from which one search of a table takes longer than a person waits for: about 0.3 s of one core at 384 numbers."""
+"""Rows of 384 numbers that one core compares with a query in about 0.3 seconds."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:

@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, probes=1, refine=1)
     if args.faiss is not None:
         built = FaissIndex.build(args.collection, args.faiss or None)
-        print(f"FAISS index {built.factory} of {len(built)} vectors in {args.collection}, recall@10 {built.measured:.3f}")
+        print(
+            f"FAISS index {built.factory} of {len(built)} vectors in {args.collection}, recall@10 {built.measured:.3f}"
+        )
     else:
         collection = Collection.open(args.collection)
         kind = None if args.kind == "none" else args.kind

@@ -122,12 +122,7 @@ def run(args: argparse.Namespace) -> None:
     if args.estimate:
         print(plan_mining(corpus, miners, args.out, **settings))
         return
-    settings |= {
-        "load_reranker": reranker,
-        "k": args.k,
-        "index": args.index,
-        "dtype": args.dtype,
-    }
+    settings |= {"load_reranker": reranker, "k": args.k, "index": args.index, "dtype": args.dtype}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 

@@ -198,7 +198,7 @@ def writing(uri: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(uri: str | Path, where: str | None = None, columns: list[str] | None = None) -> Iterator[None]:
+def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None = None) -> Iterator[None]:
     """Name the collection, or the condition, in what Lance raises.
 
     Raises:
@@ -209,8 +209,14 @@ def reading(uri: str | Path, where: str | None = None, columns: list[str] | None
         yield
     except (RuntimeError, OSError, ValueError) as error:
         if isinstance(error, ValueError) and where is not None:
+            named = ", ".join(f"{field.name} ({field.type})" for field in columns or ())
+            hint = (
+                "; `conjoin encode --keep NAME:number` reads texts as numbers"
+                if "could not convert" in str(error)
+                else ""
+            )
             raise ValueError(
-                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {columns}"
+                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
             ) from error
         if isinstance(error, ValueError) or not _is_of_lance(error):
             raise

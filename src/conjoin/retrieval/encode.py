@@ -5,8 +5,10 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +121,7 @@ def encode_collection(
             _wait(processes)
             return Collection(uri)
         with writing(uri):
-            writer.create(_kept_types(rows))
+            writer.create(_kept_types(rows), encoder.dimension if world_size > 1 else None)
             _wait(processes)
             _encode_chunks(writer, source, bar)
             writer.merge(_gather(processes, writer))
@@ -128,6 +130,20 @@ def encode_collection(
     collection = Collection(uri)
     collection.changes = changes
     return collection
+
+
+def launched_processes() -> PartialState | None:
+    """The processes of `accelerate launch` or `torchrun`; None if this process was started alone.
+
+    Raises:
+        ValueError: What the launcher says of them is no number.
+    """
+    for name in ("RANK", "WORLD_SIZE"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise ValueError(f"the environment variable {name} must be a number, got {os.environ[name]!r}")
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    return PartialState(cpu=True, backend="gloo", timeout=timedelta(days=30))
 
 
 def collection_key(
@@ -172,28 +188,35 @@ class CollectionWriter:
         self.rows = RowEncoder(encoder, key["instruction"], skip)
         self.changes = Changes()
         self.skipped: list[Skipped] = []
-        self._table: Table
+        self._table: Table | None = None
+        self._kept_types: Mapping[str, pa.DataType] = {}
         self._known = RowDigests()
         self._gone: list[str] = []
         self._pending: list[pa.Table] = []
         self._replaces = False
         self._written = time.monotonic()
 
-    def create(self, kept_types: Mapping[str, pa.DataType]) -> None:
+    def create(self, kept_types: Mapping[str, pa.DataType], dimension: int | None = None) -> None:
         """Open the table, or make it with columns of these types.
 
+        Args:
+            kept_types: Of the kept columns, as far as they are known.
+            dimension: Of the vectors; without it, a new table is made when the first vectors are written.
+
         Raises:
-            ValueError: It was made with another model or other settings.
+            ValueError: The table was made with another model or other settings.
         """
+        self._kept_types = kept_types
         try:
             table = open_table(self.uri)
         except FileNotFoundError:
             table = None
         if table is not None and published_version(table) is None and not table.count_rows():
             table = None  # it was just begun
-        if table is None:
-            table = create_table(self.uri, self._schema(kept_types))
-        self.open(table)
+        if table is None and dimension is not None:
+            table = create_table(self.uri, self._schema(dimension))
+        if table is not None:
+            self.open(table)
 
     def open(self, table: Table | None = None, lookup: bool = True) -> None:
         """Open the table that process 0 made, and read which rows it has (`lookup`).
@@ -201,13 +224,14 @@ class CollectionWriter:
         Raises:
             ValueError: It was made with another model or other settings.
         """
-        self._table = open_table(self.uri) if table is None else table
-        if differing := differences(read_metadata(self._table)["key"], self.key):
+        table = open_table(self.uri) if table is None else table
+        if differing := differences(read_metadata(table)["key"], self.key):
             raise ValueError(
                 f"the collection {str(self.uri)!r} was made with {differing}; encode into another folder, or as before"
             )
+        self._table = table
         if lookup:
-            for batch in self._table.search().select(["id", "stamp"]).to_batches():
+            for batch in table.search().select(["id", "stamp"]).to_batches():
                 self._known.add(id_keys(batch["id"].to_pylist()), batch["stamp"].to_numpy())
 
     def take(self, start: int, ids: list[str], rows: list[Row], bar: Any) -> None:  # noqa: ANN401 - a progress bar
@@ -216,44 +240,58 @@ class CollectionWriter:
         Raises:
             ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
         """
-        found, stamps_before = self._known.find(id_keys(ids))
+        found, before = self._known.find(id_keys(ids))
         pairs = zip(ids, rows, strict=True)
         parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
-        digests = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
-        stamps = np.array(digests, dtype=np.int64)
-        is_same = found & (stamps == stamps_before)
-        for place in np.flatnonzero(is_same):
+        stamps = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
+        is_same = found & (np.array(stamps, dtype=np.int64) == before)
+        changed = np.flatnonzero(~is_same).tolist()
+        contents = {place: item_digest(parts[place]) if parts[place] else 0 for place in changed}
+        vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
+        known = [*np.flatnonzero(is_same).tolist(), *vectors]
+        for place in known:
             self.rows.note(ids[place], rows[place])
-        bar.update(int(is_same.sum()))
-        changed = np.flatnonzero(~is_same)
-        contents = np.array([item_digest(parts[place]) if parts[place] else 0 for place in changed], dtype=np.int64)
-        vectors, is_kept = self._stored([ids[place] for place in changed], contents, found[changed])
-        for place in changed[is_kept]:
-            self.rows.note(ids[place], rows[place])
-        bar.update(int(is_kept.sum()))
-        new = np.flatnonzero(~is_kept)
-        reasons: dict[int, str] = {}
-        if len(new):
-            some = changed[new]
-            encoded, reasons = self.rows.encode([ids[place] for place in some], [rows[place] for place in some], bar)
-            vectors[new] = encoded
-        bad = new[list(reasons)] if reasons else np.empty(0, dtype=np.int64)
-        for number, reason in reasons.items():
-            skipped = int(changed[new[number]])
-            self.skipped.append(Skipped(start + skipped, ids[skipped], reason))
-        self._gone += [ids[place] for place in changed[bad] if found[place]]
-        used = np.setdiff1d(np.arange(len(changed)), bad)
-        self._count(found, changed[used], int(is_same.sum()), len(new) - len(bad), len(bad))
-        if len(used):
-            places = changed[used]
-            self._replaces |= bool(found[places].any())
-            table = self._records([ids[p] for p in places], [rows[p] for p in places], vectors[used])
-            for name, values in zip(DIGESTS, (contents[used], stamps[places]), strict=True):
-                table = table.append_column(name, pa.array(values))
+        bar.update(len(known))
+        new = [place for place in changed if place not in vectors]
+        vectors |= self._encode(start, new, ids, rows, found, bar)
+        used = sorted(vectors)
+        replaced = int(found[used].sum())
+        unchanged = int(is_same.sum())
+        encoded = len(used) - len(known) + unchanged
+        self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(changed) - len(used), encoded))
+        if used:
+            self._replaces |= replaced > 0
+            table = self._records(
+                [ids[p] for p in used], [rows[p] for p in used], np.stack([vectors[p] for p in used])
+            )
+            digests = [contents[place] for place in used], [stamps[place] for place in used]
+            for name, values in zip(DIGESTS, digests, strict=True):
+                table = table.append_column(name, pa.array(values, pa.int64()))
             self._pending.append(table)
         is_due = time.monotonic() - self._written > _SECONDS_PER_COMMIT
         if is_due or sum(map(len, self._pending)) >= _ROWS_PER_COMMIT:
             self.flush()
+
+    def _encode(
+        self,
+        start: int,
+        places: list[int],
+        ids: list[str],
+        rows: list[Row],
+        found: np.ndarray,
+        bar: Any,  # noqa: ANN401
+    ) -> dict[int, np.ndarray]:
+        """The vectors of the rows at some places, those that can be used, by place; lists the others as skipped."""
+        if not places:
+            return {}
+        vectors, reasons = self.rows.encode([ids[place] for place in places], [rows[place] for place in places], bar)
+        for number, reason in reasons.items():
+            place = places[number]
+            self.skipped.append(Skipped(start + place, ids[place], reason))
+            if found[place]:
+                self._gone.append(ids[place])
+        used = [place for number, place in enumerate(places) if number not in reasons]
+        return dict(zip(used, vectors, strict=True))
 
     def see(self, ids: list[str]) -> None:
         """Note that the data has rows under these ids, which another process takes."""
@@ -262,18 +300,20 @@ class CollectionWriter:
     def flush(self) -> None:
         """Write the rows that are encoded: all of them or, if it fails, none."""
         if self._pending:
-            table = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
+            rows = pa.concat_tables(self._pending, promote_options="permissive")
+            if self._table is None:
+                self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
+            rows = self._fit(rows)
             if self._replaces or self.always_upsert:
-                merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                merge.execute(table)
+                self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
             else:
-                self._table.add(table)
+                self._table.add(rows)
         self._pending, self._replaces, self._written = [], False, time.monotonic()
 
     def merge(self, reports: Iterable[dict[str, Any]]) -> None:
         """Add what other processes report of the rows that they wrote."""
         for report in reports:
-            self.changes = Changes(*(a + b for a, b in zip(self.changes, report["changes"], strict=True)))
+            self._count(report["changes"])
             self.skipped += [Skipped(*row) for row in report["skipped"]]
             self._gone += report["gone"]
             self.rows.parts |= set(report["parts"])
@@ -302,13 +342,14 @@ class CollectionWriter:
         """
         if total == 0:
             raise ValueError("the dataset is empty: there are no rows to encode")
+        if self._table is None:
+            raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
         table = open_table(self.uri)  # the newest state, of all processes
         if sync:
             self._gone += self._unseen(table)
         self.changes = self.changes._replace(removed=len(self._gone))
         if not table.count_rows() - len(self._gone):
-            reason = f"; {self.skipped[0].reason}" if self.skipped else ""
-            raise ValueError(f"none of the {total} rows can be used{reason}")
+            raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
         for where in id_conditions(self._gone):
             table.delete(where)
         metadata = read_metadata(table)
@@ -324,34 +365,41 @@ class CollectionWriter:
         return self.changes
 
     def _details(self) -> dict[str, Any]:
-        versions: dict[str, str] = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+        versions: dict[str, str] = {
+            "conjoin": __version__,
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        }
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
         return {"model": self.encoder.name, "versions": versions, **parts}
 
-    def _schema(self, kept_types: Mapping[str, pa.DataType]) -> pa.Schema:
+    def _open_table(self) -> Table:
+        if self._table is None:
+            self._table = open_table(self.uri)
+        return self._table
+
+    def _schema(self, dimension: int) -> pa.Schema:
         metadata = {"key": self.key, "details": self._details(), "index": None}
         fields = [pa.field("id", pa.string(), nullable=False)]
-        fields.append(vector_field(self.encoder.dimension, str(self.key["dtype"]), metadata))
+        fields.append(vector_field(dimension, str(self.key["dtype"]), metadata))
         fields += [pa.field(TEXT, pa.string()), pa.field("image", pa.list_(pa.string()))]
         fields += [pa.field(name, pa.int64()) for name in DIGESTS]
         fields += [pa.field(PICTURE, pa.binary())] if self.side else []
         known = {field.name for field in fields}
-        return pa.schema([*fields, *(pa.field(name, kind) for name, kind in kept_types.items() if name not in known)])
+        return pa.schema(
+            [*fields, *(pa.field(name, kind) for name, kind in self._kept_types.items() if name not in known)]
+        )
 
-    def _stored(self, ids: list[str], contents: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors `(n, D)`, and whether the table has each: of rows that were encoded from what they hold now."""
-        vectors = np.zeros((len(ids), self.encoder.dimension), dtype=np.float32)
-        is_kept = np.zeros(len(ids), dtype=bool)
-        places = {ids[place]: place for place in np.flatnonzero(found & (contents != 0))}
-        if not places:
-            return vectors, is_kept
+    def _stored(self, places: Mapping[str, int], contents: Mapping[int, int]) -> dict[int, np.ndarray]:
+        """The vectors that the table has of rows, if they were encoded from what the rows hold now, by place."""
+        vectors: dict[int, np.ndarray] = {}
         for where in id_conditions(list(places)):
-            search = self._table.search().where(where).select(["id", "content", VECTOR])
+            search = self._open_table().search().where(where).select(["id", "content", VECTOR])
             for row in search.to_arrow().to_pylist():
                 place = places[row["id"]]
                 if row["content"] == contents[place]:
-                    vectors[place], is_kept[place] = row[VECTOR], True
-        return vectors, is_kept
+                    vectors[place] = np.array(row[VECTOR], dtype=np.float32)
+        return vectors
 
     def _records(self, ids: list[str], rows: list[Row], vectors: np.ndarray) -> pa.Table:
         """Rows as the table holds them, without their digests."""
@@ -383,13 +431,14 @@ class CollectionWriter:
         Raises:
             ValueError: A column holds values of another type than before.
         """
-        schema = self._table.schema
+        table = self._open_table()
+        schema = table.schema
         for field in rows.schema:
             if field.name not in schema.names and not pa.types.is_null(field.type):
-                self._table.add_columns([pa.field(field.name, field.type)])
+                table.add_columns([pa.field(field.name, field.type)])
             elif field.name in schema.names and pa.types.is_floating(field.type):
-                self._widen(schema.field(field.name))
-        schema = self._table.schema
+                _widen(table, schema.field(field.name))
+        schema = table.schema
         columns = []
         for field in schema:
             try:
@@ -402,20 +451,8 @@ class CollectionWriter:
                 ) from error
         return pa.table(columns, schema=schema)
 
-    def _widen(self, field: pa.Field) -> None:
-        """Make a column of integers one of fractions."""
-        if field.name == VECTOR or not pa.types.is_integer(field.type):
-            return
-        wider = f"_{field.name}_as_double"
-        quoted = "`" + field.name.replace("`", "``") + "`"
-        self._table.add_columns({wider: f"cast({quoted} as double)"})
-        self._table.drop_columns([field.name])
-        self._table.alter_columns({"path": wider, "rename": field.name})
-
-    def _count(self, found: np.ndarray, written: np.ndarray, unchanged: int, encoded: int, skipped: int) -> None:
-        replaced = int(found[written].sum())
-        new = Changes(len(written) - replaced, replaced, 0, unchanged, skipped, encoded)
-        self.changes = Changes(*(a + b for a, b in zip(self.changes, new, strict=True)))
+    def _count(self, changes: Iterable[int]) -> None:
+        self.changes = Changes(*(a + b for a, b in zip(self.changes, changes, strict=True)))
 
     def _unseen(self, table: Table) -> list[str]:
         """The ids of rows that were in the table at first, and that the data does not have."""
@@ -443,6 +480,18 @@ def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> Non
         else:
             writer.take(start, ids, rows, bar)
     writer.flush()
+
+
+def _widen(table: Table, field: pa.Field) -> None:
+    """Make a column of integers one of fractions."""
+    if field.name == VECTOR or not pa.types.is_integer(field.type):
+        return
+    wider = f"_{field.name}_as_double"
+    quoted = "`" + field.name.replace("`", "``") + "`"
+    table.add_columns({wider: f"cast({quoted} as double)"})
+    table.drop_columns([field.name])
+    renamed: dict[str, Any] = {"path": wider, "rename": field.name}
+    table.alter_columns(renamed)
 
 
 def _wait(processes: PartialState | None) -> None:
@@ -477,8 +526,8 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
         raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
-    text: dict[str, Any] = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
-    return {**text, "image": row.get("image"), **kept}
+    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    return dict(image=row.get("image"), **text) | dict(kept)
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:

@@ -162,12 +162,13 @@ class RowEncoder:
         self.has_several = False
 
     def encode(self, ids: Sequence[str], rows: Sequence[Row], bar: Any) -> tuple[np.ndarray, dict[int, str]]:  # noqa: ANN401
-        """Encode rows; returns the vectors `(N, D)`, and why some of them have none, by place.
+        """Encode rows; returns the vectors `(n, D)` of those that can be used, and why the others cannot, by place.
 
         Raises:
             ValueError: A row cannot be used, and `skip` is not set.
         """
-        inputs, reasons = [], {}
+        inputs: list[Any] = []
+        reasons: dict[int, str] = {}
         for place, (id_, row) in enumerate(zip(ids, rows, strict=True)):
             item, problem = _input(id_, row)
             inputs.append(item)
@@ -177,25 +178,19 @@ class RowEncoder:
                 reasons[place] = problem
         usable = [place for place in range(len(rows)) if place not in reasons]
         bar.update(len(reasons))
-        vectors = np.full((len(rows), self.encoder.dimension), np.nan, dtype=np.float32)
         if not usable:
-            return vectors, reasons
+            return np.empty((0, 0), dtype=np.float32), reasons
 
         def skip_item(position: int, error: Exception) -> None:
             reasons[usable[position]] = str(error)
 
         options: dict[str, Any] = {"on_unusable": skip_item} if self.skip else {}
-        vectors[usable] = self.encoder.encode(
-            [inputs[place] for place in usable],
-            [ids[place] for place in usable],
-            on_batch=bar.update,
-            instruction=self.instruction,
-            **options,
-        )
-        for place in usable:
-            if place not in reasons:
-                self.note(ids[place], rows[place])
-        return vectors, reasons
+        chosen = [inputs[place] for place in usable], [ids[place] for place in usable]
+        vectors = self.encoder.encode(*chosen, on_batch=bar.update, instruction=self.instruction, **options)
+        used = [position for position, place in enumerate(usable) if place not in reasons]
+        for position in used:
+            self.note(ids[usable[position]], rows[usable[position]])
+        return vectors[used], reasons
 
     def note(self, id_: str, row: Row) -> None:
         """Record what a row is made of."""

@@ -178,7 +178,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     split = {"val": "validation"}.get(args.split, args.split)
     styles = {"query_style": args.query_style, "gallery_style": args.gallery_style}
     found = evaluate_emoji(
-        encoder, out / "stores", split=split, **styles, seed=args.seed, show_progress=not args.quiet
+        encoder, out / "collections", split=split, **styles, seed=args.seed, show_progress=not args.quiet
     )
     return Results(
         title="The emoji sample",

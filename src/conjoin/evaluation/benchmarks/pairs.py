@@ -204,7 +204,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     results = evaluate_pairs(
         encoder,
         load_pairs(args.data, split=args.split, **columns),
-        out / "stores",
+        out / "collections",
         text_instruction=args.text_instruction,
         image_instruction=args.image_instruction,
         dtype=args.dtype,

@@ -179,7 +179,11 @@ def _split(found: SearchResult, queries: Sequence[np.ndarray]) -> list[SearchRes
 
 
 def _encode_pool(
-    encoder: ItemEncoder, folder: Path, dtype: Literal["float32", "float16"], show_progress: bool, pool: MbeirCandidates
+    encoder: ItemEncoder,
+    folder: Path,
+    dtype: Literal["float32", "float16"],
+    show_progress: bool,
+    pool: MbeirCandidates,
 ) -> Collection:
     options: dict[str, Any] = {"sync": True, "dtype": dtype, "show_progress": show_progress}
     return encode_collection(pool, encoder, folder / pool.lines.path.stem, **options)

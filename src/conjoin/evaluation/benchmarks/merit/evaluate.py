@@ -123,7 +123,9 @@ def evaluate_merit(
         found = found._replace(scores=np.where(shown, -np.inf, found.scores))
     if reranker is not None:
         rows = map(items.query, queries)
-        asked_for = [row_item({part: row[part] for part in ("image", "text") if part in row}, row["id"]) for row in rows]
+        asked_for = [
+            row_item({part: row[part] for part in ("image", "text") if part in row}, row["id"]) for row in rows
+        ]
         found = rerank(found, asked_for, items.product, reranker, rerank_top, show_progress=show_progress)
     _write_run(out, split, queries, found)
     ranks = _ranks(queries, found, len(products))
