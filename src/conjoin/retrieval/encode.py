@@ -490,7 +490,7 @@ def _widen(table: Table, field: pa.Field) -> None:
     quoted = "`" + field.name.replace("`", "``") + "`"
     table.add_columns({wider: f"cast({quoted} as double)"})
     table.drop_columns([field.name])
-    renamed: dict[str, Any] = {"path": wider, "rename": field.name}
+    renamed: Any = {"path": wider, "rename": field.name}
     table.alter_columns(renamed)
 
 

@@ -56,8 +56,8 @@ def evaluate_triplets(
         show_progress: Show progress bars.
 
     Raises:
-        ValueError: No triplets, two equal items in a triplet, an item that cannot be read (it is named), or a collection
-            of another model.
+        ValueError: No triplets, two equal items in a triplet, an item that cannot be read (it is named), or a
+            collection of another model.
     """
     if not len(triplets):
         raise ValueError("there are no triplets to evaluate")

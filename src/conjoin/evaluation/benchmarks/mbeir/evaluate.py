@@ -65,7 +65,8 @@ def evaluate_mbeir(
     """Evaluate an encoder on M-BEIR; an interrupted evaluation resumes with the vectors that are on disk.
 
     The global pool is encoded once and also serves the local settings. Without the global setting, each local pool is
-    encoded on its own. Vectors go to `out/collections`, the first candidates of every query to `out/runs` (TREC run files).
+    encoded on its own. Vectors go to `out/collections`, the first candidates of every query to `out/runs` (TREC run
+    files).
     Files, ids and judgements are checked before anything is encoded. An image is opened when it is encoded.
 
     Args:
