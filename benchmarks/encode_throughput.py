@@ -154,11 +154,11 @@ def _without_inner(sizes: tuple[int, int, int]) -> dict[str, int]:
 
 
 def ours(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> Callable[[], None]:
-    """Encode the rows into a new store."""
+    """Encode the rows into a new collection."""
 
     def run() -> None:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            encode_corpus(rows, encoder, Path(name) / "store")
+            encode_collection(rows, encoder, Path(name) / "collection")
 
     return run
 

@@ -121,10 +121,11 @@ def publish(uri: str | Path, table: Table) -> None:
         return
     if before is None:
         table.create_index("id", config=BTree(), name="id")
+        index_words(table, MOST_WORDS)
     else:
         _move_tag(uri, table, before)  # Lance cleans no version up while an older one has a tag
-    index_words(table, MOST_WORDS)
-    table.optimize(cleanup_older_than=_KEPT_FOR)
+        index_words(table, MOST_WORDS)
+        table.optimize(cleanup_older_than=_KEPT_FOR)
     _move_tag(uri, table, published_version(table))
 
 

@@ -246,19 +246,25 @@ class CollectionWriter:
         stamps = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
         is_same = found & (np.array(stamps, dtype=np.int64) == before)
         changed = np.flatnonzero(~is_same).tolist()
-        contents = {place: item_digest(parts[place]) if parts[place] else 0 for place in changed}
+        contents = {
+            place: (item_digest(parts[place]) if rows[place].get("kept") or "image" in parts[place] else stamps[place])
+            for place in changed
+        }
         vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
         known = [*np.flatnonzero(is_same).tolist(), *vectors]
         for place in known:
-            self.rows.note(ids[place], rows[place])
+            self.rows.note(parts[place])
         bar.update(len(known))
         new = [place for place in changed if place not in vectors]
-        vectors |= self._encode(start, new, ids, rows, found, bar)
+        chosen = [ids[place] for place in new], [rows[place] for place in new], [parts[place] for place in new]
+        encoded, reasons = self.rows.encode(*chosen, bar)
+        vectors |= zip((place for number, place in enumerate(new) if number not in reasons), encoded, strict=True)
+        for number, reason in reasons.items():
+            self._skip(Skipped(start + new[number], ids[new[number]], reason), bool(found[new[number]]))
         used = sorted(vectors)
         replaced = int(found[used].sum())
         unchanged = int(is_same.sum())
-        encoded = len(used) - len(known) + unchanged
-        self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(changed) - len(used), encoded))
+        self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(reasons), len(new) - len(reasons)))
         if used:
             self._replaces |= replaced > 0
             table = self._records(
@@ -272,26 +278,11 @@ class CollectionWriter:
         if is_due or sum(map(len, self._pending)) >= _ROWS_PER_COMMIT:
             self.flush()
 
-    def _encode(
-        self,
-        start: int,
-        places: list[int],
-        ids: list[str],
-        rows: list[Row],
-        found: np.ndarray,
-        bar: Any,  # noqa: ANN401
-    ) -> dict[int, np.ndarray]:
-        """The vectors of the rows at some places, those that can be used, by place; lists the others as skipped."""
-        if not places:
-            return {}
-        vectors, reasons = self.rows.encode([ids[place] for place in places], [rows[place] for place in places], bar)
-        for number, reason in reasons.items():
-            place = places[number]
-            self.skipped.append(Skipped(start + place, ids[place], reason))
-            if found[place]:
-                self._gone.append(ids[place])
-        used = [place for number, place in enumerate(places) if number not in reasons]
-        return dict(zip(used, vectors, strict=True))
+    def _skip(self, row: Skipped, is_there: bool) -> None:
+        """List a row that cannot be used; the table has it no longer."""
+        self.skipped.append(row)
+        if is_there:
+            self._gone.append(row.id)
 
     def see(self, ids: list[str]) -> None:
         """Note that the data has rows under these ids, which another process takes."""
@@ -536,9 +527,11 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
     Raises:
         ValueError: They are of different types, or of one that no column has.
     """
-    plain = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
     try:
-        column = pa.array(plain)
+        try:
+            column = pa.array(values)
+        except UnicodeEncodeError:  # lone surrogates
+            column = pa.array([v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values])
     except (pa.ArrowException, TypeError) as error:
         raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
     if pa.types.is_struct(column.type) and column.type.num_fields == 0:
