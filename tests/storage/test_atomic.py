@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from conjoin.storage.atomic import TEMPORARY, atomic_path, remove_temporary, write_json, write_text
+from conjoin.storage.atomic import TEMPORARY, atomic_path, remove_temporary, write_text
 
 
 def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -47,7 +47,7 @@ def test_leftovers_of_a_killed_process_are_removed_a_day_later(tmp_path):
     for path in (old, new, other):
         path.write_text("half")
     os.utime(old, (0, 0))
-    write_json(tmp_path / "b", {})
+    write_text(tmp_path / "b", "")
     assert not old.exists() and new.exists() and other.exists()
     remove_temporary(tmp_path)
     assert not new.exists() and other.exists()

@@ -18,12 +18,12 @@ from conjoin.storage import (
     StoredFolder,
     check_place,
     is_current,
+    lock_folder,
     read_folder,
     read_manifest,
     recorded_rows,
     replace_folder,
 )
-from conjoin.storage.folder import lock_folder
 from conjoin.storage.manifest import StoredFile
 
 STORE = FolderKind("store of numbers", 3, "run `make`")
@@ -165,10 +165,10 @@ class TestReading:
     def test_a_file_is_verified_once_and_again_when_it_changes(self, tmp_path, monkeypatch):
         write(tmp_path)
         path, digests = tmp_path / "shard-00000.safetensors", []
-        from conjoin.storage import manifest
+        from conjoin.storage import checksums
 
-        real = manifest.file_digest
-        monkeypatch.setattr(manifest, "file_digest", lambda file: (digests.append(file), real(file))[1])
+        real = checksums.file_digest
+        monkeypatch.setattr(checksums, "file_digest", lambda file: (digests.append(file), real(file))[1])
         os.utime(path, (1, 1))
         for _ in range(3):
             StoredFolder(tmp_path, STORE).shard(0)

@@ -86,7 +86,8 @@ _HELD = {
     "config.json": "a model",
     "modules.json": "a model",
     "adapter_config.json": "the adapters of a model",
-    "manifest.json": "a store, an index or a cache",
+    "cache.json": "a cache",
+    "manifest.json": "a store or an index",
 }
 _OPTIONS = _DATA | _COMPUTE | _STORING
 

@@ -5,7 +5,6 @@ A folder is written in one of three ways. `FolderWriter` (`writer.py`) adds numb
 ones. All end by replacing the manifest, so a reader finds the old state or the new one.
 """
 
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -18,8 +17,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .atomic import TEMPORARY, commit, remove_temporary, temporary_path
+from .cache import plain
+from .checksums import DamagedError, file_digest
 from .locks import lock_folder
-from .manifest import MANIFEST, DamagedError, FolderKind, Manifest, StoredFile, check_file, file_digest, read_manifest
+from .manifest import MANIFEST, FolderKind, Manifest, StoredFile, check_file, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -246,8 +247,3 @@ def _versions(names: list[str]) -> str:
     """The pattern of all versions of the files `names`, whatever their suffix."""
     stems = "|".join(re.escape(Path(name).stem) for name in names)
     return rf"({stems})-[0-9a-f]{{16}}\.\w+"
-
-
-def plain(key: Mapping[str, Any]) -> dict[str, Any]:
-    """A key as it is read back from JSON."""
-    return dict(json.loads(json.dumps(key)))

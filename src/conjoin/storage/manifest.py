@@ -3,25 +3,20 @@
 import hashlib
 import json
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conjoin.structure import build
 
-from .atomic import write_json
+from .atomic import commit, temporary_path, write_text
+from .cache import differences
+from .checksums import DamagedError, file_digest, has_checksum
 from .journal import Journal
 
 MANIFEST = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-_CLOCK_TICK = 10**9  # a file that changes twice within it may keep its time
-_verified: set[tuple[str, int, int, int, str]] = set()
-
-
-class DamagedError(ValueError):
-    """A file is missing, truncated or changed; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,8 @@ class Manifest:
         if not self.complete:
             remove_journals(folder)  # of files that no manifest named
         content = asdict(self)
-        write_json(folder / MANIFEST, content | {"checksum": _content_digest(content)})
+        content["checksum"] = _content_digest(content)
+        write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=True) + "\n")
         remove_journals(folder)
 
 
@@ -228,30 +224,6 @@ def check_key(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path,
         )
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Name each entry that differs between two keys, with both values; empty if none does."""
-    names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
-    return ", ".join(f"{name} {_short(found.get(name))}, not {_short(wanted.get(name))}" for name in names)
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file (the fastest hash of the standard library where the processor has instructions for it)."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def has_checksum(path: Path, sha256: str) -> bool:
-    """Whether a file has this checksum, which is computed once in a process."""
-    state = path.stat()
-    known = (str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, sha256)
-    if known in _verified:
-        return True
-    intact = file_digest(path) == sha256
-    if intact and time.time_ns() - state.st_mtime_ns > _CLOCK_TICK:
-        _verified.add(known)
-    return intact
-
-
 def check_file(folder: Path, file: StoredFile, kind: FolderKind, verify: bool = True) -> Path:
     """Return the path of an intact file; the checksum of a file is computed once in a process.
 
@@ -285,10 +257,50 @@ def _content_digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _short(value: object) -> str:
-    """A value for a message; of a long text, such as a digest, the beginning."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_short, value))}]"
-    if isinstance(value, str) and len(value) > 40:
-        return f"{value[:12]!r}..."
-    return repr(value)
+SUFFIX = ".sha256"
+
+
+def write_with_checksum(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file atomically, and its checksum beside it.
+
+    While the file is replaced, the checksum file holds the old and the new checksum, so a reader accepts either file.
+
+    Args:
+        path: The file.
+        write: Writes it to the path that it is given.
+    """
+    with temporary_path(path) as temporary:
+        write(temporary)
+        line = f"{file_digest(temporary)}  {path.name}\n"
+        old = _read_beside(path)
+        write_text(_beside(path), (old or "") + line if path.exists() else line)
+        commit(temporary, path)
+    write_text(_beside(path), line)
+
+
+def check_checksum(path: Path, remedy: str) -> None:
+    """Compare a file with its checksum; a file without one is accepted.
+
+    Raises:
+        DamagedError: It differs; the message names the file and ends with `remedy`.
+    """
+    recorded = _read_beside(path)
+    while recorded is not None:
+        digests = re.findall(rf"^([0-9a-f]{{64}})  {re.escape(path.name)}$", recorded, flags=re.MULTILINE)
+        if file_digest(path) in digests:
+            return
+        before, recorded = recorded, _read_beside(path)
+        if recorded == before:  # no other process is replacing the file
+            raise DamagedError(
+                f"the file {str(path)!r} is truncated or damaged: it differs from its checksum in "
+                f"{path.name + SUFFIX}; {remedy}"
+            )
+
+
+def _read_beside(path: Path) -> str | None:
+    beside = _beside(path)
+    return beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + SUFFIX)

@@ -12,10 +12,12 @@ from filelock import BaseFileLock
 from torch import Tensor
 
 from .atomic import remove_temporary
-from .folder import plain, write_file, write_shard
+from .cache import plain
+from .checksums import DamagedError
+from .folder import write_file, write_shard
 from .journal import Journal
-from .locks import lock_folder
-from .manifest import DamagedError, FolderKind, Manifest, StoredFile, check_file, read_manifest, remove_journals
+from .manifest import FolderKind, Manifest, StoredFile, check_file, read_manifest, remove_journals
+from .writer import lock_alone
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class FolderUpdate:
 
     def __enter__(self) -> Self:
         read_manifest(self.folder, self.kind)  # before a lock file is made
-        self._lock = lock_folder(self.folder)
+        self._lock = lock_alone(self.folder)
         try:
             self.manifest = read_manifest(self.folder, self.kind)
             remove_temporary(self.folder)

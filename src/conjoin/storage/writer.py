@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,11 +13,12 @@ from filelock import BaseFileLock
 from torch import Tensor
 
 from .atomic import remove_temporary
-from .folder import check_place, plain, write_shard
-from .locks import entrance, lock_folder, lock_rank
+from .cache import plain
+from .checksums import DamagedError
+from .folder import check_place, write_shard
+from .locks import LOCK, lock_folder
 from .manifest import (
     MANIFEST,
-    DamagedError,
     FolderKind,
     Manifest,
     StoredFile,
@@ -34,6 +35,7 @@ from .manifest import (
 logger = logging.getLogger(__name__)
 
 _DONE = "done"
+_PATIENCE = 10.0  # seconds; another process of the same run is about to leave
 
 
 class FolderWriter:
@@ -223,7 +225,7 @@ class FolderWriter:
         if self._lock is None and self.world_size > 1:
             self._lock = lock_rank(self.folder, self.rank, self.world_size)
         elif self._lock is None:
-            self._lock = lock_folder(self.folder)
+            self._lock = lock_alone(self.folder)
             remove_temporary(self.folder)
 
     def _release(self) -> None:
@@ -253,3 +255,56 @@ def _is_complete(folder: Path, kind: FolderKind) -> bool:
         return read_manifest(folder, kind).complete and not rank_journals(folder)
     except (FileNotFoundError, DamagedError):
         return False
+
+
+def lock_alone(folder: Path) -> BaseFileLock:
+    """Lock an existing folder for one writer.
+
+    Raises:
+        ValueError: Another writer holds a lock.
+    """
+    lock = lock_folder(folder)
+    try:
+        _refuse_others(folder, 1)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def lock_rank(folder: Path, rank: int, world_size: int) -> BaseFileLock:
+    """Lock an existing folder for one process of a run; the others of the run may lock it too.
+
+    Raises:
+        ValueError: A process of another run holds a lock, or this rank of a run of the same size does.
+    """
+    with entrance(folder):
+        _refuse_others(folder, world_size)
+        return lock_folder(folder, f"{LOCK}-{rank}-of-{world_size}")
+
+
+@contextmanager
+def entrance(folder: Path, patience: float | None = None) -> Iterator[None]:
+    """What one process of a run does at a time.
+
+    Args:
+        folder: Locked by `lock_rank`, or about to be.
+        patience: Seconds to wait for another process, a few by default; -1 waits without limit.
+
+    Raises:
+        ValueError: A writer of another run holds the lock of the folder.
+    """
+    lock = lock_folder(folder, patience=_PATIENCE if patience is None else patience)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _refuse_others(folder: Path, world_size: int) -> None:
+    """Make sure that no process of a run of another size is at work, and remove the locks that such runs left."""
+    for path in folder.glob(f"{LOCK}-*-of-*"):
+        if not path.name.endswith(f"-of-{world_size}"):
+            lock_folder(folder, path.name).release()
+            with suppress(OSError):
+                path.unlink()

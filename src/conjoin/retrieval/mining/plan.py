@@ -12,7 +12,7 @@ from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.index.exact import ExactIndex
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.miners import Miner, check_miners, miner_folder, needed_views, store_folder, view_rows
-from conjoin.retrieval.mining.search import RESULTS
+from conjoin.retrieval.mining.search import MinerResults
 from conjoin.retrieval.store import STORE
 from conjoin.storage import recorded_rows
 
@@ -85,7 +85,7 @@ def plan_mining(
         del encoder
     per_score = {size: _seconds_per_score(size, index_options or {}) for size in set(dimensions.values())}
     for miner in miners:
-        left = queries - recorded_rows(miner_folder(folder, miner), RESULTS)
+        left = queries - MinerResults.finished_rows(miner_folder(folder, miner))
         steps.append(Step(f"search {miner.name}", left, left * len(corpus) * per_score[dimensions[miner.model]]))
     return MiningPlan(steps, 4 * len(corpus) * max(dimensions.values()))
 
