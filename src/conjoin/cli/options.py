@@ -82,7 +82,7 @@ _HELD = {
     "config.json": "a model",
     "modules.json": "a model",
     "adapter_config.json": "the adapters of a model",
-    "manifest.json": "a cache",
+    "cache.json": "a cache",
     "data/train.lance": "a collection",
 }
 _OPTIONS = _DATA | _COMPUTE | _STORING
