@@ -164,7 +164,7 @@ class Collection:
     def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
         for batch in self.scan(["id", VECTOR], where):
-            yield batch["id"], matrix(batch[VECTOR], self.dimension)
+            yield batch["id"], matrix(batch[VECTOR], self.dimension).copy()
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """The vectors `(N, D)` of all rows, or of those under some ids in that order, in the type they are stored in.
