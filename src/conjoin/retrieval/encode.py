@@ -28,13 +28,16 @@ from conjoin.retrieval.collection_table import (
     PICTURE,
     TEXT,
     VECTOR,
+    committing,
     create_table,
     id_conditions,
     local_folder,
+    open_newest,
     open_table,
     publish,
     published_version,
     read_metadata,
+    reading,
     vector_field,
     write_metadata,
     writing,
@@ -57,6 +60,7 @@ from conjoin.storage import differences, item_digest, write_text
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
+_WIDER = "_{}_as_double"
 
 
 def encode_collection(
@@ -185,14 +189,16 @@ class CollectionWriter:
         Raises:
             ValueError: It was made with another model or other settings.
         """
-        try:
-            table = open_table(self.uri)
-        except FileNotFoundError:
-            table = None
-        if table is not None and published_version(table) is None and not table.count_rows():
-            table = None  # it was just begun
-        if table is None:
-            table = create_table(self.uri, self._schema(kept_types))
+        with committing(self.uri):
+            try:
+                table = open_newest(self.uri)
+            except FileNotFoundError:
+                table = None
+            if table is not None and published_version(table) is None and not table.count_rows():
+                table = None  # it was just begun
+            if table is None:
+                table = create_table(self.uri, self._schema(kept_types))
+            _finish_widening(table)
         self.open(table)
 
     def open(self, table: Table | None = None, lookup: bool = True) -> None:
@@ -206,7 +212,9 @@ class CollectionWriter:
             raise ValueError(
                 f"the collection {str(self.uri)!r} was made with {differing}; encode into another folder, or as before"
             )
-        if lookup:
+        if not lookup:
+            return
+        with reading(self.uri):
             for batch in self._table.search().select(["id", "stamp"]).to_batches():
                 self._known.add(id_keys(batch["id"].to_pylist()), batch["stamp"].to_numpy())
 
@@ -260,14 +268,20 @@ class CollectionWriter:
         self._known.find(id_keys(ids))
 
     def flush(self) -> None:
-        """Write the rows that are encoded: all of them or, if it fails, none."""
+        """Write the rows that are encoded: all of them or, if it fails, none.
+
+        Raises:
+            OSError: The disk is full or fails.
+            ValueError: A column cannot be kept.
+        """
         if self._pending:
-            table = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
-            if self._replaces or self.always_upsert:
-                merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                merge.execute(table)
-            else:
-                self._table.add(table)
+            with committing(self.uri):
+                table = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
+                if self._replaces or self.always_upsert:
+                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                    merge.execute(table)
+                else:
+                    self._table.add(table)
         self._pending, self._replaces, self._written = [], False, time.monotonic()
 
     def merge(self, reports: Iterable[dict[str, Any]]) -> None:
@@ -298,11 +312,17 @@ class CollectionWriter:
             sync: Whether rows that were not among them are gone.
 
         Raises:
+            OSError: The disk is full or fails.
             ValueError: There were no rows, or none that can be used.
         """
         if total == 0:
             raise ValueError("the dataset is empty: there are no rows to encode")
-        table = open_table(self.uri)  # the newest state, of all processes
+        with committing(self.uri):
+            self._publish(open_table(self.uri), total, sync)  # the newest state, of all processes
+        self._write_skipped()
+        return self.changes
+
+    def _publish(self, table: Table, total: int, sync: bool) -> None:
         if sync:
             self._gone += self._unseen(table)
         self.changes = self.changes._replace(removed=len(self._gone))
@@ -317,11 +337,9 @@ class CollectionWriter:
         if not sync:
             details["parts"] = sorted({*details["parts"], *before["parts"]})
             details["several"] |= before["several"]
-        if any(self.changes[:3]) or published_version(table) is None:
+        if published_version(table) != table.version:
             write_metadata(table, metadata | {"details": details})
         publish(self.uri, table)
-        self._write_skipped()
-        return self.changes
 
     def _details(self) -> dict[str, Any]:
         versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
@@ -347,7 +365,9 @@ class CollectionWriter:
             return vectors, is_kept
         for where in id_conditions(list(places)):
             search = self._table.search().where(where).select(["id", "content", VECTOR])
-            for row in search.to_arrow().to_pylist():
+            with reading(self.uri):
+                stored = search.to_arrow().to_pylist()
+            for row in stored:
                 place = places[row["id"]]
                 if row["content"] == contents[place]:
                     vectors[place], is_kept[place] = row[VECTOR], True
@@ -394,6 +414,8 @@ class CollectionWriter:
         for field in schema:
             try:
                 column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+                if new := _new_fields(column.type, field.type):
+                    raise pa.ArrowInvalid(f"the field {new[0]!r} is new")
                 columns.append(column.cast(field.type))
             except pa.ArrowException as error:
                 raise ValueError(
@@ -406,7 +428,7 @@ class CollectionWriter:
         """Make a column of integers one of fractions."""
         if field.name == VECTOR or not pa.types.is_integer(field.type):
             return
-        wider = f"_{field.name}_as_double"
+        wider = _WIDER.format(field.name)
         quoted = "`" + field.name.replace("`", "``") + "`"
         self._table.add_columns({wider: f"cast({quoted} as double)"})
         self._table.drop_columns([field.name])
@@ -475,10 +497,36 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
     kept = row.get("kept") or {}
     if not isinstance(kept, Mapping):
         raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
+    if odd := [column for column in kept if not isinstance(column, str) or not column]:
+        raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be a text')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
     text: dict[str, Any] = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
     return {**text, "image": row.get("image"), **kept}
+
+
+def _finish_widening(table: Table) -> None:
+    """End what `CollectionWriter._widen` began in a process that was killed."""
+    names = table.schema.names
+    for name in names:
+        if (wider := _WIDER.format(name)) in names:
+            table.drop_columns([wider])
+            names.remove(wider)
+    for wider in names:
+        if wider.startswith("_"):
+            table.alter_columns({"path": wider, "rename": wider.removeprefix("_").removesuffix("_as_double")})
+
+
+def _new_fields(given: pa.DataType, known: pa.DataType) -> list[str]:
+    """The fields of mappings, within lists too, that a column does not know: a cast would drop them."""
+    if pa.types.is_struct(given) and pa.types.is_struct(known):
+        fields = [given.field(place) for place in range(given.num_fields)]
+        known_names = {known.field(place).name for place in range(known.num_fields)}
+        new = [field.name for field in fields if field.name not in known_names]
+        return new or [name for field in fields for name in _new_fields(field.type, known.field(field.name).type)]
+    if pa.types.is_list(given) and pa.types.is_list(known):
+        return _new_fields(given.value_type, known.value_type)
+    return []
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
@@ -490,7 +538,7 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
     plain = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
     try:
         column = pa.array(plain)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
     if pa.types.is_struct(column.type) and column.type.num_fields == 0:
         raise ValueError(f"the column {name!r} cannot be kept: its values are empty mappings")
