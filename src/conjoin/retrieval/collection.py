@@ -22,12 +22,13 @@ from conjoin.retrieval.collection_table import (
     PICTURE,
     TEXT,
     VECTOR,
+    committing,
     id_conditions,
     index_names,
     index_words,
     local_folder,
+    open_newest,
     open_published,
-    open_table,
     publish,
     published_version,
     read_metadata,
@@ -453,8 +454,8 @@ class Collection:
 
     def _write(self, change: Callable[[Table], object]) -> None:
         """Change the table, publish it, and see the new state."""
-        with writing(self.uri):
-            table = open_table(self.uri)
+        with writing(self.uri), committing(self.uri):
+            table = open_newest(self.uri)
             if published_version(table) != table.version:
                 raise ValueError(
                     f"the last encoding into {self.uri!r} did not end: run the same `conjoin encode` again first"

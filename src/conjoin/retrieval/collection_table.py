@@ -33,7 +33,8 @@ IDS_AT_ONCE = 1000
 _NAME = "train"
 _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
-_KEPT_FOR = timedelta(days=1)
+_PASSES = 4
+_FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 """How long readers of an earlier version find its files."""
 
 
@@ -61,6 +62,21 @@ def open_table(uri: str | Path) -> Table:
         raise
     except (RuntimeError, OSError) as error:
         raise DamagedError(f"the collection {str(uri)!r} cannot be opened: {_first_line(error)}") from error
+
+
+def open_newest(uri: str | Path) -> Table:
+    """Open the newest state of a table to write it, if what readers see is intact: a writer would copy the damage.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedError: It is damaged.
+        ValueError: The folder holds something else.
+    """
+    table, folder = open_table(uri), local_folder(uri)
+    version = published_version(table)
+    if folder is not None and version is not None:
+        check_files(folder, version)
+    return table
 
 
 def create_table(uri: str | Path, schema: pa.Schema) -> Table:
@@ -121,11 +137,16 @@ def publish(uri: str | Path, table: Table) -> None:
         return
     if before is None:
         table.create_index("id", config=BTree(), name="id")
-        index_words(table, MOST_WORDS)
-    else:
-        _move_tag(uri, table, before)  # Lance cleans no version up while an older one has a tag
-        index_words(table, MOST_WORDS)
-        table.optimize(cleanup_older_than=_KEPT_FOR)
+    index_words(table, MOST_WORDS)
+    for _ in range(0 if before is None else _PASSES):  # Lance compacts in one pass what it indexed in the one before
+        unchanged = table.version
+        table.optimize(cleanup_older_than=_FOREVER)
+        if table.version == unchanged:
+            break
+    _move_tag(uri, table, before)
+    if before is None:
+        return
+    table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance refuses to clean up while an old version has a tag
     _move_tag(uri, table, published_version(table))
 
 
@@ -173,7 +194,6 @@ def writing(uri: str | Path) -> Iterator[None]:
     """Be the one writer of a collection on this machine; elsewhere, Lance orders the commits of several.
 
     Raises:
-        OSError: The disk is full or fails.
         ValueError: Another process writes, the folder holds something else, or the collection can only be read.
     """
     if str(uri).startswith("hf://"):
@@ -186,6 +206,20 @@ def writing(uri: str | Path) -> Iterator[None]:
         lock = lock_folder(folder)
     try:
         yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def committing(uri: str | Path) -> Iterator[None]:
+    """Name the collection in what Lance raises while it writes.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
+    try:
+        yield
     except (RuntimeError, OSError) as error:
         if isinstance(error, FileNotFoundError) or not _is_of_lance(error):
             raise
@@ -193,9 +227,6 @@ def writing(uri: str | Path) -> Iterator[None]:
             f"cannot write the collection {str(uri)!r}: {_first_line(error)}; readers see it as it was, and the rows "
             "that were written are safe: run the same again, it resumes"
         ) from error
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 @contextmanager

@@ -7,12 +7,11 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import torch
@@ -24,19 +23,23 @@ from lancedb.table import Table
 from conjoin import __version__
 from conjoin.progress import progress
 from conjoin.retrieval.collection import SKIPPED_FILE, Changes, Collection, Skipped
+from conjoin.retrieval.collection_columns import finish_widening, fit, kept_types, make_column
 from conjoin.retrieval.collection_table import (
     DIGESTS,
     OWN_COLUMNS,
     PICTURE,
     TEXT,
     VECTOR,
+    committing,
     create_table,
     id_conditions,
     local_folder,
+    open_newest,
     open_table,
     publish,
     published_version,
     read_metadata,
+    reading,
     vector_field,
     write_metadata,
     writing,
@@ -121,7 +124,7 @@ def encode_collection(
             _wait(processes)
             return Collection(uri)
         with writing(uri):
-            writer.create(_kept_types(rows), encoder.dimension if world_size > 1 else None)
+            writer.create(kept_types(rows), encoder.dimension if world_size > 1 else None)
             _wait(processes)
             _encode_chunks(writer, source, bar)
             writer.merge(_gather(processes, writer))
@@ -207,14 +210,17 @@ class CollectionWriter:
             ValueError: The table was made with another model or other settings.
         """
         self._kept_types = kept_types
-        try:
-            table = open_table(self.uri)
-        except FileNotFoundError:
-            table = None
-        if table is not None and published_version(table) is None and not table.count_rows():
-            table = None  # it was just begun
-        if table is None and dimension is not None:
-            table = create_table(self.uri, self._schema(dimension))
+        with committing(self.uri):
+            try:
+                table = open_newest(self.uri)
+            except FileNotFoundError:
+                table = None
+            if table is not None and published_version(table) is None and not table.count_rows():
+                table = None  # it was just begun
+            if table is not None:
+                finish_widening(table)
+            elif dimension is not None:
+                table = create_table(self.uri, self._schema(dimension))
         if table is not None:
             self.open(table)
 
@@ -230,7 +236,9 @@ class CollectionWriter:
                 f"the collection {str(self.uri)!r} was made with {differing}; encode into another folder, or as before"
             )
         self._table = table
-        if lookup:
+        if not lookup:
+            return
+        with reading(self.uri):
             for batch in table.search().select(["id", "stamp"]).to_batches():
                 self._known.add(id_keys(batch["id"].to_pylist()), batch["stamp"].to_numpy())
 
@@ -289,16 +297,23 @@ class CollectionWriter:
         self._known.find(id_keys(ids))
 
     def flush(self) -> None:
-        """Write the rows that are encoded: all of them or, if it fails, none."""
+        """Write the rows that are encoded: all of them or, if it fails, none.
+
+        Raises:
+            OSError: The disk is full or fails.
+            ValueError: A column cannot be kept.
+        """
         if self._pending:
-            rows = pa.concat_tables(self._pending, promote_options="permissive")
-            if self._table is None:
-                self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
-            rows = self._fit(rows)
-            if self._replaces or self.always_upsert:
-                self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
-            else:
-                self._table.add(rows)
+            with committing(self.uri):
+                rows = pa.concat_tables(self._pending, promote_options="permissive")
+                if self._table is None:
+                    self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
+                rows = fit(rows, self._table)
+                if self._replaces or self.always_upsert:
+                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                    merge.execute(rows)
+                else:
+                    self._table.add(rows)
         self._pending, self._replaces, self._written = [], False, time.monotonic()
 
     def merge(self, reports: Iterable[dict[str, Any]]) -> None:
@@ -329,13 +344,19 @@ class CollectionWriter:
             sync: Whether rows that were not among them are gone.
 
         Raises:
+            OSError: The disk is full or fails.
             ValueError: There were no rows, or none that can be used.
         """
         if total == 0:
             raise ValueError("the dataset is empty: there are no rows to encode")
         if self._table is None:
             raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
-        table = open_table(self.uri)  # the newest state, of all processes
+        with committing(self.uri):
+            self._publish(open_table(self.uri), total, sync)  # the newest state, of all processes
+        self._write_skipped()
+        return self.changes
+
+    def _publish(self, table: Table, total: int, sync: bool) -> None:
         if sync:
             self._gone += self._unseen(table)
         self.changes = self.changes._replace(removed=len(self._gone))
@@ -349,11 +370,9 @@ class CollectionWriter:
         if not sync:
             details["parts"] = sorted({*details["parts"], *before["parts"]})
             details["several"] |= before["several"]
-        if any(self.changes[:3]) or published_version(table) is None:
+        if published_version(table) != table.version:
             write_metadata(table, metadata | {"details": details})
         publish(self.uri, table)
-        self._write_skipped()
-        return self.changes
 
     def _details(self) -> dict[str, Any]:
         versions: dict[str, str] = {
@@ -386,7 +405,9 @@ class CollectionWriter:
         vectors: dict[int, np.ndarray] = {}
         for where in id_conditions(list(places)):
             search = self._open_table().search().where(where).select(["id", "content", VECTOR])
-            for row in search.to_arrow().to_pylist():
+            with reading(self.uri):
+                stored = search.to_arrow().to_pylist()
+            for row in stored:
                 place = places[row["id"]]
                 if row["content"] == contents[place]:
                     vectors[place] = np.array(row[VECTOR], dtype=np.float32)
@@ -405,7 +426,7 @@ class CollectionWriter:
             ),
         }
         for name in dict.fromkeys(name for values in kept for name in values):
-            columns[name] = _column(name, [values.get(name) for values in kept])
+            columns[name] = make_column(name, [values.get(name) for values in kept])
         if self.side:
             columns[PICTURE] = pa.array(
                 [
@@ -415,32 +436,6 @@ class CollectionWriter:
                 pa.binary(),
             )
         return pa.table(columns)
-
-    def _fit(self, rows: pa.Table) -> pa.Table:
-        """Give rows the columns of the table, and the table the columns of the rows.
-
-        Raises:
-            ValueError: A column holds values of another type than before.
-        """
-        table = self._open_table()
-        schema = table.schema
-        for field in rows.schema:
-            if field.name not in schema.names and not pa.types.is_null(field.type):
-                table.add_columns([pa.field(field.name, field.type)])
-            elif field.name in schema.names and pa.types.is_floating(field.type):
-                _widen(table, schema.field(field.name))
-        schema = table.schema
-        columns = []
-        for field in schema:
-            try:
-                column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-                columns.append(column.cast(field.type))
-            except pa.ArrowException as error:
-                raise ValueError(
-                    f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
-                    f"{rows.schema.field(field.name).type} now ({error}); give all its values one type"
-                ) from error
-        return pa.table(columns, schema=schema)
 
     def _count(self, changes: Iterable[int]) -> None:
         self.changes = Changes(*(a + b for a, b in zip(self.changes, changes, strict=True)))
@@ -473,18 +468,6 @@ def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> Non
     writer.flush()
 
 
-def _widen(table: Table, field: pa.Field) -> None:
-    """Make a column of integers one of fractions."""
-    if field.name == VECTOR or not pa.types.is_integer(field.type):
-        return
-    wider = f"_{field.name}_as_double"
-    quoted = "`" + field.name.replace("`", "``") + "`"
-    table.add_columns({wider: f"cast({quoted} as double)"})
-    table.drop_columns([field.name])
-    renamed: Any = {"path": wider, "rename": field.name}
-    table.alter_columns(renamed)
-
-
 def _wait(processes: PartialState | None) -> None:
     if processes is not None:
         processes.wait_for_everyone()
@@ -493,17 +476,6 @@ def _wait(processes: PartialState | None) -> None:
 def _gather(processes: PartialState | None, writer: CollectionWriter) -> list[dict[str, Any]]:
     """What the other processes report, once all have written their rows."""
     return [] if processes is None or processes.num_processes == 1 else gather_object([writer.report])[1:]
-
-
-def _kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
-    """The types of the kept columns, where the source knows them."""
-    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
-    kept = (features or {}).get("kept")
-    if not isinstance(kept, dict):
-        return {}
-    return {
-        field.name: field.type for field in datasets.Features(kept).arrow_schema if not pa.types.is_null(field.type)
-    }
 
 
 def _kept(row: Row, name: str) -> dict[str, Any]:
@@ -515,25 +487,9 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
     kept = row.get("kept") or {}
     if not isinstance(kept, Mapping):
         raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
+    if odd := [column for column in kept if not isinstance(column, str) or not column]:
+        raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be a text')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
     text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
     return dict(image=row.get("image"), **text) | dict(kept)
-
-
-def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    """Values as a column.
-
-    Raises:
-        ValueError: They are of different types, or of one that no column has.
-    """
-    try:
-        try:
-            column = pa.array(values)
-        except UnicodeEncodeError:  # lone surrogates
-            column = pa.array([v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values])
-    except (pa.ArrowException, TypeError) as error:
-        raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
-    if pa.types.is_struct(column.type) and column.type.num_fields == 0:
-        raise ValueError(f"the column {name!r} cannot be kept: its values are empty mappings")
-    return column
