@@ -5,6 +5,7 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 """
 
 import json
+import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ import pyarrow as pa
 import torch
 import transformers
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
@@ -51,12 +51,14 @@ from conjoin.retrieval.encode_rows import (
 )
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.retrieval.processes import gather, wait
 from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import differences, item_digest, write_text
 
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
+_ATTEMPTS = 20
 
 
 def encode_collection(
@@ -101,33 +103,39 @@ def encode_collection(
             made with another model or other settings, or that another process writes.
         OSError: The disk is full or fails; the same call resumes.
     """
+    check_options(on_error, dtype)
+    rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
+    source = RowSource(rows, _BATCHES_AT_ONCE * encoder.batch_size, rank, world_size)
+    key = collection_key(encoder, instruction, dtype, settings)
+    writer = CollectionWriter(uri, encoder, key, on_error == "skip", keep_pictures, is_shared=world_size > 1)
+    changes = None
+    with progress(total=source.count, unit="row", desc="encoding", show=show_progress and rank == 0) as bar:
+        if rank > 0:
+            _encode_share(writer, source, bar, processes)
+        else:
+            with writing(uri):
+                writer.create(_kept_types(rows))
+                wait(processes)  # the others lock the folder too, and open the table
+                wait(processes)
+                _encode_chunks(writer, source, bar)
+                _merge(writer, source, gather(processes, _report(writer, source)))
+                changes = writer.finish(source.position, sync)
+    wait(processes)
+    collection = Collection(uri)
+    collection.changes = changes
+    return collection
+
+
+def check_options(on_error: str, dtype: str) -> None:
+    """Refuse unknown values of two options of `encode_collection`.
+
+    Raises:
+        ValueError: One is unknown.
+    """
     if on_error not in ("raise", "skip"):
         raise ValueError(f"unknown on_error {on_error!r}; expected 'raise' or 'skip'")
     if dtype not in ("float32", "float16"):
         raise ValueError(f"unknown dtype {dtype!r}; expected 'float32' or 'float16'")
-    rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
-    source = RowSource(rows, _BATCHES_AT_ONCE * encoder.batch_size, rank, world_size)
-    key = collection_key(encoder, instruction, dtype, settings)
-    writer = CollectionWriter(uri, encoder, key, on_error == "skip", keep_pictures)
-    bar = progress(total=source.count, unit="row", desc="encoding", show=show_progress and rank == 0)
-    with bar:
-        if rank > 0:
-            _wait(processes)
-            writer.open()
-            _encode_chunks(writer, source, bar)
-            _gather(processes, writer)
-            _wait(processes)
-            return Collection(uri)
-        with writing(uri):
-            writer.create(_kept_types(rows))
-            _wait(processes)
-            _encode_chunks(writer, source, bar)
-            writer.merge(_gather(processes, writer))
-            changes = writer.finish(source.position, sync)
-    _wait(processes)
-    collection = Collection(uri)
-    collection.changes = changes
-    return collection
 
 
 def collection_key(
@@ -155,7 +163,7 @@ class CollectionWriter:
         key: What they are made from; see `collection_key`.
         skip: Whether rows that cannot be used are left out.
         side: Of the thumbnails to keep, if any.
-        always_upsert: Whether rows may be in the table that were not there when it was opened.
+        is_shared: Whether other processes write into the table as well, other rows.
     """
 
     def __init__(
@@ -165,9 +173,9 @@ class CollectionWriter:
         key: Mapping[str, Any],
         skip: bool,
         side: int | None,
-        always_upsert: bool = False,
+        is_shared: bool = False,
     ) -> None:
-        self.uri, self.key, self.side, self.always_upsert = uri, dict(key), side, always_upsert
+        self.uri, self.key, self.side, self.is_shared = uri, dict(key), side, is_shared
         self.encoder, self.skip = encoder, skip
         self.rows = RowEncoder(encoder, key["instruction"], skip)
         self.changes = Changes()
@@ -176,7 +184,7 @@ class CollectionWriter:
         self._known = RowDigests()
         self._gone: list[str] = []
         self._pending: list[pa.Table] = []
-        self._replaces = False
+        self._replaces: list[np.ndarray] = []
         self._written = time.monotonic()
 
     def create(self, kept_types: Mapping[str, pa.DataType]) -> None:
@@ -193,6 +201,8 @@ class CollectionWriter:
             table = None  # it was just begun
         if table is None:
             table = create_table(self.uri, self._schema(kept_types))
+        elif self.is_shared and published_version(table) != table.version:
+            _remove_repeated(table)
         self.open(table)
 
     def open(self, table: Table | None = None, lookup: bool = True) -> None:
@@ -246,7 +256,7 @@ class CollectionWriter:
         self._count(found, changed[used], int(is_same.sum()), len(new) - len(bad), len(bad))
         if len(used):
             places = changed[used]
-            self._replaces |= bool(found[places].any())
+            self._replaces.append(found[places])
             table = self._records([ids[p] for p in places], [rows[p] for p in places], vectors[used])
             for name, values in zip(DIGESTS, (contents[used], stamps[places]), strict=True):
                 table = table.append_column(name, pa.array(values))
@@ -260,35 +270,36 @@ class CollectionWriter:
         self._known.find(id_keys(ids))
 
     def flush(self) -> None:
-        """Write the rows that are encoded: all of them or, if it fails, none."""
+        """Write the rows that are encoded; if it fails, the next run encodes them again."""
         if self._pending:
-            table = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
-            if self._replaces or self.always_upsert:
+            rows = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
+            replaces = np.concatenate(self._replaces)
+            if replaces.any():
                 merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                merge.execute(table)
-            else:
-                self._table.add(table)
-        self._pending, self._replaces, self._written = [], False, time.monotonic()
+                merge.execute(rows.filter(pa.array(replaces)))
+            if not replaces.all():
+                self._table.add(rows.filter(pa.array(~replaces)))
+        self._pending, self._replaces, self._written = [], [], time.monotonic()
 
-    def merge(self, reports: Iterable[dict[str, Any]]) -> None:
-        """Add what other processes report of the rows that they wrote."""
-        for report in reports:
-            self.changes = Changes(*(a + b for a, b in zip(self.changes, report["changes"], strict=True)))
-            self.skipped += [Skipped(*row) for row in report["skipped"]]
-            self._gone += report["gone"]
-            self.rows.parts |= set(report["parts"])
-            self.rows.has_several |= report["several"]
+    def merge(self, report: Mapping[str, Any]) -> None:
+        """Add what `take_report` gave in another process."""
+        self.changes = Changes(*(a + b for a, b in zip(self.changes, report["changes"], strict=True)))
+        self.skipped += [Skipped(*row) for row in report["skipped"]]
+        self._gone += report["gone"]
+        self.rows.parts |= set(report["parts"])
+        self.rows.has_several |= report["several"]
 
-    @property
-    def report(self) -> dict[str, Any]:
-        """What another process needs to know of the rows that this one wrote."""
-        return {
+    def take_report(self) -> dict[str, Any]:
+        """What another process needs to know of the rows that this one took since the last report."""
+        report = {
             "changes": tuple(self.changes),
             "skipped": [tuple(row) for row in self.skipped],
             "gone": self._gone,
             "parts": sorted(self.rows.parts),
             "several": self.rows.has_several,
         }
+        self.changes, self.skipped, self._gone = Changes(), [], []
+        return report
 
     def finish(self, total: int, sync: bool) -> Changes:
         """Remove the rows that are gone, record what the collection holds, and publish it.
@@ -303,6 +314,8 @@ class CollectionWriter:
         if total == 0:
             raise ValueError("the dataset is empty: there are no rows to encode")
         table = open_table(self.uri)  # the newest state, of all processes
+        if self.is_shared and table.count_rows() != len(self._known) + self.changes.added:
+            _remove_repeated(table)
         if sync:
             self._gone += self._unseen(table)
         self.changes = self.changes._replace(removed=len(self._gone))
@@ -324,7 +337,11 @@ class CollectionWriter:
         return self.changes
 
     def _details(self) -> dict[str, Any]:
-        versions: dict[str, str] = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+        versions: dict[str, str] = {
+            "conjoin": __version__,
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        }
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
         return {"model": self.encoder.name, "versions": versions, **parts}
 
@@ -383,12 +400,10 @@ class CollectionWriter:
         Raises:
             ValueError: A column holds values of another type than before.
         """
-        schema = self._table.schema
+        self._add_columns([field for field in rows.schema if not pa.types.is_null(field.type)])
         for field in rows.schema:
-            if field.name not in schema.names and not pa.types.is_null(field.type):
-                self._table.add_columns([pa.field(field.name, field.type)])
-            elif field.name in schema.names and pa.types.is_floating(field.type):
-                self._widen(schema.field(field.name))
+            if pa.types.is_floating(field.type):
+                self._widen(self._table.schema.field(field.name))
         schema = self._table.schema
         columns = []
         for field in schema:
@@ -402,10 +417,33 @@ class CollectionWriter:
                 ) from error
         return pa.table(columns, schema=schema)
 
+    def _add_columns(self, fields: list[pa.Field]) -> None:
+        """Add the columns that the table lacks; other processes may add columns or rows at the same time."""
+        for attempt in range(_ATTEMPTS):
+            missing = [field for field in fields if field.name not in self._table.schema.names]
+            if not missing:
+                return
+            try:
+                self._table.add_columns([pa.field(field.name, field.type) for field in missing])
+            except RuntimeError as error:
+                if "commit conflict" not in str(error) or attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(attempt * random.random() / 10)
+            self._table.checkout_latest()
+
     def _widen(self, field: pa.Field) -> None:
-        """Make a column of integers one of fractions."""
+        """Make a column of integers one of fractions.
+
+        Raises:
+            ValueError: Other processes write: the integers that they add meanwhile would be lost.
+        """
         if field.name == VECTOR or not pa.types.is_integer(field.type):
             return
+        if self.is_shared:
+            raise ValueError(
+                f"the column {field.name!r} of the collection holds {field.type}, and some rows have fractions: give "
+                "all its values one type, or run the same with one process, which changes the column"
+            )
         wider = f"_{field.name}_as_double"
         quoted = "`" + field.name.replace("`", "``") + "`"
         self._table.add_columns({wider: f"cast({quoted} as double)"})
@@ -436,6 +474,35 @@ class CollectionWriter:
             (folder / SKIPPED_FILE).unlink(missing_ok=True)
 
 
+def _encode_share(writer: CollectionWriter, source: RowSource, bar: Any, processes: PartialState | None) -> None:  # noqa: ANN401
+    """Encode the rows of a process that is not the first."""
+    wait(processes)
+    with writing(writer.uri, f"process-{source.rank}"):
+        writer.open()
+        wait(processes)
+        _encode_chunks(writer, source, bar)
+        gather(processes, _report(writer, source))
+
+
+def _report(writer: CollectionWriter, source: RowSource) -> dict[str, Any]:
+    return writer.take_report() | {"read": (source.position, source.sums[source.rank])}
+
+
+def _merge(writer: CollectionWriter, source: RowSource, reports: list[dict[str, Any]]) -> None:
+    """Add up the reports of all processes.
+
+    Raises:
+        ValueError: They did not read the same rows.
+    """
+    for rank, report in enumerate(reports):
+        if report["read"] != (source.position, source.sums[rank]):
+            raise ValueError(
+                f"process {rank} read {report['read'][0]} rows and process 0 {source.position}, or others: all must "
+                "read the same rows in the same order"
+            )
+        writer.merge(report)
+
+
 def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> None:  # noqa: ANN401 - a progress bar
     for start, ids, rows in source:
         if rows is None:
@@ -445,14 +512,16 @@ def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> Non
     writer.flush()
 
 
-def _wait(processes: PartialState | None) -> None:
-    if processes is not None:
-        processes.wait_for_everyone()
-
-
-def _gather(processes: PartialState | None, writer: CollectionWriter) -> list[dict[str, Any]]:
-    """What the other processes report, once all have written their rows."""
-    return [] if processes is None or processes.num_processes == 1 else gather_object([writer.report])[1:]
+def _remove_repeated(table: Table) -> None:
+    """Remove all rows of an id but one: a process that was cut off may have written them before another one did."""
+    keys, numbers = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.uint64)]
+    for batch in table.search().select(["id"]).with_row_id(True).to_batches():
+        keys.append(id_keys(batch["id"].to_pylist()))
+        numbers.append(batch["_rowid"].to_numpy())
+    first = np.unique(np.concatenate(keys), return_index=True)[1]
+    repeated = np.delete(np.concatenate(numbers), first).tolist()
+    for start in range(0, len(repeated), _ROWS_PER_COMMIT):
+        table.delete(f"_rowid in ({', '.join(map(str, repeated[start : start + _ROWS_PER_COMMIT]))})")
 
 
 def _kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:

@@ -38,7 +38,7 @@ from .folder import (
     replace_folder as replace_folder,
     write_shard as write_shard,
 )
-from .locks import lock_folder as lock_folder, locked as locked
+from .locks import lock_also as lock_also, lock_folder as lock_folder, locked as locked
 from .manifest import (
     DamagedError as DamagedError,
     FolderKind as FolderKind,

@@ -31,6 +31,19 @@ def lock_folder(folder: Path) -> BaseFileLock:
     return lock
 
 
+def lock_also(folder: Path, name: str) -> BaseFileLock:
+    """Lock a folder for a further process of the run whose first one holds `lock_folder`.
+
+    Args:
+        folder: To write into. When the first process has ended, no run begins while this lock is held.
+        name: Of the process, unique in the run.
+
+    Raises:
+        ValueError: A process of that name holds a lock.
+    """
+    return _acquire(folder / f"{LOCK}-{name}-of-many", 0)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock an existing folder for writing, and remove the unfinished files that killed processes left there.
@@ -79,7 +92,7 @@ def _refuse_others(folder: Path, world_size: int) -> None:
     """Make sure that no process of a run of another size is at work, and remove the locks that such runs left."""
     for path in folder.glob(f"{LOCK}-*-of-*"):
         if not path.name.endswith(f"-of-{world_size}"):
-            _acquire(path, 0).release()
+            _acquire(path, _PATIENCE).release()
             with suppress(OSError):
                 path.unlink()
 
