@@ -209,11 +209,11 @@ def test_another_search_page_is_not_replaced_unless_told(hub, api):
     def page(content, pictures):
         names = [
             "model/model.safetensors",
-            "index/vectors.npy",
-            *(f"pictures/{number}.webp" for number in range(pictures)),
+            "collection/data/train.lance/1.lance",
+            *(f"collection/data/{number}.lance" for number in range(pictures)),
         ]
         files = {"README.md": b"---\n---\n", "app.py": b"app", **dict.fromkeys(names, content)}
-        return Upload("me/page", "space", files, parts=("*.py", "index/*", "model/*", "pictures/*"))
+        return Upload("me/page", "space", files, parts=("*.py", "collection/*", "model/*"))
 
     push(page(b"old", 3), api=api)
     push(page(b"old", 3), api=api)
@@ -222,7 +222,7 @@ def test_another_search_page_is_not_replaced_unless_told(hub, api):
     push(page(b"new", 1), replace=True, api=api)
     files = hub.files("me/page", "space")
     assert files["model/model.safetensors"] == b"new"
-    assert [name for name in files if name.startswith("pictures/")] == ["pictures/0.webp"]
+    assert [name for name in files if name.startswith("collection/data/0")] == ["collection/data/0.lance"]
 
 
 def test_a_public_repository_must_be_meant(hub, api, model):
