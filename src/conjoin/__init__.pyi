@@ -67,6 +67,7 @@ from conjoin.processing import (
     MllmRetrieverProcessor as MllmRetrieverProcessor,
 )
 from conjoin.retrieval import (
+    Collection as Collection,
     ItemEncoder as ItemEncoder,
     encode_collection as encode_collection,
     load_encoder as load_encoder,

@@ -25,6 +25,7 @@ from conjoin.cli import (
     serve,
     teacher_cache,
     train,
+    verify,
 )
 
 COMMANDS = (
@@ -41,6 +42,7 @@ COMMANDS = (
     merge_adapter,
     export,
     push,
+    verify,
     evaluate,
     mteb,
     data,

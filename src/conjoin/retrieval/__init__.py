@@ -25,6 +25,7 @@ from conjoin.retrieval.search import (
     Searchable as Searchable,
     check_model as check_model,
     open_collection as open_collection,
+    search_exactly as search_exactly,
     search_items as search_items,
 )
 from conjoin.retrieval.vectors import SearchResult as SearchResult

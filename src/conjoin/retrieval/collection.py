@@ -1,5 +1,6 @@
-"""A collection: encoded items with what is known of them, in one Lance table that is searched, filtered and updated."""
+"""A collection: encoded items with what is known of them, in one Lance table."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,15 +17,18 @@ from conjoin.ops import choose_device
 from conjoin.retrieval.collection_files import check_files
 from conjoin.retrieval.collection_table import (
     DIGESTS,
+    IDS_AT_ONCE,
     OWN_COLUMNS,
     PICTURE,
     TEXT,
     VECTOR,
+    committing,
+    id_conditions,
     index_names,
     index_words,
     local_folder,
+    open_newest,
     open_published,
-    open_table,
     publish,
     published_version,
     read_metadata,
@@ -47,7 +51,6 @@ INDEX_KINDS = {
 }
 """Lance's indexes of vectors, by the names that Lance gives them."""
 SKIPPED_FILE = "skipped.jsonl"
-_IDS_AT_ONCE = 1000
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
@@ -98,7 +101,8 @@ class Collection:
     def __init__(
         self, uri: str | Path, verify: bool = True, memory: int = 0, device: str | torch.device | None = None
     ) -> None:
-        self.uri, self.changes = str(uri), None
+        self.uri = str(uri)
+        self.changes: Changes | None = None
         self._verify, self._most_memory, self._device = verify, memory, device
         self._load()
 
@@ -113,11 +117,9 @@ class Collection:
             self._held = _HeldVectors(*self._positions_and_vectors(), torch.device(choose_device(self._device)))
 
     @classmethod
-    def open(
-        cls, uri: str | Path, verify: bool = True, memory: int = 0, device: str | torch.device | None = None
-    ) -> Self:
-        """Open the collection at `uri`; arguments and errors as for the class."""
-        return cls(uri, verify, memory, device)
+    def open(cls, uri: str | Path, **options: Any) -> Self:  # noqa: ANN401
+        """Open the collection at `uri`; options and errors as for the class."""
+        return cls(uri, **options)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -168,10 +170,10 @@ class Collection:
     def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
         for batch in self.scan(["id", VECTOR], where):
-            yield batch["id"], matrix(batch[VECTOR], self.dimension)
+            yield batch["id"], matrix(batch[VECTOR], self.dimension).copy()
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
-        """The vectors `(N, D)`, in the type they are stored in: of all rows, or of those under some ids, in that order.
+        """The vectors `(N, D)` of all rows, or of those under some ids in that order, in the type they are stored in.
 
         Raises:
             ValueError: An id is not in the collection.
@@ -179,8 +181,8 @@ class Collection:
         if ids is None:
             return join([vectors for _, vectors in self.batches()], self.dimension)
         found: dict[str, np.ndarray] = {}
-        whole = len(ids) > _IDS_AT_ONCE and 4 * len(ids) > len(self)
-        parts = [self.batches()] if whole else [self.batches(where) for where in _id_conditions(ids)]
+        whole = len(ids) > IDS_AT_ONCE and 4 * len(ids) > len(self)
+        parts = [self.batches()] if whole else [self.batches(where) for where in id_conditions(ids)]
         wanted = set(ids)
         for names, vectors in (pair for part in parts for pair in part):
             found.update((name, row) for name, row in zip(names.to_pylist(), vectors, strict=True) if name in wanted)
@@ -201,7 +203,7 @@ class Collection:
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += [PICTURE] if pictures and PICTURE in names else []
         found: dict[str, dict[str, Any]] = {}
-        for where in _id_conditions(ids):
+        for where in id_conditions(ids):
             for batch in self.scan(columns, where):
                 found.update((row.pop("id"), _known_values(row)) for row in batch.to_pylist())
         _check_known(ids, found)
@@ -214,6 +216,15 @@ class Collection:
             ValueError: It cannot be evaluated; the message names the columns.
         """
         return [id_ for batch in self.scan(["id"], where) for id_ in batch["id"].to_pylist()]
+
+    def check(self, where: str) -> None:
+        """Make sure that a condition can be evaluated.
+
+        Raises:
+            ValueError: It cannot; the message names the columns.
+        """
+        with reading(self.uri, where, self.schema):
+            self._table.search().select(["id"]).where(where).limit(1).to_arrow()
 
     def scan(self, columns: list[str], where: str | None = None, row_ids: bool = False) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
@@ -231,7 +242,7 @@ class Collection:
             query = query.where(where)
         if row_ids:
             query = query.with_row_id(True)
-        with reading(self.uri, where, self.schema.names):
+        with reading(self.uri, where, self.schema):
             yield from query.to_batches()
 
     def search(
@@ -249,32 +260,31 @@ class Collection:
             vectors: Of the queries `(Q, D)`, L2-normalised.
             k: How many to return; fewer if the collection, or what `where` leaves of it, is smaller.
             where: Search only the rows that this SQL condition holds for.
-            text: Words to find as well, for all queries or one text for each: the ranking by vectors and the ranking by
-                words (BM25) are fused by reciprocal rank, and the scores are those of the fusion.
+            text: Words to find as well, for all queries or one text for each: the rankings by vectors and by words
+                (BM25) are fused by reciprocal rank, and the scores are those of the fusion.
             exact: Compare with every vector, also where there is an index.
 
         Returns:
             Scores are inner products. Equal ones are in the order of their ids, as far as the search found them.
 
         Raises:
-            ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that cannot
-                be evaluated; or words without an index of words.
+            ValueError: `k` below 1; queries of another dimension, not finite or not normalised; a condition that
+                cannot be evaluated; or words without an index of words.
         """
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
             return self._fused(queries, k, where, [text] * len(queries) if isinstance(text, str) else list(text))
-        if self._ranks_in_memory(exact):
-            return self._search_memory(queries, k, where)
+        if (found := self._search_memory(queries, k, where, exact)) is not None:
+            return found
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
-        found = [self._nearest(queries[start : start + at_once], k, where, exact)
+        results = [self._nearest(queries[start : start + at_once], k, where, exact)
                  for start in range(0, len(queries), at_once)]  # fmt: skip
-        return as_result([pair for part in found for pair in part])
+        return as_result([pair for part in results for pair in part])
 
-    def _ranks_in_memory(self, exact: bool) -> bool:
-        return self._held is not None
-
-    def _search_memory(self, queries: np.ndarray, k: int, where: str | None) -> SearchResult:
-        """Rank the vectors that are in memory; the table says which rows a condition holds for, and their ids."""
+    def _search_memory(self, queries: np.ndarray, k: int, where: str | None, exact: bool) -> SearchResult | None:
+        """Rank the vectors that are in memory, if they are; the table says which rows a condition holds for."""
+        if self._held is None:
+            return None
         positions, scores = self._held.search(queries, k, None if where is None else self._row_ids(where))
         return as_result([(self._held.names(own), values) for own, values in zip(positions, scores, strict=True)])
 
@@ -282,7 +292,8 @@ class Collection:
         self, queries: np.ndarray, k: int, where: str | None, exact: bool
     ) -> list[tuple[list[str], np.ndarray]]:
         """The nearest rows of a few queries, scored again in float64."""
-        search = self._table.search(queries).distance_type("dot").limit(k).select(["id", VECTOR, "_distance"])
+        search: Any = self._table.search(queries)
+        search = search.distance_type("dot").limit(k).select(["id", VECTOR, "_distance"])
         settings = self._metadata.get("index") or {}
         if exact or not settings:
             search = search.bypass_vector_index()
@@ -290,7 +301,7 @@ class Collection:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
         if where is not None:
             search = search.where(where)
-        with reading(self.uri, where, self.schema.names):
+        with reading(self.uri, where, self.schema):
             found = search.to_arrow()
         owners = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
         ids = found["id"].to_pylist()
@@ -301,7 +312,7 @@ class Collection:
         order = np.lexsort((names, -scores, owners))
         bounds = np.searchsorted(owners[order], np.arange(len(queries) + 1))
         return [([ids[place] for place in order[first:end]], scores[order[first:end]])
-                for first, end in zip(bounds[:-1], bounds[1:], strict=True)]  # fmt: skip
+                for first, end in itertools.pairwise(bounds)]  # fmt: skip
 
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str]) -> SearchResult:
         """Fuse the ranking by vectors with the ranking by words: 1 / (60 + rank), summed."""
@@ -326,7 +337,7 @@ class Collection:
 
     def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
-        with reading(self.uri, where, self.schema.names):
+        with reading(self.uri, where, self.schema):
             found = (search if where is None else search.where(where)).to_arrow()
         pairs = zip(found["_score"].to_pylist(), found["id"].to_pylist(), strict=True)
         return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
@@ -354,7 +365,7 @@ class Collection:
         self.vectors(ids)  # refuses unknown ones
 
         def delete(table: Table) -> None:
-            for where in _id_conditions(ids):
+            for where in id_conditions(ids):
                 table.delete(where)
 
         self._write(delete)
@@ -381,7 +392,7 @@ class Collection:
         """
         if kind is not None and kind not in INDEX_KINDS:
             raise ValueError(f"unknown kind {kind!r} of index; expected one of {list(INDEX_KINDS)}")
-        settings = None if kind is None else {"kind": kind, "probes": probes, "refine": refine}
+        settings: dict[str, Any] | None = None if kind is None else {"kind": kind, "probes": probes, "refine": refine}
 
         def build(table: Table) -> None:
             existing = index_names(table)
@@ -402,9 +413,10 @@ class Collection:
         self._write(build)
         if settings is None:
             return None
-        settings["recall@10"] = self.recall(recall_queries)
+        measured = self.recall(recall_queries)
+        settings = settings | {"recall@10": measured}
         self._write(lambda table: write_metadata(table, self._metadata | {"index": settings}))
-        return settings["recall@10"]
+        return measured
 
     def recall(self, queries: int = 100) -> float:
         """The mean share of the ten nearest of a vector, itself left out, that `search` finds.
@@ -447,8 +459,8 @@ class Collection:
 
     def _write(self, change: Callable[[Table], object]) -> None:
         """Change the table, publish it, and see the new state."""
-        with writing(self.uri):
-            table = open_table(self.uri)
+        with writing(self.uri), committing(self.uri):
+            table = open_newest(self.uri)
             if published_version(table) != table.version:
                 raise ValueError(
                     f"the last encoding into {self.uri!r} did not end: run the same `conjoin encode` again first"
@@ -493,13 +505,6 @@ def as_result(found: list[tuple[list[str], np.ndarray]]) -> SearchResult:
     for row, (ids, values) in zip(scores, found, strict=True):
         row[: len(ids)] = values
     return SearchResult([ids for ids, _ in found], scores)
-
-
-def _id_conditions(ids: Sequence[str]) -> Iterator[str]:
-    """Conditions that hold for the rows under some ids, a thousand in each."""
-    for start in range(0, len(ids), _IDS_AT_ONCE):
-        quoted = ("'" + id_.replace("'", "''") + "'" for id_ in ids[start : start + _IDS_AT_ONCE])
-        yield f"id in ({', '.join(quoted)})"
 
 
 def _check_known(ids: Sequence[str], found: Mapping[str, Any]) -> None:

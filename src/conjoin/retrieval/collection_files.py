@@ -19,6 +19,8 @@ _SMALL = 2**28
 """Bytes that are hashed in each process; of larger collections only the files that changed since they were hashed."""
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 _VERSION, _COUNT = re.compile(r"# version (\d+)"), re.compile(r"# (\d+) files")
+_MUTABLE = {"_refs", "latest_version_hint.json"}
+"""What Lance changes: tags, whose version the checksums name, and a hint that it does not rely on."""
 _REMEDY = "restore it from a copy, or remove the folder and run `conjoin encode` again"
 
 
@@ -80,8 +82,9 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    """The files of the table; those of tags are named by the version in the checksums."""
-    return (path for path in (folder / TABLE).rglob("*") if path.is_file() and "_refs" not in path.parts)
+    """The files of the table that never change."""
+    table = folder / TABLE
+    return (path for path in table.rglob("*") if path.is_file() and not _MUTABLE & {*path.relative_to(table).parts})
 
 
 def _known(sums: Path) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,10 +28,13 @@ OWN_COLUMNS = ("id", VECTOR, *DIGESTS, PICTURE)
 """Columns that no column of the data may be named as."""
 MOST_WORDS = 2_000_000
 """Rows up to which a publication indexes the words of new texts by itself."""
+IDS_AT_ONCE = 1000
+"""How many ids stand in one condition."""
 _NAME = "train"
 _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
-_KEPT_FOR = timedelta(days=1)
+_PASSES = 4
+_FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 """How long readers of an earlier version find its files."""
 
 
@@ -49,7 +52,7 @@ def open_table(uri: str | Path) -> Table:
     """
     folder = local_folder(uri)
     if folder is not None and not (folder / "data").is_dir():
-        _refuse_others(folder)
+        check_place(folder)
         raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}")
     try:
         return _connect(uri).open_table(_NAME)
@@ -61,6 +64,21 @@ def open_table(uri: str | Path) -> Table:
         raise DamagedError(f"the collection {str(uri)!r} cannot be opened: {_first_line(error)}") from error
 
 
+def open_newest(uri: str | Path) -> Table:
+    """Open the newest state of a table to write it, if what readers see is intact: a writer would copy the damage.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedError: It is damaged.
+        ValueError: The folder holds something else.
+    """
+    table, folder = open_table(uri), local_folder(uri)
+    version = published_version(table)
+    if folder is not None and version is not None:
+        check_files(folder, version)
+    return table
+
+
 def create_table(uri: str | Path, schema: pa.Schema, rows: Iterable[pa.RecordBatch] | None = None) -> Table:
     """Make an empty table; or one of some rows, as a new version if there is a table.
 
@@ -69,7 +87,7 @@ def create_table(uri: str | Path, schema: pa.Schema, rows: Iterable[pa.RecordBat
     """
     folder = local_folder(uri)
     if folder is not None:
-        _refuse_others(folder)
+        check_place(folder)
     database = _connect(uri)
     if rows is not None:
         reader = pa.RecordBatchReader.from_batches(schema, rows)  # an iterator would run in LanceDB's own thread
@@ -122,10 +140,16 @@ def publish(uri: str | Path, table: Table) -> None:
         return
     if "id" not in index_names(table):
         table.create_index("id", config=BTree(), name="id")
-    if before is not None:
-        _move_tag(uri, table, before)  # Lance cleans no version up while an older one has a tag
     index_words(table, MOST_WORDS)
-    table.optimize(cleanup_older_than=_KEPT_FOR)
+    for _ in range(0 if before is None else _PASSES):  # Lance compacts in one pass what it indexed in the one before
+        unchanged = table.version
+        table.optimize(cleanup_older_than=_FOREVER)
+        if table.version == unchanged:
+            break
+    _move_tag(uri, table, before)
+    if before is None:
+        return
+    table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance refuses to clean up while an old version has a tag
     _move_tag(uri, table, published_version(table))
 
 
@@ -161,12 +185,18 @@ def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
         table.update_field_metadata({"path": VECTOR, "metadata": {_METADATA: json.dumps(metadata)}})
 
 
+def id_conditions(ids: Sequence[str]) -> Iterator[str]:
+    """Conditions that hold for the rows under some ids, each for `IDS_AT_ONCE` of them."""
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        quoted = ("'" + id_.replace("'", "''") + "'" for id_ in ids[start : start + IDS_AT_ONCE])
+        yield f"id in ({', '.join(quoted)})"
+
+
 @contextmanager
 def writing(uri: str | Path) -> Iterator[None]:
     """Be the one writer of a collection on this machine; elsewhere, Lance orders the commits of several.
 
     Raises:
-        OSError: The disk is full or fails.
         ValueError: Another process writes, the folder holds something else, or the collection can only be read.
     """
     if str(uri).startswith("hf://"):
@@ -174,9 +204,23 @@ def writing(uri: str | Path) -> Iterator[None]:
     folder = local_folder(uri)
     lock = None
     if folder is not None:
-        _refuse_others(folder)
+        check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def committing(uri: str | Path) -> Iterator[None]:
+    """Name the collection in what Lance raises while it writes.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -186,13 +230,10 @@ def writing(uri: str | Path) -> Iterator[None]:
             f"cannot write the collection {str(uri)!r}: {_first_line(error)}; readers see it as it was, and the rows "
             "that were written are safe: run the same again, it resumes"
         ) from error
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 @contextmanager
-def reading(uri: str | Path, where: str | None = None, columns: list[str] | None = None) -> Iterator[None]:
+def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None = None) -> Iterator[None]:
     """Name the collection, or the condition, in what Lance raises.
 
     Raises:
@@ -203,8 +244,14 @@ def reading(uri: str | Path, where: str | None = None, columns: list[str] | None
         yield
     except (RuntimeError, OSError, ValueError) as error:
         if isinstance(error, ValueError) and where is not None:
+            named = ", ".join(f"{field.name} ({field.type})" for field in columns or ())
+            hint = (
+                "; `conjoin encode --keep NAME:number` reads texts as numbers"
+                if "could not convert" in str(error)
+                else ""
+            )
             raise ValueError(
-                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {columns}"
+                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
             ) from error
         if isinstance(error, ValueError) or not _is_of_lance(error):
             raise
@@ -232,8 +279,8 @@ def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
         publish_files(folder, version, None)
 
 
-def _refuse_others(folder: Path) -> None:
-    """Refuse a folder that is no collection and not empty.
+def check_place(folder: Path) -> None:
+    """Refuse to write a collection into a folder that has something else.
 
     Raises:
         ValueError: The message names what it holds.
@@ -245,7 +292,8 @@ def _refuse_others(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if "manifest.json" in names:
         raise ValueError(
-            f"{str(folder)!r} holds vectors or an index of an earlier format (manifest.json): {REMEDY} into a new folder"
+            f"{str(folder)!r} holds vectors or an index of an earlier format (manifest.json): {REMEDY} into a "
+            "new folder"
         )
     if names:
         raise ValueError(f"{str(folder)!r} is not empty and no collection: it has {names[0]!r}; choose a new folder")

@@ -52,7 +52,7 @@ def exact_search(
     ranked = 0
     for positions, block in _blocks(vectors, among):
         ranked += len(block)
-        moved = torch.from_numpy(block).to(device).float() if searches else None
+        moved = torch.from_numpy(block).to(device).float()
         for search in searches:
             search.add(positions, moved)
     found = [search.result(min(k, ranked)) for search in searches]
@@ -116,7 +116,7 @@ def _blocks(
                 if first == end:
                     continue
                 positions, block = among[first:end], block[among[first:end] - positions[0]]
-            yield positions, np.require(block, requirements=["C", "W"])
+            yield positions, np.ascontiguousarray(block)
 
 
 def _rounding_margin(dimension: int) -> float:

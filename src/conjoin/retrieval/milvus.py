@@ -1,4 +1,4 @@
-"""A collection in Milvus, for one that grows beyond a machine: copied there from its Lance table, searched the same."""
+"""A collection in Milvus, for one that grows beyond a machine: copied there from its table, searched the same."""
 
 import json
 import logging
@@ -107,6 +107,10 @@ class MilvusCollection:
         if missing := [id_ for id_ in ids if id_ not in found]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return [found[id_] for id_ in ids]
+
+    def check(self, where: str) -> None:
+        """As `Collection.check`."""
+        self._call("query", self._name, filter=where, output_fields=["id"], limit=1)
 
     def select(self, where: str) -> list[str]:
         """As `Collection.select`, with a condition in Milvus's language."""

@@ -1,19 +1,21 @@
 """From an address to something that is searched, and from items to results."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection as Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from conjoin.hub.load import is_own_model
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
+from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
-from conjoin.retrieval.vectors import SearchResult
+from conjoin.retrieval.vectors import SearchResult, truncate
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
@@ -48,6 +50,9 @@ class Searchable(Protocol):
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """What is known of some rows; see `Collection.rows`."""
+
+    def check(self, where: str) -> None:
+        """Make sure that a condition can be evaluated."""
 
     def select(self, where: str) -> list[str]:
         """The ids of the rows that a condition holds for."""
@@ -94,7 +99,51 @@ def search_items(
         ValueError: The collection was made with another model; and as `ItemEncoder.encode` and `Collection.search`.
     """
     check_model(collection, encoder)
-    return collection.search(encoder.encode(items), k, where=where, text=text)
+    return collection.search(query_vectors(collection, encoder.encode(items)), k, where=where, text=text)
+
+
+def query_vectors(collection: Searchable, vectors: np.ndarray) -> np.ndarray:
+    """Embeddings `(N, D)` of queries by the model of a collection, truncated as its vectors are (Matryoshka)."""
+    return truncate(vectors, collection.dimension) if collection.dimension < vectors.shape[1] else vectors
+
+
+def search_exactly(
+    collection: Collection,
+    queries: np.ndarray,
+    k: int,
+    *,
+    ids: Container[str] | None = None,
+    device: str | torch.device = "cpu",
+) -> SearchResult:
+    """Rank a collection for queries with the exact ranker, in one pass over its vectors; pass all queries together.
+
+    Args:
+        collection: What to rank.
+        queries: `(Q, D)`, L2-normalised.
+        k: How many to return.
+        ids: Rank these rows only.
+        device: Where to rank.
+
+    Raises:
+        ValueError: None of the `ids` is in the collection; and as `exact_search`.
+    """
+    among = None
+    if ids is not None:
+        wanted = set(ids)
+        among = np.array([place for place, id_ in enumerate(collection.ids) if id_ in wanted], dtype=np.int64)
+        if not len(among):
+            raise ValueError(f"none of the ids to search among is in the collection {collection.uri!r}")
+    names: list[pa.Array] = []
+
+    def blocks() -> Iterator[np.ndarray]:
+        for own, vectors in collection.batches():
+            names.append(own)
+            yield vectors
+
+    positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
+    found = pa.chunked_array(names, pa.string()).take(pa.array(positions.reshape(-1))).to_pylist()
+    count = positions.shape[1]
+    return SearchResult([found[start * count : (start + 1) * count] for start in range(len(positions))], scores)
 
 
 def check_model(collection: Searchable, encoder: ItemEncoder) -> None:

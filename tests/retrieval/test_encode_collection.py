@@ -1,0 +1,781 @@
+"""Rows become a collection: the first run, its resumption, an update and a sync; whatever stops them."""
+
+import io
+import json
+import threading
+from datetime import date, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from lancedb.merge import LanceMergeInsertBuilder
+from lancedb.table import LanceTable, Tags
+from PIL import Image
+
+from conjoin.retrieval import Changes, Collection, collection_files, encode_collection
+from conjoin.retrieval.collection_table import open_table, published_version
+from tiny_collections import files, lookup_encoder, lookup_rows, state, unit
+from tiny_encoder import tiny_encoder, tiny_rows
+
+ROWS, CHUNK = 23, 3
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A commit after each chunk of three rows."""
+    monkeypatch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
+    monkeypatch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 1)
+
+
+def encode(folder, rows=None, encoder=None, **options):
+    return encode_collection(tiny_rows() if rows is None else rows, encoder or tiny_encoder(), folder, **options)
+
+
+def sync(folder, rows, encoder=None, **options):
+    return encode(folder, rows, encoder, sync=True, **options).changes
+
+
+def counting():
+    """An encoder that has not encoded yet, but for what tells its dimension."""
+    encoder = tiny_encoder()
+    assert encoder.dimension == 8
+    encoder.model.batches.clear()
+    return encoder
+
+
+def encoded(encoder):
+    """Rows that went through the model."""
+    return sum(encoder.model.batches)
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def stopping(rows, after):
+    for number, row in enumerate(rows):
+        if number == after:
+            raise Stop
+        yield row
+
+
+def changed_rows():
+    """Of 23 rows: two replaced, three removed, four new."""
+    rows = tiny_rows(27)
+    rows[6] |= {"text": "another text"}
+    rows[13] |= {"image": Image.new("RGB", (5, 5), "white")}
+    return rows[:2] + rows[5:]
+
+
+def png():
+    buffer = io.BytesIO()
+    Image.new("RGB", (3, 3), "red").save(buffer, "png")
+    return buffer.getvalue()
+
+
+class TestContents:
+    def test_ids_vectors_and_metadata(self, tmp_path):
+        encoder = tiny_encoder(name="tiny")
+        collection = encode(tmp_path / "new" / "folder", encoder=encoder)
+        assert collection.changes == Changes(added=ROWS, encoded=ROWS) and len(collection) == ROWS
+        collection = Collection.open(tmp_path / "new" / "folder")
+        assert collection.ids == [row["id"] for row in tiny_rows()] and collection.changes is None
+        items = [{key: row[key] for key in ("image", "text") if row[key] is not None} for row in tiny_rows()]
+        assert (collection.vectors().dtype, collection.dtype, collection.dimension) == (np.float32, "float32", 8)
+        np.testing.assert_allclose(collection.vectors(), encoder.encode(items), atol=1e-6)
+        assert collection.model == encoder.identity
+        key, details = collection.metadata["key"], collection.metadata["details"]
+        assert (key["dtype"], key["fingerprint"], key["instruction"]) == ("float32", encoder.fingerprint, None)
+        assert details["model"] == "tiny" and details["parts"] == ["image", "text"] and not details["several"]
+        assert set(details["versions"]) == {"conjoin", "torch", "transformers"}
+
+    def test_lists_datasets_and_streams_give_the_same_bits(self, small, tmp_path):
+        features = {"id": datasets.Value("string"), "image": datasets.Image(), "text": datasets.Value("string")}
+        data = datasets.Dataset.from_list(tiny_rows(), features=datasets.Features(features))
+        sources = {"list": tiny_rows(), "iterator": iter(tiny_rows()), "data": data}
+        sources["stream"] = data.to_iterable_dataset()
+        sources["unknown"] = datasets.IterableDataset.from_generator(lambda: iter(tiny_rows()))
+        found = {name: state(encode(tmp_path / name, rows).uri) for name, rows in sources.items()}
+        assert all(each == found["list"] for each in found.values())
+        assert state(encode(tmp_path / "workers", encoder=tiny_encoder(num_workers=2)).uri) == found["list"]
+
+    def test_float16(self, tmp_path):
+        half, full = encode(tmp_path / "half", dtype="float16"), encode(tmp_path / "full")
+        assert (half.dtype, half.vectors().dtype, half.vectors(["row/3"]).dtype) == ("float16", np.float16, np.float16)
+        np.testing.assert_array_equal(half.vectors(), full.vectors().astype(np.float16))
+        queries = full.vectors()[::5]
+        for memory in (0, 10**6):
+            found = Collection.open(tmp_path / "half", memory=memory).search(queries, 3)
+            right = queries.astype(np.float64) @ half.vectors().astype(np.float64).T
+            np.testing.assert_array_equal(found.scores, -np.sort(-right.astype(np.float32))[:, :3])
+
+    def test_odd_ids(self, tmp_path):
+        ids = ["ü/🙂", "two\nlines", 'a "quote"', "it's", "''", "back\\slash\\", "50%_", " ", "-- ;", 7]
+        names = [*ids[:-1], "7"]
+        rows = [{"id": id_, "text": f"text {number}", "kept": {"n": number}} for number, id_ in enumerate(ids)]
+        collection = encode(tmp_path, rows)
+        assert collection.ids == names
+        assert [row["n"] for row in collection.rows(names[::-1])] == list(range(10))[::-1]
+        np.testing.assert_array_equal(collection.vectors(names[::-1]), collection.vectors()[::-1])
+        assert collection.search(collection.vectors(), 1).ids == [[name] for name in names]
+        rows[3]["text"] = "another"
+        assert encode(tmp_path, rows).changes == Changes(replaced=1, unchanged=9, encoded=1)
+        assert sync(tmp_path, rows[5:]) == Changes(removed=5, unchanged=5)
+        collection = Collection.open(tmp_path)
+        collection.remove(names[5:8])
+        assert collection.ids == names[8:]
+
+    def test_a_lone_surrogate_is_an_error_in_an_id_and_replaced_in_a_text(self, tmp_path):
+        with pytest.raises(ValueError, match=r"row 1: the id '\\udc80' is no valid Unicode text"):
+            encode(tmp_path / "id", [{"id": "a", "text": "x"}, {"id": "\udc80", "text": "x"}])
+
+        def processor(items):
+            return {"text": torch.ones(len(items), 256), "pixels": torch.zeros(len(items), 48)}
+
+        encoder = tiny_encoder()
+        encoder.processor = processor
+        collection = encode(tmp_path / "text", [{"id": "a", "text": "x\udc80"}], encoder)
+        assert collection.rows(["a"]) == [{"text": "x?"}]
+
+    def test_thumbnails(self, tmp_path, pictures):
+        rows = [{"id": "one", "image": pictures[1]}, {"id": "text", "text": "x"}, {"id": "two", "image": pictures[:2]}]
+        collection = encode(tmp_path, rows, tiny_encoder(input_type="cat"), keep_pictures=8)
+        found = dict(zip(("one", "text", "two"), collection.rows(["one", "text", "two"], pictures=True), strict=True))
+        sizes = {name: Image.open(io.BytesIO(row["picture"])).size for name, row in found.items() if "picture" in row}
+        assert sizes.keys() == {"one", "two"} and sizes["one"] == (8, 5) and max(sizes["two"]) == 8
+        assert collection.rows(["one"]) == [{}] and "picture" not in collection.schema.names
+        shown = collection.to_dataset()
+        assert isinstance(shown.features["picture"], datasets.Image) and shown[0]["picture"].size == (8, 5)
+
+
+def priced_rows(price):
+    return [row | {"kept": {"price": 3, "label": "x"} if number else {"price": price}}
+            for number, row in enumerate(tiny_rows())]  # fmt: skip
+
+
+RUNS = {
+    "first": (None, tiny_rows()),
+    "update": (tiny_rows(), changed_rows()),
+    "fractions": (priced_rows(4), priced_rows(0.5)),
+}
+"""What is there before, and what is then written."""
+CALLS = [
+    *(("first", LanceTable, "add", call) for call in (0, 3, 7)),
+    *(("update", LanceTable, "add", call) for call in (0, 1)),
+    *(("update", LanceMergeInsertBuilder, "execute", call) for call in (0, 1)),
+    ("update", LanceTable, "delete", 0),
+    *(("first", LanceTable, "create_index", call) for call in (0, 1)),
+    *((run, LanceTable, "optimize", call) for run in ("first", "update") for call in (0, 1)),
+    ("first", LanceTable, "update_field_metadata", 0),
+    *((run, collection_files, "write_text", call) for run in ("first", "update") for call in (0, 1, 2)),
+    ("first", Tags, "create", 0),
+    ("update", Tags, "update", 0),
+    *(("fractions", LanceTable, name, 0) for name in ("add_columns", "drop_columns", "alter_columns")),
+]
+"""In which call of what function a run is interrupted."""
+
+
+class TestResume:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls, tmp_path_factory):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
+            return state(encode(tmp_path_factory.mktemp("reference")).uri)
+
+    @pytest.mark.parametrize("after", range(ROWS + 1))
+    def test_stopped_before_any_row(self, after, small, reference, tmp_path):
+        with pytest.raises(Stop):
+            encode(tmp_path, stopping([*tiny_rows(), {}], after))
+        safe = after // CHUNK * CHUNK
+        message = f"is unfinished, {safe} rows so far: run the same `conjoin encode`"
+        with pytest.raises(ValueError, match=message):
+            Collection.open(tmp_path)
+        encoder = counting()
+        assert encode(tmp_path, encoder=encoder).changes == Changes(
+            added=ROWS - safe, unchanged=safe, encoded=ROWS - safe
+        )
+        assert encoded(encoder) == ROWS - safe  # nothing is encoded twice
+        assert state(tmp_path) == reference
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize(("run", "owner", "name", "call"), CALLS)
+    def test_interrupted_in_any_write(self, run, owner, name, call, when, small, tmp_path, monkeypatch):
+        begun, rows = RUNS[run]
+        if begun:
+            for folder in ("whole", "it"):
+                encode(tmp_path / folder, begun)
+            before = state(tmp_path / "it")
+        sync(tmp_path / "whole", rows)
+        whole, calls = state(tmp_path / "whole"), iter(range(1000))
+        original = getattr(owner, name)
+
+        def interrupted(*args, **options):
+            is_it = next(calls) == call
+            if is_it and when == "before":
+                raise KeyboardInterrupt
+            result = original(*args, **options)
+            if is_it:
+                raise KeyboardInterrupt
+            return result
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupted)
+            sync(tmp_path / "it", rows)
+        try:
+            assert state(tmp_path / "it") in ((before, whole) if begun else (whole,))
+        except ValueError as error:
+            assert not begun and "is unfinished" in str(error)
+        known = open_table(tmp_path / "it").count_rows()
+        encoder = counting()
+        sync(tmp_path / "it", rows, encoder)
+        assert begun or encoded(encoder) == ROWS - known
+        assert state(tmp_path / "it") == whole
+        Collection.open(tmp_path / "it").verify()
+
+    def test_an_unchanged_run_publishes_nothing(self, small, tmp_path):
+        version = encode(tmp_path).version
+        before, encoder = files(tmp_path), counting()
+        collection = encode(tmp_path, encoder=encoder, sync=True)
+        assert collection.changes == Changes(unchanged=ROWS) and collection.version == version
+        assert encoded(encoder) == 0
+        assert files(tmp_path) == before
+
+    def test_known_rows_are_not_decoded(self, tmp_path, monkeypatch):
+        rows = datasets.Dataset.from_list(
+            [{"id": str(number), "image": {"bytes": png(), "path": None}} for number in range(5)],
+            features=datasets.Features({"id": datasets.Value("string"), "image": datasets.Image()}),
+        )
+        encode(tmp_path, rows)
+        monkeypatch.setattr(Image, "open", None)
+        for again in (rows, rows.to_iterable_dataset()):
+            assert encode(tmp_path, again).changes == Changes(unchanged=5)
+        Collection.open(tmp_path).remove(["3"])
+        with pytest.raises(ValueError, match="cannot read the image"):
+            encode(tmp_path, rows)
+
+    def test_a_model_that_was_moved(self, small, tmp_path):
+        with pytest.raises(Stop):
+            encode(tmp_path, stopping(tiny_rows(), 12), tiny_encoder(name="old place"))
+        assert encode(tmp_path, encoder=tiny_encoder(name="new place")).model.name == "new place"
+
+    def test_what_a_stopped_update_wrote_comes_once(self, small, tmp_path):
+        encode(tmp_path / "cut")
+        for version in ("first", "second"):
+            rows = [row | {"text": f"{version} {row['id']}"} for row in tiny_rows()]
+            with pytest.raises(Stop):
+                encode(tmp_path / "cut", stopping(rows, 20))
+        assert sync(tmp_path / "cut", rows) == Changes(replaced=5, unchanged=18, encoded=5)
+        assert state(tmp_path / "cut") == state(encode(tmp_path / "whole", rows).uri)
+
+
+class TestUpdate:
+    def test_a_sync_is_encoding_again(self, tmp_path):
+        version, encoder = encode(tmp_path / "it").version, counting()
+        assert sync(tmp_path / "it", changed_rows(), encoder) == Changes(4, 2, 3, 18, 0, 6)
+        assert encoded(encoder) == 6
+        encode(tmp_path / "whole", changed_rows())
+        assert state(tmp_path / "it") == state(tmp_path / "whole")
+        assert Collection.open(tmp_path / "it").version > version
+
+    def test_without_sync_nothing_is_removed(self, tmp_path):
+        encode(tmp_path / "it")
+        assert encode(tmp_path / "it", changed_rows()[3:]).changes == Changes(4, 2, 0, 15, 0, 6)
+        everything = {row["id"]: row for row in (*tiny_rows(), *changed_rows())}
+        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", list(everything.values())).uri)
+
+    def test_many_updates_stay_compact(self, tmp_path, monkeypatch):
+        from datetime import timedelta
+
+        monkeypatch.setattr("conjoin.retrieval.collection_table._KEPT_FOR", timedelta(0))
+        encode(tmp_path / "it")
+        rows = tiny_rows()
+        for day in range(20):
+            rows[day % 23] |= {"text": f"day {day}"}
+            assert sync(tmp_path / "it", rows).replaced == 1
+        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
+        assert len(files(tmp_path / "it")) < 4 * len(files(tmp_path / "whole"))
+
+    def test_an_unfinished_collection_can_be_synced(self, small, tmp_path):
+        with pytest.raises(Stop):
+            encode(tmp_path / "it", stopping(tiny_rows(), 12))
+        assert sync(tmp_path / "it", changed_rows()) == Changes(15, 1, 3, 8, 0, 16)
+        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", changed_rows()).uri)
+
+    def test_several_images_are_remembered_of_a_stopped_update(self, small, tmp_path, pictures):
+        encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
+        rows = [{"id": f"two {number}", "image": pictures[:2]} for number in range(8)]
+        with pytest.raises(Stop):
+            encode(tmp_path, stopping(rows, 7), tiny_encoder(input_type="cat"))
+        collection = encode(tmp_path, rows[:1], tiny_encoder(input_type="cat"))
+        assert collection.changes == Changes(unchanged=1) and len(collection) == 7
+        assert collection.model.input_type == "cat" and collection.metadata["details"]["parts"] == ["image", "text"]
+
+
+class TestPictures:
+    @pytest.fixture
+    def rows(self, tmp_path):
+        rows = []
+        for number in range(4):
+            Image.new("RGB", (4, 4), (60 * number, 9, 0)).save(tmp_path / f"{number}.png")
+            rows.append({"id": str(number), "image": str(tmp_path / f"{number}.png"), "kept": {"price": number}})
+        encode(tmp_path / "it", rows)
+        return rows
+
+    def test_a_picture_that_changed_under_its_id(self, rows, tmp_path):
+        Image.new("RGB", (4, 4), "blue").save(tmp_path / "2.png")
+        assert sync(tmp_path / "it", rows) == Changes(replaced=1, unchanged=3, encoded=1)
+        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
+
+    def test_touched_and_moved_pictures_and_a_new_price_keep_the_vector(self, rows, tmp_path):
+        import os
+
+        os.utime(tmp_path / "0.png", (1, 1))
+        (tmp_path / "1.png").rename(tmp_path / "moved.png")
+        rows[1]["image"] = str(tmp_path / "moved.png")
+        rows[2]["kept"] = {"price": 99, "colour": "red"}
+        encoder = counting()
+        assert encode(tmp_path / "it", rows, encoder).changes == Changes(replaced=3, unchanged=1)
+        assert encoded(encoder) == 0
+        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
+        assert encode(tmp_path / "it", rows).changes == Changes(unchanged=4)
+
+    def test_a_picture_that_broke(self, rows, tmp_path):
+        (tmp_path / "3.png").write_bytes(b"no picture")
+        with pytest.raises(ValueError, match=r"item '3'.*: cannot read the image"):
+            encode(tmp_path / "it", rows)
+        assert len(state(tmp_path / "it")) == 4
+        assert encode(tmp_path / "it", rows, on_error="skip").changes == Changes(removed=1, unchanged=3, skipped=1)
+        (skipped,) = Collection.open(tmp_path / "it").skipped
+        assert (skipped.row, skipped.id) == (3, "3") and set(state(tmp_path / "it")) == {"0", "1", "2"}
+        Image.new("RGB", (4, 4), "green").save(tmp_path / "3.png")
+        assert encode(tmp_path / "it", rows).changes == Changes(added=1, unchanged=3, encoded=1)
+        assert Collection.open(tmp_path / "it").skipped == []
+
+
+BAD = {1: "image", 7: "problem", 9: "image", 10: "text", 11: "image", 22: "path"}
+"""The fourth chunk, rows 9 to 11, holds nothing else."""
+
+
+def rows_with_bad_ones():
+    found = tiny_rows()
+    broken = {
+        "image": {"image": {"bytes": b"no picture", "path": None}},
+        "problem": {"problem": "row 7: the image is missing", "text": "words that must not be encoded alone"},
+        "text": {"text": "  "},
+        "path": {"image": "gone.png"},
+    }
+    for row, kind in BAD.items():
+        found[row] = {"id": f"row/{row}"} | broken[kind]
+    return found
+
+
+class TestSkipped:
+    def test_the_others_are_encoded_and_these_are_listed(self, small, tmp_path):
+        collection = encode(tmp_path / "it", rows_with_bad_ones(), on_error="skip")
+        good = [row for number, row in enumerate(rows_with_bad_ones()) if number not in BAD]
+        alone = encode(tmp_path / "good", good)
+        assert collection.changes == Changes(added=17, skipped=6, encoded=17) and collection.ids == alone.ids
+        np.testing.assert_allclose(collection.vectors(), alone.vectors(), atol=1e-6)
+        listed = Collection.open(tmp_path / "it").skipped
+        assert [(row.row, row.id) for row in listed] == [(number, f"row/{number}") for number in BAD]
+        assert [listed[place].reason for place in (0, 1, 3)] == [
+            "item 'row/1': cannot read the image, its format is unknown",
+            "row 7: the image is missing",
+            "item 'row/10': text is empty or only white space ('  '); leave it out instead",
+        ]
+        assert "no such file" in listed[-1].reason
+
+    @pytest.mark.parametrize("after", [0, 7, 8, 11, 12, 22])
+    def test_a_resumed_run_is_the_uninterrupted_one(self, after, small, tmp_path):
+        whole = encode(tmp_path / "whole", rows_with_bad_ones(), on_error="skip")
+        with pytest.raises(Stop):
+            encode(tmp_path / "it", stopping(rows_with_bad_ones(), after), on_error="skip")
+        encoder = tiny_encoder(num_workers=2)
+        again = encode(tmp_path / "it", iter(rows_with_bad_ones()), encoder, on_error="skip")
+        assert state(tmp_path / "it") == state(tmp_path / "whole") and again.skipped == whole.skipped
+        version = again.version
+        again = encode(tmp_path / "it", rows_with_bad_ones(), on_error="skip")
+        assert again.changes == Changes(unchanged=17, skipped=6) and again.version == version
+
+    def test_by_default_they_are_errors_and_what_was_done_is_kept(self, small, tmp_path):
+        with pytest.raises(ValueError, match=r"^item 'row/1': cannot read the image"):
+            encode(tmp_path / "it", rows_with_bad_ones())
+        with pytest.raises(ValueError, match=r"^row 7: the image is missing"):
+            encode(tmp_path / "it", tiny_rows()[:5] + rows_with_bad_ones()[5:])
+        changes = encode(tmp_path / "it", tiny_rows()[:5] + rows_with_bad_ones()[5:], on_error="skip").changes
+        assert changes == Changes(added=12, unchanged=6, skipped=5, encoded=12)
+
+    def test_nothing_but_such_rows(self, tmp_path):
+        with pytest.raises(ValueError, match="none of the 3 rows can be used; item 'row/9': cannot read the image"):
+            encode(tmp_path, rows_with_bad_ones()[9:12], on_error="skip")
+
+    def test_the_encoder_tells_which_items_it_cannot_use(self):
+        found = {}
+        items = ["a", {"image": "gone.png"}, "b", {"text": " "}]
+        vectors = tiny_encoder(batch_size=2).encode(items, on_unusable=found.__setitem__)
+        assert sorted(found) == [1, 3] and "gone.png" in str(found[1])
+        assert np.isnan(vectors[[1, 3]]).all()
+        np.testing.assert_allclose(vectors[[0, 2]], tiny_encoder().encode(["a", "b"]), atol=1e-6)
+
+    def test_a_batch_that_fails_although_its_items_do_not_is_an_error(self):
+        def processor(items):
+            if len(items) > 1:
+                raise ValueError("too many at once")
+            return {}
+
+        encoder = tiny_encoder()
+        encoder.processor = processor
+        with pytest.raises(ValueError, match=r"^too many at once"):
+            encoder.encode(["a", "b"], on_unusable=lambda place, error: None)
+
+
+def other_ids():
+    rows = tiny_rows()
+    rows[14]["id"] = "row/2"
+    return rows
+
+
+ERRORS = [
+    ([], {}, "the dataset is empty: there are no rows to encode"),
+    (datasets.Dataset.from_dict({"id": [], "text": []}), {}, "the dataset is empty"),
+    (other_ids(), {}, "row 14: the id 'row/2' occurs twice; ids must be unique"),
+    ([{"id": "a", "text": "x"}, {"id": "a", "text": "x"}], {}, "row 1: the id 'a' occurs twice"),
+    ([{"id": 7, "text": "x"}, {"id": "7", "text": "x"}], {}, "row 1: the id '7' occurs twice"),
+    *(([{"id": "a", "text": "x"}, {"id": id_, "text": "y"}], {}, "row 1: the id must be a string or an integer, got")
+      for id_ in (None, "", 1.5, True)),
+    ([["a", "b"]], {}, r"row 0: expected a mapping .*, got \['a', 'b'\]"),
+    (datasets.Dataset.from_dict({"name": ["a"], "text": ["b"]}), {}, r"no column \"id\", it has \['name', 'text'\]"),
+    (datasets.Dataset.from_dict({"name": ["a"]}).to_iterable_dataset(), {}, r"no column \"id\", it has \['name'\]"),
+    ([{"id": "a", "text": "x"}, {"id": "b", "caption": "y"}], {}, r"item 'b' has neither \"image\" nor \"text\"; its"),
+    (tiny_rows(), {"on_error": "keep"}, "unknown on_error 'keep'; expected 'raise' or 'skip'"),
+    (tiny_rows(), {"dtype": "int8"}, "unknown dtype 'int8'; expected 'float32' or 'float16'"),
+    ([{"id": "a", "text": "x", "kept": 5}], {}, "item 'a': \"kept\" must be a mapping from names to values, got 5"),
+    ([{"id": "a", "text": "x", "kept": {1: "b"}}], {}, "item 'a': \"kept\" holds 1; the name of a column must be a"),
+    *(([{"id": "a", "text": "x", "kept": {name: 3}}], {}, f"item 'a': \"kept\" holds '{name}', the name of a column")
+      for name in ("id", "vector", "content", "stamp", "picture", "_rowid", "_distance")),
+    ([{"id": str(n), "text": "x", "kept": {"price": n or "low"}} for n in range(3)], {}, "column 'price' .*kept: .*"),
+    ([{"id": "a", "text": "x", "kept": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
+    ([{"id": "a", "text": "x", "kept": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),
+    ([{"id": "a", "text": "x", "kept": {"words": ["\ud800"]}}], {}, "the column 'words' cannot be kept: .*"),
+    ([{"id": "a", "text": "x", "kept": {"big": 2**70}}], {}, "the column 'big' cannot be kept: .*"),
+]  # fmt: skip
+
+
+class TestErrors:
+    @pytest.mark.parametrize(("rows", "options", "message"), ERRORS)
+    @pytest.mark.parametrize("is_update", [False, True])
+    def test_bad_rows(self, rows, options, message, is_update, small, tmp_path):
+        if is_update:
+            encode(tmp_path)
+            before = state(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            encode(tmp_path, rows, **options)
+        if is_update:
+            assert state(tmp_path) == before
+        encode(tmp_path)
+        if not is_update:  # what was written before the error counts
+            assert state(tmp_path).keys() >= {row["id"] for row in tiny_rows()}
+
+    @pytest.mark.parametrize("is_finished", [False, True])
+    @pytest.mark.parametrize(
+        ("make", "options", "message"),
+        [
+            (lambda: tiny_encoder(seed=1), {}, r"was made with fingerprint '\w{12}'..., not '\w{12}'...;"),
+            (tiny_encoder, {"dtype": "float16"}, "was made with dtype 'float32', not 'float16'; encode into another"),
+            (lambda: tiny_encoder(dtype=torch.bfloat16), {}, "was made with precision 'full', not 'bfloat16'"),
+            (lambda: tiny_encoder(dims=4), {}, "was made with dims None, not 4"),
+            (lambda: tiny_encoder(input_type="avg"), {}, "was made with input_type 'seq', not 'avg'"),
+            (tiny_encoder, {"instruction": "find it"}, "was made with instruction None, not 'find it'"),
+            (tiny_encoder, {"settings": {"only": "text"}}, "was made with only 'image', not 'text'"),
+        ],
+    )
+    def test_another_model_or_setting(self, make, options, message, is_finished, small, tmp_path):
+        if is_finished:
+            encode(tmp_path, settings={"only": "image"})
+        else:
+            with pytest.raises(Stop):
+                encode(tmp_path, stopping(tiny_rows(), 12), settings={"only": "image"})
+        before = files(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            encode(tmp_path, encoder=make(), **{"settings": {"only": "image"}} | options)
+        assert files(tmp_path) == before
+        assert len(encode(tmp_path, settings={"only": "image"})) == ROWS
+
+    def test_another_model_may_begin_where_nothing_was_written(self, tmp_path):
+        with pytest.raises(Stop):
+            encode(tmp_path, stopping(tiny_rows(), 2))
+        assert encode(tmp_path, encoder=tiny_encoder(seed=1)).model.fingerprint == tiny_encoder(seed=1).fingerprint
+
+    def test_folders_that_hold_no_collection(self, tmp_path):
+        for name, content in (("other", "notes.txt"), ("old", "manifest.json")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / content).write_text("{}")
+        (tmp_path / "file").write_text("x")
+        (tmp_path / "empty").mkdir()
+        messages = {
+            "other": "is not empty and no collection: it has 'notes.txt'; choose a new folder",
+            "old": "holds vectors or an index of an earlier format .manifest.json.: run `conjoin encode` into a new",
+            "file": "is a file; choose a folder for the collection",
+        }
+        for name, message in messages.items():
+            for use in (Collection.open, encode):
+                with pytest.raises(ValueError, match=message):
+                    use(tmp_path / name)
+        for name in ("empty", "missing"):
+            with pytest.raises(FileNotFoundError, match=r"there is no collection in .*: run `conjoin encode`"):
+                Collection.open(tmp_path / name)
+        assert {path.name for path in tmp_path.rglob("*")} == {*messages, "notes.txt", "manifest.json", "empty"}
+        assert len(encode(tmp_path / "empty")) == ROWS
+
+    def test_an_error_of_the_rows_or_of_the_model_keeps_its_words(self, tmp_path):
+        def rows():
+            yield tiny_rows()[0]
+            raise OSError("the source is gone")
+
+        with pytest.raises(OSError, match=r"^the source is gone$"):
+            encode(tmp_path, rows())
+        encoder = tiny_encoder()
+
+        def forward(text, pixels):
+            raise RuntimeError("the model broke")
+
+        encoder.dimension  # noqa: B018 - before it breaks
+        encoder.model.forward = forward
+        with pytest.raises(RuntimeError, match=r"^the model broke$"):
+            encode(tmp_path, encoder=encoder)
+
+
+class TestWriters:
+    def test_the_second_is_refused(self, small, tmp_path):
+        encode(tmp_path / "other", tiny_rows(5))
+        collection = encode(tmp_path / "it", tiny_rows(5))
+
+        def rows():
+            for number, row in enumerate(tiny_rows()):
+                if number == 8:
+                    for use in (
+                        lambda: encode(tmp_path / "it"),
+                        lambda: collection.remove(["row/1"]),
+                        lambda: collection.index(None),
+                    ):
+                        with pytest.raises(ValueError, match=f"another process is writing into '{tmp_path / 'it'}'"):
+                            use()
+                    encode(tmp_path / "other", tiny_rows(7))
+                yield row
+
+        assert len(encode(tmp_path / "it", rows())) == ROWS and len(collection) == 5
+
+    def test_what_is_unfinished_is_neither_removed_from_nor_indexed(self, small, tmp_path):
+        collection = encode(tmp_path, tiny_rows(7))
+        before = state(tmp_path)
+        with pytest.raises(Stop):
+            encode(tmp_path, stopping(changed_rows(), 20))
+        for use in (lambda: collection.remove(["row/3"]), lambda: collection.index(None)):
+            with pytest.raises(
+                ValueError, match=r"the last encoding into .* did not end: run the same `conjoin encode`"
+            ):
+                use()
+        assert state(tmp_path) == before
+
+    @pytest.mark.slow
+    def test_twenty_readers_see_the_old_state_or_the_new(self, small, tmp_path):
+        states, errors, done = [], [], threading.Event()
+        encode(tmp_path)
+        stamps = [state(tmp_path)]
+
+        def read():
+            try:
+                while not done.is_set():
+                    states.append(state(tmp_path))
+            except Exception as error:
+                errors.append(error)
+
+        readers = [threading.Thread(target=read) for _ in range(20)]
+        for reader in readers:
+            reader.start()
+        opened = Collection.open(tmp_path)
+        for rows in (changed_rows(), tiny_rows(), changed_rows()[4:]):
+            sync(tmp_path, rows)
+            stamps.append(state(tmp_path))
+            assert set(opened.ids) == stamps[-2].keys()  # opened before
+            opened = Collection.open(tmp_path)
+        done.set()
+        for reader in readers:
+            reader.join()
+        assert not errors and len(states) >= 20
+        assert all(found in stamps for found in states)
+
+
+DAY = date(2026, 11, 21)
+SENT = datetime(2026, 1, 1, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+KEPT = {
+    "integers, then fractions": ([1, 2, None, 4, 0.5], [1.0, 2.0, None, 4.0, 0.5]),
+    "fractions, then integers": ([0.5, 2, 3, 4, 5], [0.5, 2.0, 3.0, 4.0, 5.0]),
+    "large integers": ([2**60, 2, 3, 4, 5], None),
+    "texts": (["a", "", None, "ü🙂", "it's"], None),
+    "only later": ([None, None, None, None, "x"], None),
+    "only at first": ([True, False, None, None, None], None),
+    "dates": ([DAY, DAY, None, DAY, DAY], None),
+    "times": ([datetime(2026, 1, 2, 3), None, datetime(1999, 1, 1), None, None], None),
+    "lists": ([["a"], [], ["b", "c"], None, ["d"]], None),
+    "numbers, then fractions, in lists": ([[1.5], [2], [], None, [3]], [[1.5], [2.0], [], None, [3.0]]),
+    "mappings": ([{"a": 1, "b": "x"}, {"a": 2}, None, {"b": "y"}, {"a": None}],
+                 [{"a": 1, "b": "x"}, {"a": 2, "b": None}, None, {"a": None, "b": "y"}, {"a": None, "b": None}]),
+    "mappings in mappings": ([{"a": {"b": [1.5]}}, {"a": {"b": []}}, {"a": None}, None, None], None),
+    "bytes": ([b"a", b"", None, b"\xff", b"b"], None),
+}  # fmt: skip
+
+
+class TestKept:
+    @pytest.mark.parametrize("chunk", [1, 5])
+    @pytest.mark.parametrize("name", KEPT)
+    def test_values_come_back(self, name, chunk, tmp_path, monkeypatch):
+        given, right = KEPT[name]
+        monkeypatch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
+        monkeypatch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 1)
+        rows = [{"id": str(number), "text": "x", "kept": {"a b": value}} for number, value in enumerate(given)]
+        collection = encode(tmp_path, rows, tiny_encoder(batch_size=chunk))
+        found = [row.get("a b") for row in collection.rows([str(number) for number in range(5)])]
+        assert found == (given if right is None else right) and [*map(type, found)] == [*map(type, right or given)]
+        assert encode(tmp_path, rows, tiny_encoder(batch_size=chunk)).changes == Changes(unchanged=5)
+        expected = [str(number) for number, value in enumerate(given) if value is not None]
+        assert collection.select("`a b` is not null") == expected
+
+    def test_a_time_with_a_zone_is_the_same_moment(self, tmp_path):
+        (row,) = encode(tmp_path, [{"id": "a", "text": "x", "kept": {"sent": SENT}}]).rows(["a"])
+        assert row["sent"] == SENT
+
+    def test_texts_and_paths_beside_them(self, tmp_path):
+        Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
+        path, picture = str(tmp_path / "a.png"), Image.new("RGB", (3, 3), "red")
+        rows = [
+            {"id": "file", "image": path, "text": "a text", "kept": {"price": 3}},
+            {"id": "memory", "image": picture, "kept": {"price": None}},
+            {"id": "two", "image": [path, path], "kept": None},
+        ]
+        collection = encode(tmp_path / "it", rows, tiny_encoder(input_type="cat"))
+        right = [{"text": "a text", "image": path, "price": 3}, {}, {"image": [path, path]}]
+        assert collection.rows(["file", "memory", "two"]) == right
+        assert collection.rows(["two", "file", "two"]) == [right[2], right[0], right[2]]
+        assert collection.schema.names == ["id", "text", "image", "price"]
+
+    def test_types_of_a_dataset(self, tmp_path):
+        kept = {"price": datasets.Value("float32"), "label": datasets.Value("string"), "none": datasets.Value("int16")}
+        features = {"id": datasets.Value("string"), "text": datasets.Value("string"), "kept": kept}
+        rows = [{"id": str(n), "text": "x", "kept": {"price": n, "label": None, "none": None}} for n in range(3)]
+        data = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+        for name, some in (("data", data), ("stream", data.to_iterable_dataset())):
+            schema = encode(tmp_path / name, some).schema
+            assert [schema.field(column).type for column in kept] == [pa.float32(), pa.string(), pa.int16()]
+        assert encode(tmp_path / "data", data).changes == Changes(unchanged=3)
+
+    def test_new_columns_and_fractions_of_an_update(self, tmp_path):
+        rows = [{"id": str(number), "text": f"text {number}", "kept": {"price": number}} for number in range(6)]
+        encode(tmp_path / "it", rows)
+        rows[1]["kept"] = {"price": 0.5}
+        rows[2]["kept"] = {"price": 2, "colour": "red"}
+        rows[3] = {"id": "3", "text": "text 3"}
+        encoder = counting()
+        assert encode(tmp_path / "it", rows, encoder).changes == Changes(replaced=3, unchanged=3)
+        assert encoded(encoder) == 0
+        assert state(tmp_path / "it") == state(encode(tmp_path / "whole", rows).uri)
+        collection = Collection.open(tmp_path / "it")
+        assert sorted(collection.select("colour = 'red' or price = 0.5")) == ["1", "2"]
+        collection.index(None)
+        rows[4]["kept"] = {"price": 7.25}
+        encode(tmp_path / "it", rows)
+        assert Collection.open(tmp_path / "it").select("price > 6") == ["4"]
+
+    def test_another_type_in_an_update_is_named(self, small, tmp_path):
+        kept = {"price": 1, "size": {"a": 1}, "sizes": [{"a": 1}]}
+        rows = [{"id": str(number), "text": "x", "kept": kept} for number in range(6)]
+        encode(tmp_path, rows)
+        before = state(tmp_path)
+        rows[4]["kept"] = {"price": "low"}
+        with pytest.raises(
+            ValueError, match=r"the column 'price' .* holds int64, and some of its rows have string now"
+        ):
+            encode(tmp_path, rows)
+        assert state(tmp_path) == before
+
+    def test_an_indexed_column_of_integers_gets_fractions(self, tmp_path):
+        rows = [{"id": str(number), "text": "x", "kept": {"price": number}} for number in range(6)]
+        encode(tmp_path, rows).index(None)
+        rows[4]["kept"] = {"price": 4.5}
+        assert encode(tmp_path, rows).select("price > 4.2") != []
+        assert set(Collection.open(tmp_path).select("price > 4.2")) == {"4", "5"}
+
+
+class TestFullDisk:
+    def test_a_commit_that_fails(self, small, tmp_path, monkeypatch):
+        encode(tmp_path)
+        before = state(tmp_path)
+        calls = iter(range(100))
+        original = LanceTable.add
+
+        def add(table, *args, **options):
+            if next(calls) == 2:
+                raise RuntimeError("lance error: LanceError(IO): No space left on device (os error 28), /x/y.rs:1:2")
+            return original(table, *args, **options)
+
+        rows = [*tiny_rows(), *(row | {"id": f"new {row['id']}"} for row in tiny_rows())]
+        with monkeypatch.context() as patch:
+            patch.setattr(LanceTable, "add", add)
+            with pytest.raises(OSError, match=r"cannot write the collection .*No space left on device.*resumes$"):
+                encode(tmp_path, rows)
+        assert state(tmp_path) == before
+        assert encode(tmp_path, rows).changes.unchanged > ROWS
+        assert len(state(tmp_path)) == 2 * ROWS
+
+    @pytest.mark.slow
+    def test_a_disk_that_is_full(self, disk, tmp_path, monkeypatch):
+        monkeypatch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 100)
+        monkeypatch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 2)
+        folder, enlarge = disk
+        vectors = unit(3000, 384)  # 4.6 MB
+        encoder = lookup_encoder(vectors)
+        encode(folder / "it", lookup_rows(500), encoder)
+        before = state(folder / "it")
+        with pytest.raises(OSError, match=r"cannot write the collection '.*/it'.*resumes$"):
+            encode(folder / "it", lookup_rows(3000), encoder)
+        assert state(folder / "it") == before
+        enlarge()
+        again = encode(folder / "it", lookup_rows(3000), encoder)
+        assert again.changes.unchanged >= 500 and again.changes.encoded < 2500
+        assert state(folder / "it") == state(encode(tmp_path / "whole", lookup_rows(3000), encoder).uri)
+        again.verify()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder of 4 MB, and what enlarges it."""
+    import subprocess
+
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(*options):
+        return subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True).returncode
+
+    try:
+        failed = mount("-o", "size=4m")
+    except FileNotFoundError:
+        failed = 1
+    if failed:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield folder, lambda: mount("-o", "remount,size=64m")
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_settings_that_differ_only_in_order_are_the_same(tmp_path):
+    encode(tmp_path, settings={"a": 1, "b": [1, 2]})
+    assert encode(tmp_path, settings={"b": [1, 2], "a": 1}).changes == Changes(unchanged=ROWS)
+    assert json.loads(json.dumps(dict(Collection.open(tmp_path).metadata)))["key"]["b"] == [1, 2]
+    assert published_version(open_table(tmp_path)) == Collection.open(str(Path(tmp_path))).version
