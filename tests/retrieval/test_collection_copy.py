@@ -18,7 +18,13 @@ def make(folder, count=40, name="collection", **options):
         path = folder / f"{number}.png"
         Image.new("RGB", (60, 30), (number * 5 % 256, 9, 200)).save(path)
         image = str(path) if number % 3 else None
-        kept = {"price": number, "odd name": f"k{number % 3}", "file": str(path), "files": [str(path), "b"]}
+        kept = {
+            "price": number,
+            "odd name": f"k{number % 3}",
+            "file": str(path),
+            "files": [str(path), "b"],
+            "of": {"file": str(path)},
+        }
         rows.append({"id": f"it's {number}", "image": image, "text": f"thing {number}", "kept": kept})
     return encode_collection(rows, tiny_encoder(batch_size=16), folder / name, **options)
 
@@ -93,6 +99,7 @@ def test_a_published_copy_names_no_path_of_this_machine_and_has_pictures(collect
     assert copy.model.name == "me/model" and copy.model.fingerprint == collection.model.fingerprint
     text, both = copy.rows(["it's 0", "it's 1"], pictures=True)
     assert "picture" not in text and text["file"] == "0.png" and text["files"] == ["0.png", "b"]
+    assert text["of"] == {"file": "0.png"}
     assert both["image"] == "1.png" and both["text"] == "thing 1"
     assert Image.open(io.BytesIO(both["picture"])).size == (20, 10)
 

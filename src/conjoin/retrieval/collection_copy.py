@@ -129,16 +129,17 @@ def _batches(
 
 def _without_paths(column: pa.Array, is_image: bool) -> pa.Array:
     """A column in which images that are no URLs, and other paths of this machine, are names of files."""
-    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
-        names = [None if row is None else [_public(value, is_image) for value in row] for row in column.to_pylist()]
-        return pa.array(names, column.type)
-    if not pa.types.is_string(column.type):
+    if not (pa.types.is_string(column.type) or pa.types.is_nested(column.type)):
         return column
     return pa.array([_public(value, is_image) for value in column.to_pylist()], column.type)
 
 
-def _public(value: str | None, is_image: bool) -> str | None:
-    if value is None or is_url(value):
+def _public(value: Any, is_image: bool) -> Any:  # noqa: ANN401 - a value of a row
+    if isinstance(value, dict):
+        return {name: _public(part, is_image) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_public(part, is_image) for part in value]
+    if not isinstance(value, str) or is_url(value):
         return value
     is_path = is_image or (is_absolute(value) and os.path.exists(value))
     return PureWindowsPath(value).name if is_path else value
