@@ -18,8 +18,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "app",
         help="search a collection in the browser",
-        description="Open a page that searches COLLECTION by text, images or both, with filters, and shows what a query "
-        'and a result share. Two collections are shown side by side. Needs pip install "conjoin[app]" and no network.',
+        description="Open a page that searches COLLECTION by text, images or both, with filters, and shows what a "
+        'query and a result share. Two collections are shown side by side. Needs pip install "conjoin[app]" and no network.',
         epilog="examples: conjoin app runs/photos; conjoin app runs/a runs/b --port 7861",
     )
     parser.add_argument(
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     if len(args.collections) > 2 or len(args.model) not in (0, len(args.collections)):
         raise ValueError(
-            f"got {len(args.collections)} collections and {len(args.model)} models; expected one or two collections, and a "
-            "model for each or none"
+            f"got {len(args.collections)} collections and {len(args.model)} models; expected one or two collections, "
+            "and a model for each or none"
         )
     check_collections(args.collections)
     limits = read_limits(args)

@@ -11,10 +11,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "copy",
         help="copy a collection to another folder, an object store or Milvus",
-        description="Copy COLLECTION with its indexes to URI: a folder, s3://, gs:// or az://; or http://HOST:PORT/NAME, a "
-        'collection in Milvus (needs pip install "conjoin[milvus]"), which is replaced if it is there. Readers of what '
-        "is there see it until the copy is whole.",
-        epilog="examples: conjoin copy runs/photos s3://bucket/photos; conjoin copy runs/photos http://host:19530/photos",
+        description="Copy COLLECTION with its indexes to URI: a folder, s3://, gs:// or az://; or "
+        'http://HOST:PORT/NAME, a collection in Milvus (needs pip install "conjoin[milvus]"), which is '
+        "replaced if it is there. Readers of what is there see it until the copy is whole.",
+        epilog="examples: conjoin copy runs/photos s3://bucket/photos; "
+        "conjoin copy runs/photos http://host:19530/photos",
     )
     parser.add_argument("collection", metavar="COLLECTION", help="folder that `conjoin encode` wrote, or a URI")
     parser.add_argument("uri", metavar="URI", help="where to")

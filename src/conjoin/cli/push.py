@@ -21,9 +21,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="push a model, a collection, a dataset, a metric or a search app to the Hub",
         description="Push SOURCE to OWNER/NAME with a card, in one commit that is made whole or not at all. A new "
         "repository is private. Log in with `hf auth login` or set HF_TOKEN; HF_ENDPOINT selects another hub.",
-        epilog="examples: conjoin push runs/model me/model --dry-run; conjoin push runs/photos me/photos --model me/model; "
-        "conjoin push runs/mini-mbeir me/mini-mbeir "
-        "--type dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
+        epilog="examples: conjoin push runs/model me/model --dry-run; "
+        "conjoin push runs/photos me/photos --model me/model; conjoin push runs/mini-mbeir me/mini-mbeir --type "
+        "dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
     )
     parser.add_argument(
         "source", metavar="SOURCE", help="what to push: a folder or file, or the name of a metric; see --type"
@@ -33,8 +33,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--type",
         choices=KINDS,
         help="model: what `conjoin train` or `conjoin export` wrote; dataset: a collection, a folder in the layout "
-        "of M-BEIR or MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: a collection "
-        "with its model, small pictures and `conjoin app` (default: dataset for a collection, else model)",
+        "of M-BEIR or MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: a "
+        "collection with its model, small pictures and `conjoin app` (default: dataset for a collection, else model)",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the files, print the card, and push nothing")
     parser.add_argument("--public", action="store_true", help="everybody may see it (default: private)")

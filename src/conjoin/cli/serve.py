@@ -24,8 +24,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument(
         "--model",
-        help="folder or Hub name of the model (default: the folder that the collection records, if it holds a model of "
-        "this package)",
+        help="folder or Hub name of the model (default: the folder that the collection records, if it holds a model "
+        "of this package)",
     )
     parser.add_argument(
         "--max-items", type=int, default=64, metavar="N", help="items of a request (default: %(default)s)"
