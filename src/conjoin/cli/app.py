@@ -19,7 +19,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "app",
         help="search a collection in the browser",
         description="Open a page that searches COLLECTION by text, images or both, with filters, and shows what a "
-        'query and a result share. Two collections are shown side by side. Needs pip install "conjoin[app]" and no network.',
+        "query and a result share. Two collections are shown side by side. Needs pip install "
+        '"conjoin[app]" and no network.',
         epilog="examples: conjoin app runs/photos; conjoin app runs/a runs/b --port 7861",
     )
     parser.add_argument(
