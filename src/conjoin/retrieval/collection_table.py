@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -79,8 +79,8 @@ def open_newest(uri: str | Path) -> Table:
     return table
 
 
-def create_table(uri: str | Path, schema: pa.Schema) -> Table:
-    """Make an empty table.
+def create_table(uri: str | Path, schema: pa.Schema, rows: Iterable[pa.RecordBatch] | None = None) -> Table:
+    """Make an empty table; or one of some rows, as a new version if there is a table.
 
     Raises:
         ValueError: The folder holds something else.
@@ -89,6 +89,9 @@ def create_table(uri: str | Path, schema: pa.Schema) -> Table:
     if folder is not None:
         check_place(folder)
     database = _connect(uri)
+    if rows is not None:
+        reader = pa.RecordBatchReader.from_batches(schema, rows)  # an iterator would run in LanceDB's own thread
+        return database.create_table(_NAME, reader, mode="overwrite" if _exists(database) else "create")
     database.drop_table(_NAME, ignore_missing=True)  # an empty one that was just begun
     return database.create_table(_NAME, schema=schema)
 
@@ -135,7 +138,7 @@ def publish(uri: str | Path, table: Table) -> None:
     before = published_version(table)
     if before == table.version:
         return
-    if before is None:
+    if "id" not in index_names(table):
         table.create_index("id", config=BTree(), name="id")
     index_words(table, MOST_WORDS)
     for _ in range(0 if before is None else _PASSES):  # Lance compacts in one pass what it indexed in the one before
@@ -262,6 +265,10 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
 def _connect(uri: str | Path) -> Any:  # noqa: ANN401 - lancedb.DBConnection
     folder = local_folder(uri)
     return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"))
+
+
+def _exists(database: Any) -> bool:  # noqa: ANN401 - lancedb.DBConnection
+    return _NAME in database.list_tables().tables
 
 
 def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:

@@ -514,6 +514,8 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
         raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
     if odd := [column for column in kept if not isinstance(column, str) or not column]:
         raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be a text')
+    if odd := [column for column in kept if "." in column or "`" in column]:
+        raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be without "." and "`"')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
     text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
