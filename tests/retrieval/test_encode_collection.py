@@ -192,7 +192,9 @@ class TestResume:
         with pytest.raises(Stop):
             encode(tmp_path, stopping([*tiny_rows(), {}], after))
         safe = after // CHUNK * CHUNK
-        message = f"is unfinished, {safe} rows so far: run the same `conjoin encode`" if safe else "there is no collect"
+        message = (
+            f"is unfinished, {safe} rows so far: run the same `conjoin encode`" if safe else "there is no collect"
+        )
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             Collection.open(tmp_path)
         encoder = counting()

@@ -48,9 +48,7 @@ def test_columns_of_both(tmp_path):
 def test_fractions_in_a_column_of_integers(tmp_path):
     one, other = two_writers(tmp_path)
     write(one, 0, 5, price=1)
-    with pytest.raises(
-        ValueError, match="'price' of the collection holds integers, and some rows have fractions"
-    ):
+    with pytest.raises(ValueError, match="'price' of the collection holds integers, and some rows have fractions"):
         write(other, 5, 10, price=2.5)
 
 
