@@ -1,10 +1,10 @@
-"""Encoding of files by `encode_corpus` and by plain `SentenceTransformer.encode`, with the same weights.
+"""Encoding of files by `encode_collection` and by plain `SentenceTransformer.encode`, with the same weights.
 
 All weights are random. The pictures are JPEG files of 640 x 480 pixels, the texts have 3 to 60 words. Both sides read
 the same files with the same batch size and number of threads, in turns; the order is reversed in every second turn. A
 ratio is the median over the turns of (time of sentence-transformers / time of ours), with its range. `cpu` is
 processor time, worker processes included: other programs on the machine affect it less than wall time. Ours writes a
-store: checksums, ids and the digests of the rows are part of its time. The row `array` returns an array instead, as
+collection: its commits, checksums and the digests of the rows are part of its time. The row `array` returns an array instead, as
 sentence-transformers does.
 
 `free_cores` is computed, not timed: the processor time of theirs over the larger of that of our process with the model
@@ -61,7 +61,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.retrieval import ItemEncoder, encode_corpus, load_encoder
+from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder
 
 MODELS = ("joint_encoder", "score_fusion", "token_fusion", "mllm_retriever", "stock_clip")
 SIZES: dict[str, dict[str, Any]] = {  # width, layers and heads of the towers; patch and image side; the MLLM's size
@@ -154,11 +154,11 @@ def _without_inner(sizes: tuple[int, int, int]) -> dict[str, int]:
 
 
 def ours(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> Callable[[], None]:
-    """Encode the rows into a new store."""
+    """Encode the rows into a new collection."""
 
     def run() -> None:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            encode_corpus(rows, encoder, Path(name) / "store")
+            encode_collection(rows, encoder, Path(name) / "collection")
 
     return run
 

@@ -18,8 +18,8 @@ from conjoin.hub import export, load_model
 from conjoin.retrieval import EmbeddingStore, build_index, encode_corpus, load_index, update_store
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import load_mined, write_mined
-from conjoin.storage import FolderKind, RowShards, replace_folder, write_checksums
-from conjoin.training.features import FEATURES, CachedFeatures
+from conjoin.storage import RowCache, write_checksums
+from conjoin.training.features import CachedFeatures, FeatureCache
 from conjoin.training.run_folder import check_checkpoint, publish
 from tiny_encoder import tiny_encoder, tiny_rows
 
@@ -28,14 +28,9 @@ FLIPS = 6
 """Bits flipped in each file."""
 
 
-class Rows(RowShards):
-    """A cache of rows, as teachers and query candidates are cached."""
-
-    stored = FolderKind("cache", 1, "make it", is_cache=True)
-
-    def __getitem__(self, index):
-        file, place = self.find(index)
-        return {"state": file.get_slice("state")[place]}
+class Rows(RowCache):
+    kind = "cache"
+    remedy = "make it"
 
 
 def rows_with_a_gap():
@@ -89,27 +84,25 @@ def read_mined(folder):
 
 def make_rows(folder):
     def tensors(rows):
-        return {"names": torch.tensor([*rows]), "state": torch.tensor([[row, 2.0] for row in rows])}
+        return {"state": torch.tensor([[row, 2.0] for row in rows]), "words": [torch.arange(row) for row in rows]}
 
     Rows.make(folder, 7, 3, {"data": "x"}, tensors, show_progress=False)
 
 
 def read_rows(folder):
     rows = Rows(folder)
-    return [(rows.name(place), rows[place]["state"].tolist()) for place in range(len(rows))], rows.key
+    return [{name: tensor.tolist() for name, tensor in row.items()} for row in rows], rows.key
 
 
 def make_features(folder):
-    from safetensors.torch import save
-
-    tensors = {"ids": torch.arange(3), "image_features": torch.rand(1, 3, 2), "text_rows": torch.arange(3)[:, None]}
-    replace_folder(
-        folder, FEATURES, {"data": "x"}, {"features.safetensors": lambda path: path.write_bytes(save(tensors))}
-    )
+    images = {"ids": torch.arange(3), "image_features": torch.rand(3, 1, 2), "text_rows": torch.arange(3)[:, None]}
+    parts = {"images": images, "texts": {"text_features": torch.rand(3, 2)}}
+    for name, tensors in parts.items():
+        FeatureCache.make(folder / name, 3, 8, {"data": "x"}, lambda _, tensors=tensors: tensors, show_progress=False)
 
 
 def read_features(folder):
-    return {name: tensor.tolist() for name, tensor in CachedFeatures(folder).tensors.items()}
+    return [{name: tensor.tolist() for name, tensor in row.items()} for row in CachedFeatures(folder, first_only=True)]
 
 
 def make_model(folder):

@@ -14,8 +14,7 @@ from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
 from conjoin.hub.mbeir_parquet import CANDIDATES, pack_mbeir, unpack_mbeir
 from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.retrieval import EmbeddingStore, encode_corpus
-from conjoin.storage import check_checksums
-from conjoin.storage.manifest import DamagedError, StoredFile, file_digest, read_manifest
+from conjoin.storage import DamagedError, StoredFile, check_checksums, file_digest, read_manifest
 from hostile import CANARY, outside_paths
 from hostile_images import encoded, picture
 from test_hostile_inputs import guarded

@@ -16,7 +16,7 @@ from PIL import Image
 from conjoin.cli.main import main
 from conjoin.retrieval import EmbeddingStore, Miner, encode_corpus, load_index, load_mined, mine_hard_negatives
 from conjoin.retrieval.store_update import update_store
-from conjoin.storage import NAMES, FolderKind, RowShards
+from conjoin.storage import RowCache
 from tiny_encoder import tiny_encoder, tiny_rows
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -33,8 +33,9 @@ def faults(monkeypatch):
     return faults
 
 
-class Cache(RowShards):
-    stored = FolderKind("cache of numbers", 1, "make it", is_cache=True)
+class Cache(RowCache):
+    kind = "cache of numbers"
+    remedy = "make it"
 
 
 def encode(out, inputs):
@@ -60,7 +61,7 @@ def mine(out, inputs):
 
 def cache(out, inputs):
     def tensors(rows):
-        return {NAMES: torch.tensor(rows), "numbers": torch.tensor(rows) * 2}
+        return {"numbers": torch.tensor(rows) * 2}
 
     Cache.make(out, 8, 3, {"k": 1}, tensors, show_progress=False)
 
@@ -82,7 +83,7 @@ def read_mined(out):
 
 def read_cache(out):
     cache = Cache(out)
-    return [cache.name(row) for row in range(len(cache))]
+    return [row["numbers"].item() for row in cache]
 
 
 WRITERS = {  # what writes, what reads, what was written before

@@ -85,8 +85,8 @@ class Scenes:
     @cached_property
     def truth(self) -> list[dict[str, Tensor]]:
         """Of each training scene: `image` `(P,)` and `text` `(T,)`, what is shared, and `segments` `(P,)`, objects."""
-        grid = round((self.train.tensors["image_features"].shape[2] - 1) ** 0.5)
-        width = self.train.tensors["attention_mask"].shape[1]
+        grid = round((self.train[0]["image_features"].shape[0] - 1) ** 0.5)
+        width = len(self.train[0]["attention_mask"])
         return [self._truth_of(row["text"], row["kept"], grid, width) for row in self.pairs]
 
     def _truth_of(self, text: str, scene: Mapping[str, Any], grid: int, width: int) -> dict[str, Tensor]:
@@ -152,7 +152,7 @@ class WithVersions(CachedFeatures):
 
     def __init__(self, pairs: CachedFeatures, versions: CachedFeatures) -> None:
         EpochRows.__init__(self, pairs.rows, pairs.seed)
-        self.tensors, self.first_only, self.versions = pairs.tensors, True, versions
+        self.images, self.texts, self.first_only, self.versions = pairs.images, pairs.texts, True, versions
 
     def choose(self, index: int, *salt: int) -> dict[str, Tensor]:
         """The row itself, or with a `salt` its version."""

@@ -67,13 +67,13 @@ from conjoin.processing import (
     MllmRetrieverProcessor as MllmRetrieverProcessor,
 )
 from conjoin.retrieval import (
+    Collection as Collection,
     ItemEncoder as ItemEncoder,
-    build_index as build_index,
-    encode_corpus as encode_corpus,
+    encode_collection as encode_collection,
     load_encoder as load_encoder,
-    load_index as load_index,
     load_mined as load_mined,
     mine_hard_negatives as mine_hard_negatives,
+    open_collection as open_collection,
     search_items as search_items,
 )
 from conjoin.training import load_recipe as load_recipe, train as train

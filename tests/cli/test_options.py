@@ -127,7 +127,7 @@ def test_the_parser_knows_every_kind_of_index():
     assert set(options.INDEX_KINDS) == set(INDEX_KINDS)
 
 
-@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json", "manifest.json", "cache.json"])
 def test_an_output_folder_that_holds_something_is_refused(tmp_path, name, capsys):
     assert options.check_out(str(tmp_path)) == options.check_out(f"{tmp_path}/") == tmp_path
     (tmp_path / "notes.txt").write_text("x")

@@ -13,7 +13,8 @@ from conjoin.cli import encode, index, search
 from conjoin.cli.main import main
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, load_index, remove_rows
+from conjoin.retrieval import Collection, ItemEncoder
+from conjoin.retrieval.collection_table import open_table, publish, read_metadata, write_metadata
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange")
 TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -67,15 +68,14 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(model, data, tmp_path_factory):
-    """A store and an index of the images."""
-    directory = tmp_path_factory.mktemp("built")
-    conjoin("encode", model, data, "--only", "image", "--out", directory / "store", "--shard-size", 3, "--quiet")
-    conjoin("index", directory / "store", "--out", directory / "index")
-    return directory
+    """A collection of the images."""
+    folder = tmp_path_factory.mktemp("built") / "squares"
+    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet")
+    return folder
 
 
 def test_an_image_finds_itself(built, data, capsys):
-    conjoin("search", built / "index", "--image", data / "blue.png", "-k", 3)
+    conjoin("search", built, "--image", data / "blue.png", "-k", 3)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["rank", "score", "id", "image"]
     assert lines[1].split() == ["1", "1.0000", "blue", str(data / "blue.png")]
@@ -83,15 +83,15 @@ def test_an_image_finds_itself(built, data, capsys):
 
 
 def test_text_and_composed_queries_as_json(built, data, model, capsys):
-    conjoin("search", built / "index", "--text", "a red square", "--json")
+    conjoin("search", built, "--text", "a red square", "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["query"] == {"text": "a red square"}
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
     assert [hit["rank"] for hit in found["results"]] == list(range(1, 8))
     composed = ["--image", data / "red.png", "--text", "a blue square"]
-    conjoin("search", built / "index", *composed, "--model", model, "--json", "-k", 2)
+    conjoin("search", built, *composed, "--model", model, "--json", "-k", 2)
     query = {"image": str(data / "red.png"), "text": "a blue square"}
-    expected = load_index(built / "index").search(ItemEncoder.from_pretrained(model).encode([query]), 2)
+    expected = Collection.open(built).search(ItemEncoder.from_pretrained(model).encode([query]), 2)
     found = json.loads(capsys.readouterr().out)
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
 
@@ -104,11 +104,10 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
         for price, colour in enumerate(COLOURS)
     ]
     (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "store", "--quiet", "--shard-size", 3]
+    command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "shop", "--quiet"]
     conjoin(*command, *streaming, "--only", "image", "--keep", "price", "text")
-    conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--kind", "flat")
     capsys.readouterr()
-    query = ["search", tmp_path / "index", "--image", data / "blue.png", "-k", 2]
+    query = ["search", tmp_path / "shop", "--image", data / "blue.png", "-k", 2]
     conjoin(*query, "--json")
     assert json.loads(capsys.readouterr().out)["results"][0]["row"] == {
         "image": str(data / "blue.png"),
@@ -117,14 +116,14 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
     }
     conjoin(*query)
     header, first, _ = capsys.readouterr().out.splitlines()
-    assert header.split() == ["rank", "score", "id", "price", "text", "image"]
-    assert first.split()[:4] == ["1", "1.0000", "blue", "2"]
-    assert first.endswith(f"a blue square a b…  {data / 'blue.png'}") and first.index("a blue") == header.index("text")
-    conjoin(*command, *streaming, "--only", "image", "--keep", "price")
+    assert header.split() == ["rank", "score", "id", "text", "price", "image"]
+    assert first.split()[:3] == ["1", "1.0000", "blue"]
+    assert first.endswith(f"a blue square a b…  2      {data / 'blue.png'}") and first.index("a blue") == header.index("text")
+    conjoin(*command, *streaming, "--only", "image", "--keep", "price")  # the text is kept no longer
     assert "0 rows added, 7 replaced, 0 removed, 0 unchanged; 0 encoded" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"was made with source \{'only': 'image'\}, not \{'only': 'text'\}"):
+    with pytest.raises(ValueError, match="was made with only 'image', not 'text'"):
         conjoin(*command, *streaming, "--only", "text")
-    with pytest.raises(ValueError, match="has --dtype float32, not float16"):
+    with pytest.raises(ValueError, match="was made with dtype 'float32', not 'float16'"):
         conjoin(*command, *streaming, "--only", "image", "--dtype", "float16")
 
 
@@ -133,15 +132,14 @@ def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch
     lines = [f"{colour},{data}/{colour}.png,{9 + price}\n" for price, colour in enumerate(COLOURS)]
     (tmp_path / "shop.csv").write_text("id,image,price\n" + "".join(lines))
     for keep in ("price", "price:number"):
-        store, index = tmp_path / f"store-{keep}", tmp_path / f"index-{keep}"
-        conjoin("encode", model, tmp_path / "shop.csv", "--only", "image", "--keep", keep, "--quiet", "--out", store)
-        conjoin("index", store, "--out", index)
+        shop = tmp_path / f"shop-{keep}"
+        conjoin("encode", model, tmp_path / "shop.csv", "--only", "image", "--keep", keep, "--quiet", "--out", shop)
     capsys.readouterr()
-    conjoin("search", index, "--image", data / "red.png", "-k", 9, "--where", "price < 11", "--json")
+    conjoin("search", shop, "--image", data / "red.png", "-k", 9, "--where", "price < 11", "--json")
     found = {hit["id"]: hit["row"]["price"] for hit in json.loads(capsys.readouterr().out)["results"]}
     assert found == {COLOURS[0]: 9, COLOURS[1]: 10}
-    with pytest.raises(ValueError, match="all columns of a CSV file are texts: encode with --keep price:number"):
-        conjoin("search", tmp_path / "index-price", "--image", data / "red.png", "--where", "price < 11")
+    with pytest.raises(ValueError, match=r"price \(string\); `conjoin encode --keep NAME:number` reads texts as"):
+        conjoin("search", tmp_path / "shop-price", "--image", data / "red.png", "--where", "price < 11")
 
 
 def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
@@ -151,82 +149,100 @@ def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
         for price, colour in enumerate(COLOURS)
     ]
 
-    def encode_and_index(*options):
+    def encode_again(*options):
         (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "store", "--only", "image"]
-        conjoin(*command, "--keep", "price", "--quiet", "--shard-size", 3, *options)
-        conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--update")
+        command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "shop", "--only", "image"]
+        conjoin(*command, "--keep", "price", "--quiet", *options)
         return capsys.readouterr().out
 
-    def search(*options):
-        conjoin("search", tmp_path / "index", "--image", data / "blue.png", "-k", 9, *options, "--json")
+    def search_shop(*options):
+        conjoin("search", tmp_path / "shop", "--image", data / "blue.png", "-k", 9, *options, "--json")
         return json.loads(capsys.readouterr().out)
 
-    assert "exact index of 7 vectors" in encode_and_index("--sync")
+    assert "7 rows added, 0 replaced, 0 removed, 0 unchanged; 7 encoded" in encode_again("--sync")
     lines[3]["price"] = 50
     gone, new = lines.pop(2), lines[0] | {"id": "crimson", "price": 99}
-    out = encode_and_index()
-    assert "0 rows added, 1 replaced, 0 removed, 5 unchanged; 0 encoded" in out and "0 vectors added, 0 rep" in out
+    assert "0 rows added, 1 replaced, 0 removed, 5 unchanged; 0 encoded" in encode_again()
+    assert gone["id"] in [hit["id"] for hit in search_shop()["results"]]
     lines.append(new)
-    assert "1 rows added, 0 replaced, 1 removed, 6 unchanged; 1 encoded" in encode_and_index("--sync")
-    with pytest.raises(ValueError, match="is of kind 'exact', not 'flat': leave out --update"):
-        conjoin("index", tmp_path / "store", "--out", tmp_path / "index", "--update", "--kind", "flat")
-    assert gone["id"] not in [hit["id"] for hit in search()["results"]]
-    found = search("--where", "price > 40 and id != 'red'", "--html", tmp_path / "pages" / "page.html")
+    assert "1 rows added, 0 replaced, 1 removed, 6 unchanged; 1 encoded" in encode_again("--sync")
+    assert gone["id"] not in [hit["id"] for hit in search_shop()["results"]]
+    found = search_shop("--where", "price > 40 and id != 'red'", "--html", tmp_path / "pages" / "page.html")
     assert {(hit["id"], hit["row"]["price"]) for hit in found["results"]} == {("crimson", 99), (lines[2]["id"], 50)}
     assert found["where"] == "price > 40 and id != 'red'"
     page = (tmp_path / "pages" / "page.html").read_text()
     assert page.count("data:image/") == 3 and "crimson" in page and "price &gt; 40" in page
-    assert search("--where", "price > 1000")["results"] == []
-    conjoin("search", tmp_path / "index", "--image", data / "blue.png", "--where", "price > 1000")
+    assert search_shop("--where", "price > 1000")["results"] == []
+    conjoin("search", tmp_path / "shop", "--image", data / "blue.png", "--where", "price > 1000")
     assert capsys.readouterr().out == "nothing found: the condition holds for no row\n"
-    with pytest.raises(ValueError, match="the unknown column 'colour'; there are"):
-        search("--where", "colour = 1", "--model", "nowhere")
+    with pytest.raises(ValueError, match=r"No field named colour.*; the columns are id \(string\), text"):
+        search_shop("--where", "colour = 1", "--model", "nowhere")
+
+
+def test_words_and_vectors_together(data, model, tmp_path, capsys):
+    conjoin("encode", model, data, "--out", tmp_path / "both", "--quiet")
+    capsys.readouterr()
+    conjoin("search", tmp_path / "both", "--text", "orange", "--hybrid", "-k", 1)
+    assert capsys.readouterr().out.splitlines()[1].split()[2] == "orange"
+    with pytest.raises(ValueError, match="--hybrid finds the words of --text: pass one"):
+        conjoin("search", tmp_path / "both", "--image", data / "red.png", "--hybrid")
 
 
 def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):
-    arguments = ["encode", model, data, "--dtype", "float16", "--batch-size", 2, "--shard-size", 4, "--quiet"]
+    arguments = ["encode", model, data, "--dtype", "float16", "--batch-size", 2, "--quiet"]
     conjoin(*arguments, "--out", tmp_path / "a")
-    assert f"7 vectors of 16 dimensions in {tmp_path / 'a'}\nnext: conjoin index" in capsys.readouterr().out
-    store = EmbeddingStore.open(tmp_path / "a")
-    assert store.ids == list(COLOURS) and store.dtype == "float16" and store.shards == 2
-    assert store.model.name == str(model.resolve())
+    assert f"7 vectors of 16 dimensions in {tmp_path / 'a'}\nnext: conjoin search" in capsys.readouterr().out
+    collection = Collection.open(tmp_path / "a")
+    assert collection.ids == list(COLOURS) and collection.dtype == "float16"
+    assert collection.model.name == str(model.resolve())
     conjoin(*arguments, "--out", tmp_path / "b", "--streaming")
-    for file in (tmp_path / "a").iterdir():
-        assert (tmp_path / "b" / file.name).read_bytes() == file.read_bytes()
+    assert (Collection.open(tmp_path / "b").vectors() == collection.vectors()).all()
 
 
-def test_encode_fills_an_empty_store(model, data, built, tmp_path, capsys):
-    shutil.copytree(built / "store", tmp_path / "store")
-    remove_rows(tmp_path / "store", list(COLOURS))
-    conjoin("encode", model, data, "--only", "image", "--out", tmp_path / "store", "--shard-size", 3, "--quiet")
-    assert f"{len(COLOURS)} rows added" in capsys.readouterr().out
-    assert EmbeddingStore.open(tmp_path / "store").ids == list(COLOURS)
+def test_thumbnails_are_shown_where_the_pictures_are_gone(model, data, tmp_path, capsys):
+    shutil.copytree(data, tmp_path / "pictures")
+    command = ["encode", model, tmp_path / "pictures", "--only", "image", "--out", tmp_path / "squares", "--quiet"]
+    conjoin(*command, "--keep-pictures", 8)
+    with pytest.raises(ValueError, match="--keep-pictures must be at least 1, got 0"):
+        conjoin(*command, "--keep-pictures", 0)
+    shutil.rmtree(tmp_path / "pictures")
+    conjoin("search", tmp_path / "squares", "--text", "red", "--html", tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().count("data:image/") == 7
+
+
+def test_verify(model, data, tmp_path, capsys):
+    conjoin("encode", model, data, "--out", tmp_path / "squares", "--quiet")
+    assert main(["verify", str(tmp_path / "squares")]) == 0
+    assert "all files are as they were written" in capsys.readouterr().out
+    file = next((tmp_path / "squares/data/train.lance/data").iterdir())
+    file.write_bytes(file.read_bytes()[:-1])
+    assert main(["verify", str(tmp_path / "squares")]) == 2
+    assert file.name in capsys.readouterr().err
+    assert main(["verify", str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_encode_leaves_out_what_cannot_be_used(model, data, tmp_path, capsys, monkeypatch, streaming):
+def test_encode_skips_what_cannot_be_used(model, data, tmp_path, capsys, monkeypatch, streaming):
     monkeypatch.setenv("CONJOIN_ROOTS", str(data))
     lines = [f"{data}/{colour}.png,{colour}" for colour in COLOURS]
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
     (tmp_path / "a.csv").write_text("\n".join(["image,sku", *lines[:3], "broken.jpg,x", *lines[3:], "gone.png,y"]))
-    arguments = ["encode", model, tmp_path / "a.csv", "--only", "image", "--out", tmp_path / "store", "--quiet"]
-    arguments += ["--shard-size", 3, *streaming]
+    arguments = ["encode", model, tmp_path / "a.csv", "--only", "image", "--out", tmp_path / "new", "--quiet"]
+    arguments += streaming
     with pytest.raises((ValueError, FileNotFoundError), match=r"broken\.jpg|gone\.png"):
         conjoin(*arguments)
     conjoin(*arguments, "--on-error", "skip")
     assert (
-        f"left out 2 rows that cannot be used: {tmp_path / 'store' / 'left_out.jsonl'}\n7 vec"
-        in capsys.readouterr().out
+        f"skipped 2 rows that cannot be used: {tmp_path / 'new' / 'skipped.jsonl'}\n7 vec" in capsys.readouterr().out
     )
-    store = EmbeddingStore.open(tmp_path / "store")
-    assert store.ids == list(COLOURS)
-    assert [(row.row, row.id) for row in store.left_out] == [(3, "x"), (8, "y")]
-    assert "gone.png': no such file" in store.left_out[1].reason
+    new = Collection.open(tmp_path / "new")
+    assert new.ids == list(COLOURS)
+    assert [(row.row, row.id) for row in new.skipped] == [(3, "x"), (8, "y")]
+    assert "gone.png': no such file" in new.skipped[1].reason
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_encode_leaves_out_what_may_not_be_read(model, tmp_path, monkeypatch, streaming):
+def test_encode_skips_what_may_not_be_read(model, tmp_path, monkeypatch, streaming):
     monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
     folder = tmp_path / "downloaded"
     folder.mkdir()
@@ -235,25 +251,22 @@ def test_encode_leaves_out_what_may_not_be_read(model, tmp_path, monkeypatch, st
     Image.new("1", (2001, 10)).save(folder / "narrow.png")
     names = ["own.png", "../outside.png", "https://example.org/a.png", "narrow.png"]
     (folder / "metadata.csv").write_text("\n".join(["file_name,text", *(f"{name},red" for name in names)]))
-    arguments = ["encode", model, folder, "--out", tmp_path / "store", "--quiet", *streaming]
+    arguments = ["encode", model, folder, "--out", tmp_path / "new", "--quiet", *streaming]
     with pytest.raises(ValueError, match="outside of the dataset"):
         conjoin(*arguments)
     conjoin(*arguments, "--on-error", "skip")
-    store = EmbeddingStore.open(tmp_path / "store")
-    assert store.ids == ["0"] and [row.row for row in store.left_out] == [1, 2, 3]
+    new = Collection.open(tmp_path / "new")
+    assert new.ids == ["0"] and [row.row for row in new.skipped] == [1, 2, 3]
     reasons = ("outside of the dataset", "pass --allow-urls", "aspect ratio is over 200")
-    assert all(reason in row.reason for reason, row in zip(reasons, store.left_out, strict=True))
+    assert all(reason in row.reason for reason, row in zip(reasons, new.skipped, strict=True))
 
 
 def test_encode_images_that_have_no_captions(model, data, built, tmp_path):
     for colour in COLOURS:
         (tmp_path / f"{colour}.png").write_bytes((data / f"{colour}.png").read_bytes())
-    conjoin("encode", model, tmp_path, "--only", "image", "--out", tmp_path / "store", "--quiet")
-    ids, vectors = EmbeddingStore.open(tmp_path / "store").load()
-    expected = dict(zip(*EmbeddingStore.open(built / "store").load(), strict=True))
-    assert sorted(ids) == sorted(f"{colour}.png" for colour in COLOURS)
-    for name, vector in zip(ids, vectors, strict=True):
-        torch.testing.assert_close(vector, expected[name.removesuffix(".png")])
+    conjoin("encode", model, tmp_path, "--only", "image", "--out", tmp_path / "new", "--quiet")
+    vectors = Collection.open(tmp_path / "new").vectors([f"{colour}.png" for colour in COLOURS])
+    torch.testing.assert_close(vectors, Collection.open(built).vectors(COLOURS))
 
 
 def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, monkeypatch):
@@ -265,28 +278,20 @@ def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, mo
     assert "encoding" in progress and "7/7" in progress and "row/s" in progress
 
 
-def test_compact_and_truncated(built, tmp_path, capsys):
-    conjoin("index", built / "store", "--out", tmp_path, "--dims", 8, "--dtype", "int8")
-    assert json.loads((tmp_path / "manifest.json").read_text())["key"]["dimension"] == 8
-    assert "recall@10" in capsys.readouterr().out
-    conjoin("search", tmp_path, "--text", "a green square", "-k", 1)  # the query is cut to 8 numbers, too
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    with pytest.raises(ValueError, match="has 8 dimensions, not --dims 4: leave out --update"):
-        conjoin("index", built / "store", "--out", tmp_path, "--dims", 4, "--update")
-    with pytest.raises(ValueError, match="was built with --dtype int8, not binary: leave out --update"):
-        conjoin("index", built / "store", "--out", tmp_path, "--dtype", "binary", "--update")
-    with pytest.raises(ValueError, match=r"was built with --uri None, not .*/rows\.db: leave out --update"):
-        conjoin("index", built / "store", "--out", tmp_path, "--uri", "rows.db", "--update")
-    conjoin("index", built / "store", "--out", tmp_path, "--dims", 8, "--dtype", "int8", "--update")
-
-
-@pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_faiss_kinds(kind, built, data, tmp_path, capsys):
-    conjoin("index", built / "store", "--out", tmp_path, "--kind", kind)
-    recall = ", recall@10 1.000" if kind == "hnsw" else ""
-    assert f"{kind} index of 7 vectors in {tmp_path}{recall}\nnext: conjoin search" in capsys.readouterr().out
-    conjoin("search", tmp_path, "--image", data / "green.png", "-k", 1)
+def test_index(model, data, tmp_path, capsys):
+    folder = tmp_path / "squares"
+    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet", "--dims", 8)
+    assert "7 vectors of 8 dimensions" in capsys.readouterr().out
+    conjoin("index", folder, "--kind", "ivf_flat")
+    assert "7 rows indexed (ivf_flat), recall@10 1.000\nnext: conjoin search" in capsys.readouterr().out
+    conjoin("index", folder, "--faiss", "Flat")
+    assert f"FAISS index Flat of 7 vectors in {folder}, recall@10 1.000" in capsys.readouterr().out
+    conjoin("search", folder, "--image", data / "green.png", "-k", 1)  # the query is cut to 8 numbers, too
     assert capsys.readouterr().out.splitlines()[1].split()[2] == "green"
+    conjoin("index", folder, "--kind", "none")
+    assert "7 rows indexed\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--probes must be at least 1, got 0"):
+        conjoin("index", folder, "--probes", 0)
 
 
 def test_fingerprint_survives_saving_and_moving(model, tmp_path):
@@ -303,58 +308,58 @@ def test_fingerprint_survives_saving_and_moving(model, tmp_path):
 class TestErrors:
     def test_nothing_to_search_for(self, built):
         with pytest.raises(ValueError, match="nothing to search for: pass --text, --image or both"):
-            conjoin("search", built / "index")
+            conjoin("search", built)
 
     def test_another_model(self, built, tmp_path):
         save_model(tmp_path, 1)
-        with pytest.raises(ValueError, match=r"the index was built with model .*, these queries come from"):
-            conjoin("search", built / "index", "--text", "a", "--model", tmp_path)
+        with pytest.raises(ValueError, match=r"the collection was made with model .*, these queries come from"):
+            conjoin("search", built, "--text", "a", "--model", tmp_path)
 
-    def test_model_has_moved(self, built, tmp_path):
-        shutil.copytree(built / "index", tmp_path / "index")
-        index = load_index(tmp_path / "index")
-        index.model = index.model._replace(name=str(tmp_path / "gone"))
-        index.save(tmp_path / "index")
-        with pytest.raises(FileNotFoundError, match=r"the model that made the index is no longer at .*gone': pass"):
-            conjoin("search", tmp_path / "index", "--text", "a")
+    @pytest.fixture
+    def recorded(self, built, tmp_path):
+        """Copies the collection and lets it record another model."""
+
+        def record(name):
+            folder = shutil.copytree(built, tmp_path / "copy")
+            table = open_table(folder)
+            metadata = read_metadata(table)
+            write_metadata(table, metadata | {"details": metadata["details"] | {"model": str(name)}})
+            publish(folder, table)
+            return folder
+
+        return record
+
+    def test_model_has_moved(self, recorded, tmp_path):
+        with pytest.raises(
+            FileNotFoundError, match=r"the model that made the collection is no longer at .*gone': pas"
+        ):
+            conjoin("search", recorded(tmp_path / "gone"), "--text", "a")
 
     @pytest.mark.parametrize("kind", ["hub name", "stock", "empty"])
-    def test_only_a_local_model_of_this_package_is_loaded_on_the_word_of_an_index(
-        self, built, tiny_checkpoints, tmp_path, kind
+    def test_only_a_local_model_of_this_package_is_loaded_on_the_word_of_a_collection(
+        self, recorded, tiny_checkpoints, tmp_path, kind
     ):
-        shutil.copytree(built / "index", tmp_path / "index")
         (tmp_path / "empty").mkdir()
-        recorded = {"hub name": "someone/model", "stock": tiny_checkpoints["clip"], "empty": str(tmp_path / "empty")}
-        index = load_index(tmp_path / "index")
-        index.model = index.model._replace(name=recorded[kind])
-        index.save(tmp_path / "index")
-        with pytest.raises(ValueError, match=f"not a local model of this package: pass --model {recorded[kind]} to"):
-            conjoin("search", tmp_path / "index", "--text", "a")
+        models = {"hub name": "someone/model", "stock": tiny_checkpoints["clip"], "empty": str(tmp_path / "empty")}
+        with pytest.raises(ValueError, match=f"not a local model of this package: pass --model {models[kind]} to"):
+            conjoin("search", recorded(models[kind]), "--text", "a")
 
     def test_code_beside_the_recorded_model_is_not_run(self, data, tmp_path, capsys):
         save_model(tmp_path / "model", 0)
-        conjoin("encode", tmp_path / "model", data, "--only", "image", "--out", tmp_path / "store", "--quiet")
-        conjoin("index", tmp_path / "store", "--out", tmp_path / "index")
+        conjoin("encode", tmp_path / "model", data, "--only", "image", "--out", tmp_path / "new", "--quiet")
         for file in (tmp_path / "model").glob("*.py"):
             file.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
         capsys.readouterr()
-        conjoin("search", tmp_path / "index", "--image", data / "green.png", "-k", 1)
+        conjoin("search", tmp_path / "new", "--image", data / "green.png", "-k", 1)
         assert capsys.readouterr().out.splitlines()[1].split()[2] == "green" and not (tmp_path / "mark").exists()
-
-    def test_index_without_a_model(self, built, tmp_path):
-        whole = load_index(built / "index")
-        whole.model = None
-        whole.save(tmp_path)
-        with pytest.raises(ValueError, match="the index does not say which model made it: pass --model"):
-            conjoin("search", tmp_path, "--text", "a")
 
     def test_missing_query_image(self, built):
         with pytest.raises(FileNotFoundError, match=r"image 'nowhere\.png': no such file"):
-            conjoin("search", built / "index", "--image", "nowhere.png")
+            conjoin("search", built, "--image", "nowhere.png")
 
     def test_kind_is_checked_by_the_parser(self, built, capsys):
         with pytest.raises(SystemExit):
-            conjoin("index", built / "store", "--out", "x", "--kind", "tree")
+            conjoin("index", built, "--kind", "tree")
         assert "invalid choice: 'tree'" in capsys.readouterr().err
 
 
@@ -382,13 +387,12 @@ def test_any_model_encodes_and_searches(kind, data, tiny_checkpoints, tmp_path, 
     if kind == "sentence-transformers":
         other = tmp_path / "st"
         SentenceTransformer(tiny_checkpoints["clip"], device="cpu").save_pretrained(str(other))
-    conjoin("encode", other, data, "--only", "image", "--out", tmp_path / "store", "--quiet")
-    conjoin("index", tmp_path / "store", "--out", tmp_path / "index")
+    conjoin("encode", other, data, "--only", "image", "--out", tmp_path / "new", "--quiet")
     capsys.readouterr()
-    conjoin("search", tmp_path / "index", "--image", data / "blue.png", "--model", other, "-k", 2)
+    conjoin("search", tmp_path / "new", "--image", data / "blue.png", "--model", other, "-k", 2)
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["1", "1.0000", "blue"]
     with pytest.raises(ValueError, match="not a local model of this package: pass --model"):
-        conjoin("search", tmp_path / "index", "--image", data / "blue.png")
+        conjoin("search", tmp_path / "new", "--image", data / "blue.png")
 
 
 def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, tmp_path, capsys):
@@ -396,7 +400,7 @@ def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, t
     code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | code))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
-    command = ["encode", str(folder), str(data), "--only", "text", "--out", str(tmp_path / "store")]
+    command = ["encode", str(folder), str(data), "--only", "text", "--out", str(tmp_path / "new")]
     assert main(command) == 2
     error = capsys.readouterr().err
     assert error.startswith("conjoin: the model") and "--trust-remote-code" in error and error.count("\n") == 1
@@ -404,11 +408,11 @@ def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, t
 
 
 def test_a_pipe_gets_a_handful_of_lines(model, data, tmp_path):
-    command = [sys.executable, "-m", "conjoin", "encode", str(model), str(data), "--out", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "conjoin", "encode", str(model), str(data), "--out", str(tmp_path / "new")]
     piped = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
     assert piped.splitlines()[-2:] == [
-        f"7 vectors of 16 dimensions in {tmp_path / 'store'}",
-        f"next: conjoin index {tmp_path / 'store'} --out ...",
+        f"7 vectors of 16 dimensions in {tmp_path / 'new'}",
+        f"next: conjoin search {tmp_path / 'new'} --text ...",
     ]
     assert len(piped.splitlines()) <= 4 and "\r" not in piped and "%|" not in piped
 
@@ -420,38 +424,28 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
     datasets.enable_progress_bars()
     try:
-        assert main(["encode", str(model), str(data), "--out", str(tmp_path / "store"), "--quiet"]) == 0
+        assert main(["encode", str(model), str(data), "--out", str(tmp_path / "new"), "--quiet"]) == 0
         assert datasets.are_progress_bars_disabled()
         assert not logging.is_progress_bar_enabled()
     finally:
         datasets.enable_progress_bars()
 
 
-def test_two_processes_share_a_store(built, model, data, tmp_path):
+def test_two_processes_share_a_collection(built, model, data, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "conjoin", "encode"]
-    words += [model, data, "--only", "image", "--out", tmp_path, "--shard-size", 3, "--quiet"]
+    words += [model, data, "--only", "image", "--out", tmp_path / "new", "--quiet"]
     found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.count(f"7 vectors of 16 dimensions in {tmp_path}") == 1
-    assert found.stdout.count(f"of 2 has ended; the last one completes {tmp_path}") == 1
-    for path in (built / "store").glob("[!.]*"):
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+    assert found.stdout.count(f"7 vectors of 16 dimensions in {tmp_path / 'new'}") == 1
+    assert (Collection.open(tmp_path / "new").vectors(COLOURS) == Collection.open(built).vectors(COLOURS)).all()
 
 
-def test_ranks_of_a_launcher(model, data, tmp_path, monkeypatch, capsys):
-    command = ("encode", model, data, "--only", "image", "--out", tmp_path, "--shard-size", 3, "--quiet")
+def test_ranks_of_a_launcher(model, data, tmp_path, monkeypatch):
+    command = ("encode", model, data, "--only", "image", "--out", tmp_path / "new", "--quiet")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(ValueError, match="the environment variable RANK must be a number, got 'one'"):
         conjoin(*command)
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        conjoin(*command)
-    assert "7 vectors of 16 dimensions" in capsys.readouterr().out
-    conjoin(*command)
-    assert "process 1 of 2: process 0 updates" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="--engine ray starts its own workers"):
-        conjoin(*command, "--engine", "ray")
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="--ray-workers 2 needs --engine ray"):

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoProcessor
 
 from conjoin.cli.main import main
-from conjoin.data import TaughtRows, load_pairs
+from conjoin.data import RowsWithTeacher, load_pairs
 from conjoin.hub import export
 from conjoin.methods.solar.teacher_cache import TeacherCache
 from conjoin.methods.solar.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
@@ -39,7 +39,7 @@ def test_writes_what_the_teachers_say(arguments, tiny_checkpoints, tmp_path, cap
     processor = AutoProcessor.from_pretrained(str(tmp_path / "model"), trust_remote_code=True)
     collator = TeacherCollator(processor, 8, teachers)
     said = teachers.states(collator([rows[i] for i in range(4)])["pairs"]["teacher"])
-    taught = TaughtRows(rows, TeacherCache(out))
+    taught = RowsWithTeacher(rows, TeacherCache(out))
     cached = collator([taught[i] for i in range(4)])["pairs"]["teacher"]
     assert all(torch.equal(cached[name], value) for name, value in said.items())
     assert main([*arguments, *settings, "--dtype", "float16"]) == 2

@@ -13,6 +13,7 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
+from conjoin.storage import TEMPORARY
 
 READ = """
 import json, sys
@@ -90,12 +91,13 @@ def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictur
 
 
 def test_what_a_killed_export_left_is_removed_a_day_later(tmp_path):
-    for name in ("old", "new"):
-        (tmp_path / f".export-{name}").mkdir()
-        (tmp_path / f".export-{name}/config.json").write_text("{}")
-    os.utime(tmp_path / ".export-old", (0, 0))
+    old, new = (tmp_path / f"export.{name}{TEMPORARY}" for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    os.utime(old, (0, 0))
     with staged(tmp_path) as staging:
-        assert {path.name for path in tmp_path.iterdir()} == {".export-new", staging.name}
+        assert set(tmp_path.iterdir()) == {new, staging}
 
 
 def test_a_class_that_is_not_registered_is_refused(tiny_checkpoints, tmp_path):

@@ -91,16 +91,15 @@ def test_encode_index_and_search(exported, pictures, tmp_path, capsys):
     def conjoin(*arguments):
         parser = argparse.ArgumentParser()
         subparsers = parser.add_subparsers(required=True)
-        for command in (encode, index, search):
+        for command in (encode, search):
             command.add_parser(subparsers)
         args = parser.parse_args([str(argument) for argument in arguments])
         args.func(args)
 
-    conjoin("encode", folder, data, "--out", tmp_path / "store", "--batch-size", 3, "--workers", 1, "--quiet")
-    conjoin("index", tmp_path / "store", "--out", tmp_path / "index")
+    conjoin("encode", folder, data, "--out", tmp_path / "pairs", "--batch-size", 3, "--workers", 1, "--quiet")
     capsys.readouterr()
     query = ("--image", data / "p2.png", "--text", "picture 2")
-    conjoin("search", tmp_path / "index", *query, "--json", "-k", 4)
+    conjoin("search", tmp_path / "pairs", *query, "--json", "-k", 4)
     hits = json.loads(capsys.readouterr().out)["results"]
     assert hits[0]["id"].startswith("p2") and hits[0]["score"] > 0.99999 and len(hits) == 4
 

@@ -48,17 +48,17 @@ push(second, "me/model", "--replace")
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoProcessor
 from conjoin import load_encoder, load_model
-from conjoin.retrieval import EmbeddingStore
+from conjoin.retrieval import Collection
 
 for name, revision in (("new", None), ("pinned", sha)):
     found[f"conjoin {name}"] = load_encoder("me/model", revision=revision).encode(texts)
     sentence = SentenceTransformer("me/model", trust_remote_code=True, revision=revision)
     found[f"sentence {name}"] = sentence.encode(texts)
 (folder / "rows.csv").write_text("\\n".join(["text", *texts]))
-words = ("encode", "me/model", folder / "rows.csv", "--only", "text", "--revision", sha, "--out", folder / "store")
+words = ("encode", "me/model", folder / "rows.csv", "--only", "text", "--revision", sha, "--out", folder / "rows")
 if main([*map(str, words)]) != 0:
     sys.exit(1)
-found["command pinned"] = EmbeddingStore.open(folder / "store").load()[1]
+found["command pinned"] = Collection.open(folder / "rows").vectors()
 options = {"trust_remote_code": True, "revision": sha, "code_revision": sha}
 model, processor = (c.from_pretrained("me/model", **options) for c in (AutoModel, AutoProcessor))
 found["transformers pinned"] = model.eval()(**processor(texts)).embeddings.detach().numpy()

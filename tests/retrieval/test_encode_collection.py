@@ -169,9 +169,9 @@ CALLS = [
     *(("update", LanceMergeInsertBuilder, "execute", call) for call in (0, 1)),
     ("update", LanceTable, "delete", 0),
     *(("first", LanceTable, "create_index", call) for call in (0, 1)),
-    *((run, LanceTable, "optimize", call) for run in ("first", "update") for call in (0, 1)),
-    ("first", LanceTable, "update_field_metadata", 0),
-    *((run, collection_files, "write_text", call) for run in ("first", "update") for call in (0, 1, 2)),
+    *(("update", LanceTable, "optimize", call) for call in (0, 1)),
+    *(("first", collection_files, "write_text", call) for call in (0, 1)),
+    *(("update", collection_files, "write_text", call) for call in (0, 1, 2)),
     ("first", Tags, "create", 0),
     ("update", Tags, "update", 0),
     *(("fractions", LanceTable, name, 0) for name in ("add_columns", "drop_columns", "alter_columns")),
@@ -192,8 +192,8 @@ class TestResume:
         with pytest.raises(Stop):
             encode(tmp_path, stopping([*tiny_rows(), {}], after))
         safe = after // CHUNK * CHUNK
-        message = f"is unfinished, {safe} rows so far: run the same `conjoin encode`"
-        with pytest.raises(ValueError, match=message):
+        message = f"is unfinished, {safe} rows so far: run the same `conjoin encode`" if safe else "there is no collect"
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
             Collection.open(tmp_path)
         encoder = counting()
         assert encode(tmp_path, encoder=encoder).changes == Changes(

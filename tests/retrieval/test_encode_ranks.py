@@ -165,7 +165,7 @@ class TestTwoRuns:
         assert contents(tmp_path) == reference
 
     def test_ranks_wait_for_no_other_writer(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("conjoin.storage.locks._PATIENCE", 0.1)
+        monkeypatch.setattr("conjoin.storage.writer._PATIENCE", 0.1)
         message = self.during(tmp_path, 0, 1, lambda: encode(tmp_path, 0, 2))
         assert f"another process is writing into '{tmp_path}'" in message
 

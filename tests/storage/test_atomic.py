@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from conjoin.storage.atomic import TEMPORARY, atomic_path, remove_temporary, write_json, write_text
+from conjoin.storage.atomic import TEMPORARY, atomic_path, flush_tree, publish_folder, remove_temporary, write_text
 
 
 def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -47,7 +47,7 @@ def test_leftovers_of_a_killed_process_are_removed_a_day_later(tmp_path):
     for path in (old, new, other):
         path.write_text("half")
     os.utime(old, (0, 0))
-    write_json(tmp_path / "b", {})
+    write_text(tmp_path / "b", "")
     assert not old.exists() and new.exists() and other.exists()
     remove_temporary(tmp_path)
     assert not new.exists() and other.exists()
@@ -57,3 +57,21 @@ def test_a_file_gets_the_usual_permissions(tmp_path):
     write_text(tmp_path / "a", "")
     (tmp_path / "b").write_text("")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_a_folder_appears_whole_where_none_or_an_empty_one_was(tmp_path):
+    for number, name in enumerate(("new", "empty", "full")):
+        aside, folder = tmp_path / f"{name}.partial", tmp_path / name
+        aside.mkdir()
+        write_text(aside / "a", str(number))
+        flush_tree(aside)
+        if name != "new":
+            folder.mkdir()
+        if name == "full":
+            (folder / "b").touch()
+            with pytest.raises(OSError):
+                publish_folder(aside, folder)
+            assert (folder / "b").exists() and aside.exists()
+        else:
+            publish_folder(aside, folder)
+            assert (folder / "a").read_text() == str(number) and not aside.exists()

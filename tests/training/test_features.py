@@ -1,6 +1,6 @@
 """Training on cached tower features is training on the towers."""
 
-import os
+import shutil
 
 import pytest
 import torch
@@ -21,10 +21,15 @@ from conjoin.training.config import RetrievalConfig
 from tiny_training import make_encoder, make_rows, make_trainer, move_to_second_machine, without_dropout, write_pairs
 
 
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(features, "_BATCHES_PER_SHARD", 1)
+
+
 def _cache(checkpoints, folder, **kwargs):
     model, processor = make_encoder(checkpoints)
     rows = [dict(row) | {"alternative_text": "z z z" if i == 1 else None} for i, row in enumerate(make_rows(5))]
-    return model, processor, rows, cache_features(model, processor, rows, folder, batch_size=2, **kwargs)
+    return model, processor, rows, cache_features(model, processor, rows, folder, **{"batch_size": 2} | kwargs)
 
 
 def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, tmp_path):
@@ -41,7 +46,7 @@ def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, tmp_pa
 def test_every_copy_and_both_texts_are_drawn(tiny_checkpoints, tmp_path):
     *_, folder = _cache(tiny_checkpoints, tmp_path, copies=3, augment=_noise)
     cached = CachedFeatures(folder)
-    assert cached.tensors["image_features"].shape[0] == 3
+    assert cached.images.column("image_features").shape[:2] == (5, 3)
 
     def draws(index):
         seen = set()
@@ -83,11 +88,11 @@ def test_pictures_in_files_are_augmented_as_those_in_memory(tiny_checkpoints, tm
     features = [
         CachedFeatures(
             cache_features(model, processor, given, tmp_path / name, augment=ImageAugmentation(0), copies=2)
-        ).tensors["image_features"]
+        ).images.column("image_features")
         for name, given in (("memory", rows), ("files", in_files))
     ]
     assert torch.equal(*features)
-    assert not torch.equal(features[0][0], features[0][1])
+    assert not torch.equal(features[0][:, 0], features[0][:, 1])
 
 
 def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):
@@ -99,39 +104,64 @@ def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):
         cache_features(model, processor, rows, tmp_path, batch_size=2)
 
 
-def test_an_interrupted_rebuild_leaves_the_cache_before(tiny_checkpoints, tmp_path, monkeypatch):
-    _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        _cache(tiny_checkpoints, tmp_path, key={"data": "b"})
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
-    assert len(before) == 2
-    _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")} == before
+def test_an_interrupted_cache_resumes_to_the_same_bytes(tiny_checkpoints, tmp_path, monkeypatch):
+    settings = {"key": {"data": "a"}, "copies": 2}
+    _cache(tiny_checkpoints, tmp_path / "whole", augment=ImageAugmentation(7), **settings)
+    _cache(tiny_checkpoints, tmp_path / "part", key={"data": "b"})
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
+        compute = features._image_features
+        patch.setattr(features, "_image_features", lambda *given: _stop() if "row4" in given[3] else compute(*given))
+        _cache(tiny_checkpoints, tmp_path / "part", augment=ImageAugmentation(7), **settings)
+    with pytest.raises(ValueError, match="SHA256SUMS lists 4 of 5 rows; run `conjoin train` again, it resumes"):
+        CachedFeatures(tmp_path / "part")
+    computed = []
+    monkeypatch.setattr(features, "_image_features", lambda *given: computed.append(given[3]) or compute(*given))
+    _cache(tiny_checkpoints, tmp_path / "part", augment=ImageAugmentation(7), **settings)
+    assert computed == [["row4"]] * 2
+    assert _files(tmp_path / "part") == _files(tmp_path / "whole")
+
+
+def _stop():
+    raise RuntimeError("stopped")
+
+
+def _files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_cache_is_reused_until_its_key_changes(tiny_checkpoints, tmp_path):
     *_, folder = _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
-    manifest = folder / "manifest.json"
-    written = manifest.stat().st_mtime_ns
+    before, written = _files(folder), (folder / "images/cache.json").stat().st_mtime_ns
     _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
-    assert manifest.stat().st_mtime_ns == written
+    assert (folder / "images/cache.json").stat().st_mtime_ns == written
     _cache(tiny_checkpoints, tmp_path, key={"data": "b"})
-    assert manifest.stat().st_mtime_ns > written and len(list(folder.glob("[!.]*"))) == 2
+    assert (folder / "images/cache.json").stat().st_mtime_ns > written and _files(folder).keys() == before.keys()
+    _cache(tiny_checkpoints, tmp_path)
+    assert CachedFeatures(folder).images.key == {}
 
 
-@pytest.mark.parametrize("damaged", ["manifest", "features"])
+def test_images_and_texts_of_two_caches_are_no_cache(tiny_checkpoints, tmp_path):
+    for name in ("a", "b"):
+        _cache(tiny_checkpoints, tmp_path / name, key={"data": name})
+    shutil.rmtree(tmp_path / "a/texts")
+    shutil.move(tmp_path / "b/texts", tmp_path / "a/texts")
+    with pytest.raises(ValueError, match="is unfinished: its texts are of another key; run `conjoin train` again"):
+        CachedFeatures(tmp_path / "a")
+
+
+@pytest.mark.parametrize("damaged", ["images/cache.json", "images/shard-00001.safetensors", "texts/SHA256SUMS"])
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-9], lambda b: b[:-40] + b"~" + b[-39:], None])
 def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, caplog, damaged, damage):
     *_, folder = _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
-    before = {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
-    (path,) = folder.glob(f"{damaged}*")
-    path.unlink() if damage is None else path.write_bytes(damage(before[path.name]))
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"{damaged}.*run `conjoin train` (again|to make one)$"):
+    before, path = _files(folder), folder / damaged
+    path.unlink() if damage is None else path.write_bytes(damage(before[damaged]))
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=rf"{path.name}.*run `conjoin train` (again|to make one)"
+    ):
         CachedFeatures(folder)
     _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
-    assert {path.name: path.read_bytes() for path in folder.glob("[!.]*")} == before
-    assert path.name in caplog.text or damage is None
+    assert _files(folder) == before
+    assert path.name in caplog.text or damage is None or path.name == "SHA256SUMS"
 
 
 def test_a_run_on_cached_features_resumes_exactly(tiny_checkpoints, tmp_path):
@@ -228,16 +258,17 @@ def test_features_of_a_stream_are_refused(recipe):
 
 def test_a_changed_text_or_image_of_any_row_is_noticed(recipe, tmp_path):
     def features():
-        return _trainer(recipe).train_dataset.tensors
+        made = _trainer(recipe).train_dataset
+        return {"images": made.images.column("image_features") + 0, "texts": made.texts.column("text_features") + 0}
 
     before = features()
     assert all(torch.equal(before[name], tensor) for name, tensor in features().items())
     (tmp_path / "pairs/row6.txt").write_text("quite another text")
     changed = features()
-    assert before["text_features"].shape != changed["text_features"].shape
-    assert torch.equal(before["image_features"], changed["image_features"])
+    assert before["texts"].shape != changed["texts"].shape
+    assert torch.equal(before["images"], changed["images"])
     PilImage.new("RGB", (16, 16), "white").save(tmp_path / "pairs/row6.png")
-    moved = (features()["image_features"] - before["image_features"]).abs().amax(dim=(0, 2, 3))
+    moved = (features()["images"] - before["images"]).abs().amax(dim=(1, 2, 3))
     assert moved.nonzero().flatten().tolist() == [6]
 
 
@@ -254,6 +285,7 @@ def test_a_second_machine_waits_for_the_features_of_the_first(tiny_checkpoints, 
         model.get_submodule(tower).requires_grad_(False)
     features.cache_run_features(arguments, model, processor, make_rows(4), None, training)  # of the first machine
     events = move_to_second_machine(training, monkeypatch)
-    monkeypatch.setattr(features, "is_current", lambda *_: events.append("open") or True)
+    is_complete = features.FeatureCache.is_complete
+    monkeypatch.setattr(features.FeatureCache, "is_complete", lambda *of: events.append("open") or is_complete(*of))
     features.cache_run_features(arguments, model, processor, make_rows(4), None, training)
-    assert events == ["wait", "open"]
+    assert events == ["wait", "open", "open"]

@@ -11,7 +11,7 @@ from transformers import TrainerState
 from conjoin.processing import ImageTextProcessor
 from conjoin.storage import lock_folder
 from conjoin.training import run_folder
-from conjoin.training.run_folder import check_checkpoint, checkpoints, open_run_folder, remove_old
+from conjoin.training.run_folder import UNFINISHED, check_checkpoint, checkpoints, open_run_folder, remove_old
 from tiny_training import make_encoder, make_rows, make_trainer, move_to_second_machine
 
 WRITERS = (
@@ -57,7 +57,7 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
                     return original(*arguments, **options)
                 if name not in ("fsync", "replace"):
                     original(*arguments, **options)
-                    newest = max((folder / ".unfinished").rglob("*.*"), key=lambda path: path.stat().st_mtime_ns)
+                    newest = max((folder / UNFINISHED).rglob("*.*"), key=lambda path: path.stat().st_mtime_ns)
                     os.truncate(newest, newest.stat().st_size // 2)
                 raise Killed
 
@@ -76,7 +76,7 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
         assert checkpoint in (folder / f"checkpoint-{step}", folder / f"checkpoint-{step + 1}"), points
         check_checkpoint(checkpoint)
         torch.load(checkpoint / "optimizer.pt")
-        assert not (folder / ".unfinished").exists() and not list(folder.glob("damaged-*"))
+        assert not (folder / UNFINISHED).exists() and not list(folder.glob("damaged-*"))
         step = int(checkpoint.name.partition("-")[2])
     assert {name for _, name in WRITERS} == set(points) and len(points) > 15
     assert [path.name for path in checkpoints(folder)] == [f"checkpoint-{step + 1}"]
@@ -84,8 +84,9 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
 
 def test_what_a_kill_left_while_the_model_was_saved_is_removed(trainer):
     folder = Path(trainer.args.output_dir)
-    (folder / ".export-abc").mkdir()
-    (folder / ".export-abc/model.safetensors").write_bytes(b"half")
+    killed = folder / "export.0123456789abcdef.conjoin-tmp"
+    killed.mkdir()
+    (killed / "model.safetensors").write_bytes(b"half")
     (folder / "recipe.json.0123456789abcdef.conjoin-tmp").write_bytes(b"{")
     assert found(trainer.args).name == "checkpoint-2"
     assert {path.name for path in folder.iterdir()} == {".lock", "checkpoint-2"}
@@ -139,7 +140,7 @@ def test_a_folder_is_not_replaced_unasked(trainer, tmp_path):
     (folder / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds a model \(config.json\).*--overwrite"):
         found(trainer.args, resume=False)
-    (folder / "manifest.json").write_text("{}")
+    (folder / "cache.json").write_text("{}")
     for resume, overwrite in ((False, False), (True, False), (False, True)):
         with pytest.raises(ValueError, match="holds no training run"):
             found(trainer.args, resume, overwrite)

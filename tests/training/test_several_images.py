@@ -71,8 +71,8 @@ def test_cached_features_are_those_of_concatenations(tiny_checkpoints, source, t
     with torch.no_grad():
         live, found = (model(**inputs, views=views).embeddings for inputs in (processor(items), batch))
     assert (live - found).abs().max() < 1e-6
-    images = cached.tensors["image_features"]
-    assert images.shape[0] == 2 and not torch.equal(images[0], images[1])
+    images = cached.images.column("image_features")
+    assert images.shape[1] == 2 and not torch.equal(images[:, 0], images[:, 1])
 
 
 @pytest.mark.parametrize("input_type", ["seq", "cat"])

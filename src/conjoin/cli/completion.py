@@ -5,7 +5,7 @@ from typing import Any
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 _PATHS = {"CATALOGUE", "DATA", "DIR", "FILE", "FOLDER", "INDEX", "JSON", "MODEL", "OUT", "PATH", "RECIPE", "SOURCE"}
-_PATHS |= {"STORE", "YAML"}
+_PATHS |= {"COLLECTION", "YAML"}
 """Names of values in the help that may be files."""
 
 

@@ -92,7 +92,7 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--templates", nargs="+", default=[], metavar="JSON", help="templates of further languages")
     group.add_argument(
-        "--store", metavar="STORE", help="vectors of the catalogue by any model, which `conjoin encode` wrote"
+        "--collection", metavar="FOLDER", help="vectors of the catalogue by any model, which `conjoin encode` wrote"
     )
     add_compute_options(parser, ("--device", "--quiet"))
 
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
         catalogue,
         args.out,
         settings,
-        vectors=None if args.store is None else _read_vectors(args.store, catalogue),
+        vectors=None if args.collection is None else _read_vectors(args.collection, catalogue),
         judges=_judges(args, model, catalogue),
         cold_start=model if settings.samplers.get("cold_start") else None,
         template_files=args.templates,
@@ -179,24 +179,22 @@ def _judges(args: argparse.Namespace, model: "VisionModel | None", catalogue: "C
     return judges
 
 
-def _read_vectors(store: str, catalogue: "Catalogue") -> "np.ndarray":
-    """The vectors of a store in the order of the catalogue.
+def _read_vectors(folder: str, catalogue: "Catalogue") -> "np.ndarray":
+    """The vectors of a collection in the order of the catalogue.
 
     Raises:
         ValueError: A product has none.
     """
-    from conjoin.retrieval import EmbeddingStore
+    from conjoin.retrieval import Collection
 
-    ids, vectors = EmbeddingStore.open(store).load()
-    places = {pid: place for place, pid in enumerate(ids)}
-    absent = [pid for pid in catalogue.ids if pid not in places]
+    collection = Collection.open(folder)
+    absent = sorted({*catalogue.ids} - {*collection.ids})
     if absent:
         raise ValueError(
-            f"the store {store!r} has no vector of {len(absent)} of {len(catalogue)} products, such as {absent[0]!r}; "
-            "encode the same catalogue with the same --id-column"
+            f"the collection {folder!r} has no vector of {len(absent)} of {len(catalogue)} products, such as "
+            f"{absent[0]!r}; encode the same catalogue with the same --id-column"
         )
-    ordered: np.ndarray = vectors[[places[pid] for pid in catalogue.ids]]
-    return ordered
+    return collection.vectors(catalogue.ids)
 
 
 def _sampler(text: str) -> tuple[str, float]:

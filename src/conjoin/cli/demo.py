@@ -1,4 +1,4 @@
-"""`conjoin demo`: train, index, search and evaluate on the embedded sample."""
+"""`conjoin demo`: train, encode, search and evaluate on the embedded sample."""
 
 import argparse
 import shutil
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conjoin.evaluation import Example, Results, Shown
     from conjoin.evaluation.benchmarks.emoji import EmojiScores
+    from conjoin.retrieval import ItemEncoder
     from conjoin.training import RetrievalTrainer
 
 DEMO = "sample/demo.yaml"
@@ -19,6 +20,7 @@ SUMMARY = (
     "artists and their names. All scores are on {test} concepts that are in no training split. The gallery holds one "
     "artist's picture of each; queries are names, the other artist's pictures, or both."
 )
+_THUMBNAIL = 128
 NAMES = {"image": "image", "text": "text", "image,text": "image + text"}
 
 
@@ -26,8 +28,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "demo",
-        help="train, index, search and evaluate on the embedded sample",
-        description="Build the emoji sample, train a joint encoder on it, encode and index a held-out gallery, search "
+        help="train, encode, search and evaluate on the embedded sample",
+        description="Build the emoji sample, train a joint encoder on it, encode a held-out gallery, search "
         "it, evaluate all nine modality combinations, and write a report. About five minutes on two CPU cores; needs "
         'pip install "conjoin[sample]" and no network. --recipe solar runs SOLAR on scenes of several objects, '
         "beside baselines. --SECTION.KEY VALUE changes a key of the recipe.",
@@ -58,8 +60,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.evaluation import format_combinations
     from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
     from conjoin.retrieval import ItemEncoder
-    from conjoin.retrieval.store import STORE
-    from conjoin.storage import check_places
+    from conjoin.retrieval.collection_table import check_place
     from conjoin.training import DEMOS, load_recipe, recipe_folder, train
 
     logging.set_verbosity_error()
@@ -71,7 +72,9 @@ def run(args: argparse.Namespace) -> None:
     if args.recipe in DEMOS:
         _finish(DEMOS[args.recipe].run(out, overrides, _say), out, started)
         return
-    check_places(out / "gallery", STORE)
+    made = [out / "gallery", *(out / "evaluation").glob("[!.]*")]
+    for folder in made:
+        check_place(folder)
     model = str(out / "model")
     _say("1/4  Data and training")
     recipe = load_recipe(args.recipe or recipe_folder() / DEMO, {"training.output_dir": model, **overrides})
@@ -82,11 +85,12 @@ def run(args: argparse.Namespace) -> None:
     encoder = ItemEncoder.from_pretrained(
         model, batch_size=64, device=device, dtype=torch.bfloat16 if args.bf16 else None
     )
-    shutil.rmtree(out / "gallery", ignore_errors=True)  # vectors of an earlier model
-    scores = evaluate_emoji(encoder, out / "gallery", seed=seed)
+    for folder in made:  # vectors of an earlier model
+        shutil.rmtree(folder, ignore_errors=True)
+    scores = evaluate_emoji(encoder, out / "evaluation", seed=seed)
 
-    _say("3/4  Indexing and searching")
-    _index(scores, out)
+    _say("3/4  Searching")
+    _encode_gallery(encoder, scores, out)
     examples = _examples(scores, seed)
     _print_examples(examples)
 
@@ -94,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     results = _results(trainer, scores, examples, usage(model))
     _add_baseline(trainer, encoder.processor, scores, results)
     print(format_combinations(scores.combinations))
-    _finish(results, out, started, f"Search it:  conjoin search {out / 'index'} --text 'red apple'\n")
+    _finish(results, out, started, f"Search it:  conjoin search {out / 'gallery'} --text 'red apple'\n")
 
 
 def _finish(results: "Results", out: Path, started: float, hint: str = "") -> None:
@@ -122,10 +126,9 @@ def _overrides(args: argparse.Namespace, use_cpu: bool) -> dict[str, str]:
     return overrides | parse_overrides(args.overrides)
 
 
-def _index(scores: "EmojiScores", out: Path) -> None:
-    """Index the gallery, with its pictures as files and its names."""
-    from conjoin.retrieval import ExactIndex
-    from conjoin.retrieval.kept_rows import KeptRows
+def _encode_gallery(encoder: "ItemEncoder", scores: "EmojiScores", out: Path) -> None:
+    """Encode the gallery into a collection to search, with its pictures as files and its names."""
+    from conjoin.retrieval import encode_collection
 
     folder = (out / "pictures").resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,11 +136,8 @@ def _index(scores: "EmojiScores", out: Path) -> None:
     for row in scores.candidates:
         path = folder / (row["id"].replace("/", "-") + ".png")
         row["image"].save(path)
-        rows.append({"text": row["text"], "image": str(path)})
-    index = ExactIndex(scores.stores["image"].model)
-    index.follow(scores.stores["image"])
-    index.kept = KeptRows.of(index.ids, rows)
-    index.save(out / "index")
+        rows.append({"id": row["id"], "image": str(path), "kept": {"text": row["text"]}})
+    encode_collection(rows, encoder, out / "gallery", keep_pictures=_THUMBNAIL)
 
 
 def _say(text: str) -> None:
@@ -153,7 +153,7 @@ def _examples(scores: "EmojiScores", seed: int) -> list["Example"]:
 
     generator = np.random.default_rng(seed)
     gallery = [_shown(row) for row in scores.candidates]
-    vectors = torch.from_numpy(scores.stores["image"].load()[1])
+    vectors = torch.from_numpy(scores.collections["image"].vectors(scores.candidates["id"][:]))
     examples = []
     for modality, name in NAMES.items():
         places = generator.choice(len(scores.queries), size=3, replace=False).tolist()

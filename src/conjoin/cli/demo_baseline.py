@@ -56,7 +56,7 @@ def compare_heads(trainer: Any, processor: Any, scores: "EmojiScores", results: 
         cached = CachedFeatures(cache_features(trainer.encoder, processor, rows, folder / name))
         image, text, text_rows = _pool(cached)
         with torch.inference_mode():
-            embedded.append(heads(image[0].to(device), text[text_rows[:, 0]].to(device)))
+            embedded.append(heads(image[:, 0].to(device), text[text_rows[:, 0]].to(device)))
     queries, gallery = embedded
     labels = torch.arange(len(scores.queries), device=device)
     asked = (("text", "text", "hit_rate@10"), ("image", "image", "hit_rate@1"), ("image,text", "fused", "hit_rate@1"))
@@ -77,18 +77,19 @@ def compare_heads(trainer: Any, processor: Any, scores: "EmojiScores", results: 
 
 
 def _pool(features: "CachedFeatures") -> tuple[Tensor, Tensor, Tensor]:
-    """CLS and mean patch of every copy `(copies, N, 2h)`, the mean token of every text, and each row's texts."""
-    image, text = features.tensors["image_features"], features.tensors["text_features"][:, 1:].float()
-    mask = features.tensors["attention_mask"].float()
+    """CLS and mean patch of every copy `(N, copies, 2h)`, the mean token of every text, and each row's texts."""
+    image, text = features.images.column("image_features"), features.texts.column("text_features")[:, 1:].float()
+    mask = features.texts.column("attention_mask").float()
     patches = image[:, :, 1:].mean(2, dtype=torch.float32)
     words = (text * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-    return torch.cat([image[:, :, 0].float(), patches], dim=2), words, features.tensors["text_rows"]
+    return torch.cat([image[:, :, 0].float(), patches], dim=2), words, features.images.column("text_rows")
 
 
 def _train(features: "CachedFeatures", seed: int, device: torch.device) -> TwoHeads:
     from conjoin.losses import GclLoss
 
     image, text, text_rows = _pool(features)
+    ids = features.images.column("ids")
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -99,10 +100,10 @@ def _train(features: "CachedFeatures", seed: int, device: torch.device) -> TwoHe
     texts_of_row = (text_rows >= 0).sum(1)
     for _ in range(STEPS):
         rows = torch.randperm(len(text_rows), generator=generator)[:BATCH_SIZE]
-        copies = torch.randint(len(image), rows.shape, generator=generator)
+        copies = torch.randint(image.shape[1], rows.shape, generator=generator)
         choice = (torch.rand(rows.shape, generator=generator) * texts_of_row[rows]).long()
-        views = heads(image[copies, rows].to(device), text[text_rows[rows, choice]].to(device))
-        terms = loss(**views, ids=features.tensors["ids"][rows].to(device))
+        views = heads(image[rows, copies].to(device), text[text_rows[rows, choice]].to(device))
+        terms = loss(**views, ids=ids[rows].to(device))
         optimizer.zero_grad()
         terms["gcl_loss"].backward()
         optimizer.step()

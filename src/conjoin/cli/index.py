@@ -1,112 +1,64 @@
-"""`conjoin index`: an embedding store into a searchable index."""
+"""`conjoin index`: faster searches of a large collection."""
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from conjoin.cli.options import INDEX_KINDS, add_options
-
-if TYPE_CHECKING:
-    from conjoin.retrieval import Index
+from conjoin.cli.options import INDEX_KINDS
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "index",
-        help="build a search index over encoded vectors",
-        description="Build an index over the vectors that `conjoin encode` wrote to STORE. An index that is already "
-        "in --out is replaced in one step: interrupted, the old one stays.",
-        epilog="example: conjoin index runs/photos-store --out runs/photos-index --backend hnsw",
+        help="make searches of a large collection faster",
+        description="Index the vectors of COLLECTION, the words of its texts and its kept columns, and measure the "
+        "recall@10: the share of the ten nearest that a search finds. Without it, a search compares with every "
+        "vector. Rows that come later are found as well.",
+        epilog="example: conjoin index runs/photos --kind ivf_pq",
     )
-    parser.add_argument("store", metavar="STORE", help="folder that `conjoin encode` wrote")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where to put the index")
+    parser.add_argument("collection", metavar="COLLECTION", help="a collection that `conjoin encode` wrote")
     parser.add_argument(
-        "--backend",
         "--kind",
-        dest="kind",
-        choices=INDEX_KINDS,
-        help="exact: compares with every vector, ties in the order of the data. FAISS: flat, the same; hnsw, a graph; "
-        "ivfpq, compressed; ivfpqr, rabitq and binary, compressed and rescored. lancedb: a database on disk, for more "
-        "than the memory holds; milvus: a server or a cluster, with --uri (default: exact, lancedb beyond half of the "
-        "memory, or the kind that --update finds)",
-    )
-    parser.add_argument("--uri", help="address of a Milvus server, or a file for Milvus Lite")
-    add_options(
-        parser,
-        "vectors",
-        ("--dims", "--dtype"),
-        dtype={
-            "default": None,
-            "help": "how --backend exact holds numbers; int8 and binary (signs) are compact (default: as the store)",
-        },
+        choices=("none", *INDEX_KINDS),
+        default="ivf_hnsw_sq",
+        help="Lance's index of vectors; hnsw is faster, sq, pq and rq are smaller; none: words and columns only "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--update",
-        action="store_true",
-        help="add, replace and remove in the index at --out what changed in STORE since, in place of building it "
-        "again; if there is none, build it",
+        "--probes", type=int, default=20, metavar="N", help="partitions to look into (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--refine",
+        type=int,
+        default=10,
+        metavar="N",
+        help="candidates to score again with their whole vectors, for each result (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--faiss",
+        nargs="?",
+        const="",
+        metavar="FACTORY",
+        help='index in memory with FAISS instead, by its factory string, such as "IVF4096,PQ64" or "HNSW32"; without '
+        "one, clusters of float16 vectors. Build it again after each update",
     )
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from conjoin.retrieval import load_index, update_index
-    from conjoin.retrieval.index.base import INDEX, INDEX_FILES
-    from conjoin.storage import check_place
-    from conjoin.storage.manifest import MANIFEST
+    from conjoin.cli.options import check_counts
+    from conjoin.retrieval import Collection, FaissIndex
 
-    check_place(args.out, INDEX, INDEX_FILES)
-    changes = None
-    if args.update and (Path(args.out) / MANIFEST).exists():
-        index = load_index(args.out)
-        _check_same(args, index)
-        changes = update_index(index, args.store)
-    else:
-        index = _build(args)
-    index.save(args.out)
-    if changes is not None:
-        print(f"{changes.added} vectors added, {changes.replaced} replaced, {changes.removed} removed")
-    recall = "" if index.recall is None or changes is not None else f", recall@10 {index.recall:.3f}"
-    print(f"{index.kind} index of {len(index)} vectors in {args.out}{recall}")
-    print(f"next: conjoin search {args.out} --text ...")
-
-
-def _check_same(args: argparse.Namespace, index: "Index") -> None:
-    """Refuse options that the index to update was not built with.
-
-    Raises:
-        ValueError: The message names the option.
-    """
-    if args.kind not in (None, index.kind):
-        raise ValueError(f"the index {args.out!r} is of kind {index.kind!r}, not {args.kind!r}: leave out --update")
-    if args.dims not in (None, index.dimension):
-        raise ValueError(
-            f"the index {args.out!r} has {index.dimension} dimensions, not --dims {args.dims}: leave out --update"
+    check_counts(args, probes=1, refine=1)
+    if args.faiss is not None:
+        built = FaissIndex.build(args.collection, args.faiss or None)
+        print(
+            f"FAISS index {built.factory} of {len(built)} vectors in {args.collection}, recall@10 {built.measured:.3f}"
         )
-    uri = args.uri if args.uri is None or "://" in args.uri else str(Path(args.uri).resolve())
-    for name, asked in (("dtype", args.dtype), ("uri", uri)):
-        found = getattr(index, name, None)
-        if asked not in (None, found):
-            raise ValueError(
-                f"the index {args.out!r} was built with --{name} {found}, not {asked}: leave out --update"
-            )
-
-
-def _build(args: argparse.Namespace) -> "Index":
-    """Build a new index by the options."""
-    from conjoin.retrieval import EmbeddingStore, build_index
-    from conjoin.retrieval.index.build import default_kind
-
-    store = EmbeddingStore.open(args.store, dims=args.dims)
-    kind = args.kind or default_kind(store)
-    options: dict[str, Any] = {"directory": args.out} if kind == "lancedb" else {}
-    for name, owner in (("uri", "milvus"), ("dtype", "exact")):
-        if vars(args)[name] is not None:
-            if kind != owner:
-                raise ValueError(f"--{name} is for --backend {owner}, not {kind}")
-            options[name] = vars(args)[name]
-    if kind == "milvus" and args.uri is None:
-        raise ValueError("--backend milvus needs --uri: http://host:19530, or a file for Milvus Lite")
-    return build_index(store, kind, **options)
+    else:
+        collection = Collection.open(args.collection)
+        kind = None if args.kind == "none" else args.kind
+        recall = collection.index(kind, probes=args.probes, refine=args.refine)
+        print(f"{len(collection)} rows indexed" + ("" if recall is None else f" ({kind}), recall@10 {recall:.3f}"))
+    print(f"next: conjoin search {args.collection} --text ...")

@@ -24,6 +24,7 @@ from conjoin.cli import (
     serve,
     teacher_cache,
     train,
+    verify,
 )
 
 COMMANDS = (
@@ -39,6 +40,7 @@ COMMANDS = (
     merge_adapter,
     export,
     push,
+    verify,
     evaluate,
     mteb,
     data,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.options import (
     COLUMN_OPTIONS,
-    INDEX_KINDS,
     RenamedOption,
     add_compute_options,
     add_data_options,
@@ -85,13 +84,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
     add_image_options(parser)
-    add_storing_options(parser, shard_size={"help": "rows per file, and rows searched at once (default: %(default)s)"})
+    add_storing_options(parser)
     computing = add_compute_options(parser)
     computing.add_argument(
         "--index",
-        choices=[kind for kind in INDEX_KINDS if kind != "milvus"],
         default="exact",
-        help="as for `conjoin index` (default: %(default)s)",
+        metavar="FACTORY",
+        help='exact, or an index of FAISS by its factory string, such as "IVF4096,PQ64" (default: %(default)s)',
     )
     computing.add_argument(
         "--estimate", action="store_true", help="print how long it would take, by a probe of every model, and stop"
@@ -118,18 +117,12 @@ def run(args: argparse.Namespace) -> None:
     settings: dict[str, Any] = {
         "anchors": None if args.anchors is None else load_rows(args, args.anchors, only=parts["anchors"]),
         "load_encoder": encoder_loader(args, device),
-        "index_options": {"device": str(device)} if args.index == "exact" else {},
+        "device": str(device),
     }
     if args.estimate:
         print(plan_mining(corpus, miners, args.out, **settings))
         return
-    settings |= {
-        "load_reranker": reranker,
-        "k": args.k,
-        "index_kind": args.index,
-        "shard_size": args.shard_size,
-        "dtype": args.dtype,
-    }
+    settings |= {"load_reranker": reranker, "k": args.k, "index": args.index, "dtype": args.dtype}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 

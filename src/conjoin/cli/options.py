@@ -63,16 +63,12 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "help": "run Python code from the model's folder, if it needs any; models of this package need none",
     },
 }
-DTYPES = ("float32", "float16", "int8", "binary")
-"""What `conjoin.retrieval.compact.DTYPES` holds, known without importing it."""
 _STORING: dict[str, dict[str, Any]] = {
-    "--shard-size": {"type": int, "default": 4096, "metavar": "ROWS", "help": "rows per file (default: %(default)s)"},
     "--dtype": {
-        "choices": DTYPES,
+        "choices": ("float32", "float16"),
         "default": "float32",
-        "help": "type of the stored numbers; fewer bits take less space and round; binary keeps the signs (default: "
-        "%(default)s)",
-    },
+        "help": "type of the stored numbers (default: %(default)s)",
+    }
 }
 _URLS: dict[str, dict[str, Any]] = {
     "--allow-urls": {"help": "fetch images from http and https URLs, within limits of bytes and seconds"},
@@ -86,7 +82,8 @@ _HELD = {
     "config.json": "a model",
     "modules.json": "a model",
     "adapter_config.json": "the adapters of a model",
-    "manifest.json": "a store, an index or a cache",
+    "cache.json": "a cache",
+    "data/train.lance": "a collection",
 }
 _OPTIONS = _DATA | _COMPUTE | _STORING
 
@@ -95,8 +92,12 @@ COMPUTE_OPTIONS, STORING_OPTIONS, URL_OPTIONS = tuple(_COMPUTE), tuple(_STORING)
 COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
 """The data options of commands that read all parts of every row, more than once."""
 
-INDEX_KINDS = ("exact", "flat", "hnsw", "ivfpq", "ivfpqr", "rabitq", "binary", "lancedb", "milvus")
+INDEX_KINDS = ("ivf_flat", "ivf_sq", "ivf_pq", "ivf_rq", "ivf_hnsw_flat", "ivf_hnsw_sq", "ivf_hnsw_pq")
 """What `conjoin.retrieval.INDEX_KINDS` holds, known without importing it."""
+COLLECTION_HELP = (
+    "the collection: a folder that `conjoin encode` wrote, s3://, gs:// or az://, hf://datasets/OWNER/NAME, or "
+    "http://HOST:PORT/NAME in Milvus"
+)
 
 DATA_HELP = (
     "a folder of images with captions or labels, a CSV, TSV, JSONL or Parquet file, webdataset tar shards, a dataset "

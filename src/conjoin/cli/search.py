@@ -1,9 +1,10 @@
-"""`conjoin search`: one query against an index."""
+"""`conjoin search`: one query against a collection."""
 
 import argparse
 from typing import Any
 
 from conjoin.cli.options import (
+    COLLECTION_HELP,
     add_compute_options,
     add_rerank_options,
     add_revision,
@@ -19,12 +20,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "search",
-        help="search an index by a text, an image, or both",
-        description="Find what is most similar in INDEX to a text, an image, or images with a text. Each result "
+        help="search a collection by a text, an image, or both",
+        description="Find what is most similar in COLLECTION to a text, an image, or images with a text. Each result "
         "comes with the text, the image's path and the columns that `conjoin encode` kept.",
-        epilog='example: conjoin search runs/photos-index --image chair.jpg --text "the same in red" -k 5',
+        epilog='example: conjoin search runs/photos --image chair.jpg --text "the same in red" -k 5',
     )
-    parser.add_argument("index", metavar="INDEX", help="folder that `conjoin index` wrote")
+    parser.add_argument("collection", metavar="COLLECTION", help=COLLECTION_HELP)
     parser.add_argument("--text", help="the text of the query")
     parser.add_argument(
         "--image",
@@ -36,14 +37,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("-k", type=int, default=10, help="number of results (default: %(default)s)")
     parser.add_argument(
         "--model",
-        help="folder or Hub name of the model that made the index (default: the folder that the index records, if it "
-        "holds a model of this package)",
+        help="folder or Hub name of the model that made the collection (default: the folder that the collection "
+        "records, if it holds a model of this package)",
     )
     add_revision(parser)
     parser.add_argument(
         "--where",
         metavar="CONDITION",
-        help="search only the rows that this holds for, by the kept columns: \"category = 'shoes' and price < 50\"",
+        help="search only the rows that this SQL condition holds for: \"category = 'shoes' and price < 50\"",
+    )
+    parser.add_argument(
+        "--hybrid",
+        action="store_true",
+        help="also find the words of --text in the texts, and fuse both rankings by rank",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     parser.add_argument("--html", metavar="FILE", help="also write a page of the results, with their pictures")
@@ -59,24 +65,27 @@ def run(args: argparse.Namespace) -> None:
     query = {key: value for key, value in (("image", image), ("text", args.text)) if value is not None}
     if not query:
         raise ValueError("nothing to search for: pass --text, --image or both")
+    if args.hybrid and args.text is None:
+        raise ValueError("--hybrid finds the words of --text: pass one")
 
     from conjoin.data.interleaved import PLACEHOLDER, interleave
-    from conjoin.retrieval import load_index, rows_of, search_items, select_rows
-    from conjoin.retrieval.load import recorded_model
+    from conjoin.retrieval import open_collection, search_items
     from conjoin.retrieval.reranker import first_results, rerank_rows
+    from conjoin.retrieval.search import recorded_model
 
-    index, reranker = load_index(args.index), make_reranker(args)
-    args.input_type = args.input_type or (None if index.model is None else index.model.input_type)
+    collection, reranker = open_collection(args.collection), make_reranker(args)
+    args.input_type = args.input_type or collection.model.input_type
     is_interleaved = args.text is not None and PLACEHOLDER in args.text
     item = interleave(args.text, args.image, "the query") if is_interleaved else query
     if args.where is not None:
-        select_rows(index, args.where)  # a mistake in it shows before the model is loaded
-    encoder = make_encoder(args, args.model or recorded_model(index))
+        collection.check(args.where)  # a mistake in it shows before the model is loaded
+    encoder = make_encoder(args, args.model or recorded_model(collection))
     depth = args.k if reranker is None else max(args.k, args.rerank_top)
-    found = search_items(index, encoder, [item], depth, where=args.where)
+    words = args.text if args.hybrid else None
+    found = search_items(collection, encoder, [item], depth, where=args.where, text=words)
     if reranker is not None:
-        found = first_results(rerank_rows(index, found, [item], reranker, args.rerank_top), args.k)
-    rows = rows_of(index, found.ids[0])
+        found = first_results(rerank_rows(collection, found, [item], reranker, args.rerank_top), args.k)
+    rows = collection.rows(found.ids[0], pictures=args.html is not None)
     hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer
     results = [
         {"rank": rank, "score": score, "id": id_, "row": row} for rank, (id_, score, row) in enumerate(hits, start=1)

@@ -90,6 +90,10 @@ from conjoin.data.queries.columns import QUERY_COLUMNS as QUERY_COLUMNS
 from conjoin.data.queries.table import QueryMix as QueryMix, QueryTable as QueryTable
 from conjoin.data.query_formats import QUERY_FORMATS as QUERY_FORMATS, QueryFormat as QueryFormat
 from conjoin.data.retrieval_collator import MODALITY_IDS as MODALITY_IDS, RetrievalCollator as RetrievalCollator
+from conjoin.data.rows_with_teacher import (
+    ROW_NAMES as ROW_NAMES,
+    RowsWithTeacher as RowsWithTeacher,
+    TeacherRowCache as TeacherRowCache,
+)
 from conjoin.data.scenes.make import make_scenes as make_scenes
-from conjoin.data.taught_rows import TaughtRows as TaughtRows
 from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets

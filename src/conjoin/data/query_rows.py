@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from conjoin.data.epoch_rows import EpochRows
-from conjoin.data.taught_rows import TaughtRows
+from conjoin.data.rows_with_teacher import RowsWithTeacher
 
 NEGATIVES = ("negatives", "negative_ids", "negative_modalities")
 
@@ -114,7 +114,7 @@ def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _innermost(rows: Any) -> Any:  # noqa: ANN401
-    return _innermost(rows.rows) if isinstance(rows, EpochRows | TaughtRows) else rows
+    return _innermost(rows.rows) if isinstance(rows, EpochRows | RowsWithTeacher) else rows
 
 
 def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401

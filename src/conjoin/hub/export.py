@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence_settings, write_json_file
-from conjoin.storage import STALE_SECONDS, flush, write_checksums
+from conjoin.storage import flush, flush_tree, temporary_path, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
 _SHARDS = "model-?????-of-?????.safetensors"
 _EARLIER = ("model.safetensors", "model.safetensors.index.json", _SHARDS, "model_*.onnx", "model.onnx*")
 """The weights that an earlier model may have."""
 _LOCAL_PATH_KEYS = ("_name_or_path", "name_or_path")
-_STAGING = ".export-"
 
 
 def export(
@@ -76,24 +73,12 @@ def staged(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    remove_staged(folder, STALE_SECONDS)
-    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
-    try:
+    with temporary_path(folder / "export") as staging:
+        staging.mkdir()
         yield staging
-        for file in staging.rglob("*"):
-            flush(file)
+        flush_tree(staging)
         _move_files(staging, folder)
         flush(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def remove_staged(folder: Path, older_than: float = 0) -> None:
-    """Remove what killed processes left in `folder`, if it was not changed for `older_than` seconds."""
-    for path in folder.glob(f"{_STAGING}*"):
-        with suppress(OSError):  # another process removed it
-            if time.time() - path.stat().st_mtime >= older_than:
-                shutil.rmtree(path)
 
 
 def _move_files(staging: Path, folder: Path) -> None:

@@ -117,11 +117,9 @@ class Collection:
             self._held = _HeldVectors(*self._positions_and_vectors(), torch.device(choose_device(self._device)))
 
     @classmethod
-    def open(
-        cls, uri: str | Path, verify: bool = True, memory: int = 0, device: str | torch.device | None = None
-    ) -> Self:
-        """Open the collection at `uri`; arguments and errors as for the class."""
-        return cls(uri, verify, memory, device)
+    def open(cls, uri: str | Path, **options: Any) -> Self:  # noqa: ANN401
+        """Open the collection at `uri`; options and errors as for the class."""
+        return cls(uri, **options)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -167,7 +165,7 @@ class Collection:
     def batches(self, where: str | None = None) -> Iterator[tuple[pa.Array, np.ndarray]]:
         """The ids and the vectors `(n, D)` of all rows, or of those that a condition holds for, batch by batch."""
         for batch in self.scan(["id", VECTOR], where):
-            yield batch["id"], matrix(batch[VECTOR], self.dimension)
+            yield batch["id"], matrix(batch[VECTOR], self.dimension).copy()
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
         """The vectors `(N, D)` of all rows, or of those under some ids in that order, in the type they are stored in.
@@ -214,6 +212,15 @@ class Collection:
         """
         return [id_ for batch in self.scan(["id"], where) for id_ in batch["id"].to_pylist()]
 
+    def check(self, where: str) -> None:
+        """Make sure that a condition can be evaluated.
+
+        Raises:
+            ValueError: It cannot; the message names the columns.
+        """
+        with reading(self.uri, where, self.schema):
+            self._table.search().select(["id"]).where(where).limit(1).to_arrow()
+
     def scan(self, columns: list[str], where: str | None = None, row_ids: bool = False) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
 
@@ -230,7 +237,7 @@ class Collection:
             query = query.where(where)
         if row_ids:
             query = query.with_row_id(True)
-        with reading(self.uri, where, self.schema.names):
+        with reading(self.uri, where, self.schema):
             yield from query.to_batches()
 
     def search(
@@ -289,7 +296,7 @@ class Collection:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
         if where is not None:
             search = search.where(where)
-        with reading(self.uri, where, self.schema.names):
+        with reading(self.uri, where, self.schema):
             found = search.to_arrow()
         owners = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
         ids = found["id"].to_pylist()
@@ -325,7 +332,7 @@ class Collection:
 
     def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
-        with reading(self.uri, where, self.schema.names):
+        with reading(self.uri, where, self.schema):
             found = (search if where is None else search.where(where)).to_arrow()
         pairs = zip(found["_score"].to_pylist(), found["id"].to_pylist(), strict=True)
         return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]

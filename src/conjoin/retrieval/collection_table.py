@@ -52,7 +52,7 @@ def open_table(uri: str | Path) -> Table:
     """
     folder = local_folder(uri)
     if folder is not None and not (folder / "data").is_dir():
-        _refuse_others(folder)
+        check_place(folder)
         raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}")
     try:
         return _connect(uri).open_table(_NAME)
@@ -87,7 +87,7 @@ def create_table(uri: str | Path, schema: pa.Schema) -> Table:
     """
     folder = local_folder(uri)
     if folder is not None:
-        _refuse_others(folder)
+        check_place(folder)
     database = _connect(uri)
     database.drop_table(_NAME, ignore_missing=True)  # an empty one that was just begun
     return database.create_table(_NAME, schema=schema)
@@ -138,12 +138,14 @@ def publish(uri: str | Path, table: Table) -> None:
     if before is None:
         table.create_index("id", config=BTree(), name="id")
     index_words(table, MOST_WORDS)
-    for _ in range(_PASSES):  # Lance compacts in one pass what it indexed in the one before
+    for _ in range(0 if before is None else _PASSES):  # Lance compacts in one pass what it indexed in the one before
         unchanged = table.version
         table.optimize(cleanup_older_than=_FOREVER)
         if table.version == unchanged:
             break
     _move_tag(uri, table, before)
+    if before is None:
+        return
     table.optimize(cleanup_older_than=_KEPT_FOR)  # now: Lance refuses to clean up while an old version has a tag
     _move_tag(uri, table, published_version(table))
 
@@ -199,7 +201,7 @@ def writing(uri: str | Path) -> Iterator[None]:
     folder = local_folder(uri)
     lock = None
     if folder is not None:
-        _refuse_others(folder)
+        check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(folder)
     try:
@@ -228,7 +230,7 @@ def committing(uri: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(uri: str | Path, where: str | None = None, columns: list[str] | None = None) -> Iterator[None]:
+def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None = None) -> Iterator[None]:
     """Name the collection, or the condition, in what Lance raises.
 
     Raises:
@@ -239,8 +241,14 @@ def reading(uri: str | Path, where: str | None = None, columns: list[str] | None
         yield
     except (RuntimeError, OSError, ValueError) as error:
         if isinstance(error, ValueError) and where is not None:
+            named = ", ".join(f"{field.name} ({field.type})" for field in columns or ())
+            hint = (
+                "; `conjoin encode --keep NAME:number` reads texts as numbers"
+                if "could not convert" in str(error)
+                else ""
+            )
             raise ValueError(
-                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {columns}"
+                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
             ) from error
         if isinstance(error, ValueError) or not _is_of_lance(error):
             raise
@@ -264,8 +272,8 @@ def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
         publish_files(folder, version, None)
 
 
-def _refuse_others(folder: Path) -> None:
-    """Refuse a folder that is no collection and not empty.
+def check_place(folder: Path) -> None:
+    """Refuse to write a collection into a folder that has something else.
 
     Raises:
         ValueError: The message names what it holds.

@@ -5,12 +5,13 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 """
 
 import json
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import torch
@@ -22,6 +23,7 @@ from lancedb.table import Table
 from conjoin import __version__
 from conjoin.progress import progress
 from conjoin.retrieval.collection import SKIPPED_FILE, Changes, Collection, Skipped
+from conjoin.retrieval.collection_columns import finish_widening, fit, kept_types, make_column
 from conjoin.retrieval.collection_table import (
     DIGESTS,
     OWN_COLUMNS,
@@ -60,7 +62,6 @@ from conjoin.storage import differences, item_digest, write_text
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
-_WIDER = "_{}_as_double"
 
 
 def encode_collection(
@@ -123,7 +124,7 @@ def encode_collection(
             _wait(processes)
             return Collection(uri)
         with writing(uri):
-            writer.create(_kept_types(rows))
+            writer.create(kept_types(rows), encoder.dimension if world_size > 1 else None)
             _wait(processes)
             _encode_chunks(writer, source, bar)
             writer.merge(_gather(processes, writer))
@@ -132,6 +133,20 @@ def encode_collection(
     collection = Collection(uri)
     collection.changes = changes
     return collection
+
+
+def launched_processes() -> PartialState | None:
+    """The processes of `accelerate launch` or `torchrun`; None if this process was started alone.
+
+    Raises:
+        ValueError: What the launcher says of them is no number.
+    """
+    for name in ("RANK", "WORLD_SIZE"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise ValueError(f"the environment variable {name} must be a number, got {os.environ[name]!r}")
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    return PartialState(cpu=True, backend="gloo", timeout=timedelta(days=30))
 
 
 def collection_key(
@@ -176,19 +191,25 @@ class CollectionWriter:
         self.rows = RowEncoder(encoder, key["instruction"], skip)
         self.changes = Changes()
         self.skipped: list[Skipped] = []
-        self._table: Table
+        self._table: Table | None = None
+        self._kept_types: Mapping[str, pa.DataType] = {}
         self._known = RowDigests()
         self._gone: list[str] = []
         self._pending: list[pa.Table] = []
         self._replaces = False
         self._written = time.monotonic()
 
-    def create(self, kept_types: Mapping[str, pa.DataType]) -> None:
+    def create(self, kept_types: Mapping[str, pa.DataType], dimension: int | None = None) -> None:
         """Open the table, or make it with columns of these types.
 
+        Args:
+            kept_types: Of the kept columns, as far as they are known.
+            dimension: Of the vectors; without it, a new table is made when the first vectors are written.
+
         Raises:
-            ValueError: It was made with another model or other settings.
+            ValueError: The table was made with another model or other settings.
         """
+        self._kept_types = kept_types
         with committing(self.uri):
             try:
                 table = open_newest(self.uri)
@@ -196,10 +217,12 @@ class CollectionWriter:
                 table = None
             if table is not None and published_version(table) is None and not table.count_rows():
                 table = None  # it was just begun
-            if table is None:
-                table = create_table(self.uri, self._schema(kept_types))
-            _finish_widening(table)
-        self.open(table)
+            if table is not None:
+                finish_widening(table)
+            elif dimension is not None:
+                table = create_table(self.uri, self._schema(dimension))
+        if table is not None:
+            self.open(table)
 
     def open(self, table: Table | None = None, lookup: bool = True) -> None:
         """Open the table that process 0 made, and read which rows it has (`lookup`).
@@ -207,15 +230,16 @@ class CollectionWriter:
         Raises:
             ValueError: It was made with another model or other settings.
         """
-        self._table = open_table(self.uri) if table is None else table
-        if differing := differences(read_metadata(self._table)["key"], self.key):
+        table = open_table(self.uri) if table is None else table
+        if differing := differences(read_metadata(table)["key"], self.key):
             raise ValueError(
                 f"the collection {str(self.uri)!r} was made with {differing}; encode into another folder, or as before"
             )
+        self._table = table
         if not lookup:
             return
         with reading(self.uri):
-            for batch in self._table.search().select(["id", "stamp"]).to_batches():
+            for batch in table.search().select(["id", "stamp"]).to_batches():
                 self._known.add(id_keys(batch["id"].to_pylist()), batch["stamp"].to_numpy())
 
     def take(self, start: int, ids: list[str], rows: list[Row], bar: Any) -> None:  # noqa: ANN401 - a progress bar
@@ -224,44 +248,49 @@ class CollectionWriter:
         Raises:
             ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
         """
-        found, stamps_before = self._known.find(id_keys(ids))
+        found, before = self._known.find(id_keys(ids))
         pairs = zip(ids, rows, strict=True)
         parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
-        digests = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
-        stamps = np.array(digests, dtype=np.int64)
-        is_same = found & (stamps == stamps_before)
-        for place in np.flatnonzero(is_same):
-            self.rows.note(ids[place], rows[place])
-        bar.update(int(is_same.sum()))
-        changed = np.flatnonzero(~is_same)
-        contents = np.array([item_digest(parts[place]) if parts[place] else 0 for place in changed], dtype=np.int64)
-        vectors, is_kept = self._stored([ids[place] for place in changed], contents, found[changed])
-        for place in changed[is_kept]:
-            self.rows.note(ids[place], rows[place])
-        bar.update(int(is_kept.sum()))
-        new = np.flatnonzero(~is_kept)
-        reasons: dict[int, str] = {}
-        if len(new):
-            some = changed[new]
-            encoded, reasons = self.rows.encode([ids[place] for place in some], [rows[place] for place in some], bar)
-            vectors[new] = encoded
-        bad = new[list(reasons)] if reasons else np.empty(0, dtype=np.int64)
+        stamps = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
+        is_same = found & (np.array(stamps, dtype=np.int64) == before)
+        changed = np.flatnonzero(~is_same).tolist()
+        contents = {
+            place: (item_digest(parts[place]) if rows[place].get("kept") or "image" in parts[place] else stamps[place])
+            for place in changed
+        }
+        vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
+        known = [*np.flatnonzero(is_same).tolist(), *vectors]
+        for place in known:
+            self.rows.note(parts[place])
+        bar.update(len(known))
+        new = [place for place in changed if place not in vectors]
+        chosen = [ids[place] for place in new], [rows[place] for place in new], [parts[place] for place in new]
+        encoded, reasons = self.rows.encode(*chosen, bar)
+        vectors |= zip((place for number, place in enumerate(new) if number not in reasons), encoded, strict=True)
         for number, reason in reasons.items():
-            skipped = int(changed[new[number]])
-            self.skipped.append(Skipped(start + skipped, ids[skipped], reason))
-        self._gone += [ids[place] for place in changed[bad] if found[place]]
-        used = np.setdiff1d(np.arange(len(changed)), bad)
-        self._count(found, changed[used], int(is_same.sum()), len(new) - len(bad), len(bad))
-        if len(used):
-            places = changed[used]
-            self._replaces |= bool(found[places].any())
-            table = self._records([ids[p] for p in places], [rows[p] for p in places], vectors[used])
-            for name, values in zip(DIGESTS, (contents[used], stamps[places]), strict=True):
-                table = table.append_column(name, pa.array(values))
+            self._skip(Skipped(start + new[number], ids[new[number]], reason), bool(found[new[number]]))
+        used = sorted(vectors)
+        replaced = int(found[used].sum())
+        unchanged = int(is_same.sum())
+        self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(reasons), len(new) - len(reasons)))
+        if used:
+            self._replaces |= replaced > 0
+            table = self._records(
+                [ids[p] for p in used], [rows[p] for p in used], np.stack([vectors[p] for p in used])
+            )
+            digests = [contents[place] for place in used], [stamps[place] for place in used]
+            for name, values in zip(DIGESTS, digests, strict=True):
+                table = table.append_column(name, pa.array(values, pa.int64()))
             self._pending.append(table)
         is_due = time.monotonic() - self._written > _SECONDS_PER_COMMIT
         if is_due or sum(map(len, self._pending)) >= _ROWS_PER_COMMIT:
             self.flush()
+
+    def _skip(self, row: Skipped, is_there: bool) -> None:
+        """List a row that cannot be used; the table has it no longer."""
+        self.skipped.append(row)
+        if is_there:
+            self._gone.append(row.id)
 
     def see(self, ids: list[str]) -> None:
         """Note that the data has rows under these ids, which another process takes."""
@@ -276,18 +305,21 @@ class CollectionWriter:
         """
         if self._pending:
             with committing(self.uri):
-                table = self._fit(pa.concat_tables(self._pending, promote_options="permissive"))
+                rows = pa.concat_tables(self._pending, promote_options="permissive")
+                if self._table is None:
+                    self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
+                rows = fit(rows, self._table)
                 if self._replaces or self.always_upsert:
                     merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                    merge.execute(table)
+                    merge.execute(rows)
                 else:
-                    self._table.add(table)
+                    self._table.add(rows)
         self._pending, self._replaces, self._written = [], False, time.monotonic()
 
     def merge(self, reports: Iterable[dict[str, Any]]) -> None:
         """Add what other processes report of the rows that they wrote."""
         for report in reports:
-            self.changes = Changes(*(a + b for a, b in zip(self.changes, report["changes"], strict=True)))
+            self._count(report["changes"])
             self.skipped += [Skipped(*row) for row in report["skipped"]]
             self._gone += report["gone"]
             self.rows.parts |= set(report["parts"])
@@ -317,6 +349,8 @@ class CollectionWriter:
         """
         if total == 0:
             raise ValueError("the dataset is empty: there are no rows to encode")
+        if self._table is None:
+            raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
         with committing(self.uri):
             self._publish(open_table(self.uri), total, sync)  # the newest state, of all processes
         self._write_skipped()
@@ -327,8 +361,7 @@ class CollectionWriter:
             self._gone += self._unseen(table)
         self.changes = self.changes._replace(removed=len(self._gone))
         if not table.count_rows() - len(self._gone):
-            reason = f"; {self.skipped[0].reason}" if self.skipped else ""
-            raise ValueError(f"none of the {total} rows can be used{reason}")
+            raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
         for where in id_conditions(self._gone):
             table.delete(where)
         metadata = read_metadata(table)
@@ -342,36 +375,43 @@ class CollectionWriter:
         publish(self.uri, table)
 
     def _details(self) -> dict[str, Any]:
-        versions = {"conjoin": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+        versions: dict[str, str] = {
+            "conjoin": __version__,
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        }
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
         return {"model": self.encoder.name, "versions": versions, **parts}
 
-    def _schema(self, kept_types: Mapping[str, pa.DataType]) -> pa.Schema:
+    def _open_table(self) -> Table:
+        if self._table is None:
+            self._table = open_table(self.uri)
+        return self._table
+
+    def _schema(self, dimension: int) -> pa.Schema:
         metadata = {"key": self.key, "details": self._details(), "index": None}
         fields = [pa.field("id", pa.string(), nullable=False)]
-        fields.append(vector_field(self.encoder.dimension, str(self.key["dtype"]), metadata))
+        fields.append(vector_field(dimension, str(self.key["dtype"]), metadata))
         fields += [pa.field(TEXT, pa.string()), pa.field("image", pa.list_(pa.string()))]
         fields += [pa.field(name, pa.int64()) for name in DIGESTS]
         fields += [pa.field(PICTURE, pa.binary())] if self.side else []
         known = {field.name for field in fields}
-        return pa.schema([*fields, *(pa.field(name, kind) for name, kind in kept_types.items() if name not in known)])
+        return pa.schema(
+            [*fields, *(pa.field(name, kind) for name, kind in self._kept_types.items() if name not in known)]
+        )
 
-    def _stored(self, ids: list[str], contents: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors `(n, D)`, and whether the table has each: of rows that were encoded from what they hold now."""
-        vectors = np.zeros((len(ids), self.encoder.dimension), dtype=np.float32)
-        is_kept = np.zeros(len(ids), dtype=bool)
-        places = {ids[place]: place for place in np.flatnonzero(found & (contents != 0))}
-        if not places:
-            return vectors, is_kept
+    def _stored(self, places: Mapping[str, int], contents: Mapping[int, int]) -> dict[int, np.ndarray]:
+        """The vectors that the table has of rows, if they were encoded from what the rows hold now, by place."""
+        vectors: dict[int, np.ndarray] = {}
         for where in id_conditions(list(places)):
-            search = self._table.search().where(where).select(["id", "content", VECTOR])
+            search = self._open_table().search().where(where).select(["id", "content", VECTOR])
             with reading(self.uri):
                 stored = search.to_arrow().to_pylist()
             for row in stored:
                 place = places[row["id"]]
                 if row["content"] == contents[place]:
-                    vectors[place], is_kept[place] = row[VECTOR], True
-        return vectors, is_kept
+                    vectors[place] = np.array(row[VECTOR], dtype=np.float32)
+        return vectors
 
     def _records(self, ids: list[str], rows: list[Row], vectors: np.ndarray) -> pa.Table:
         """Rows as the table holds them, without their digests."""
@@ -386,7 +426,7 @@ class CollectionWriter:
             ),
         }
         for name in dict.fromkeys(name for values in kept for name in values):
-            columns[name] = _column(name, [values.get(name) for values in kept])
+            columns[name] = make_column(name, [values.get(name) for values in kept])
         if self.side:
             columns[PICTURE] = pa.array(
                 [
@@ -397,47 +437,8 @@ class CollectionWriter:
             )
         return pa.table(columns)
 
-    def _fit(self, rows: pa.Table) -> pa.Table:
-        """Give rows the columns of the table, and the table the columns of the rows.
-
-        Raises:
-            ValueError: A column holds values of another type than before.
-        """
-        schema = self._table.schema
-        for field in rows.schema:
-            if field.name not in schema.names and not pa.types.is_null(field.type):
-                self._table.add_columns([pa.field(field.name, field.type)])
-            elif field.name in schema.names and pa.types.is_floating(field.type):
-                self._widen(schema.field(field.name))
-        schema = self._table.schema
-        columns = []
-        for field in schema:
-            try:
-                column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-                if new := _new_fields(column.type, field.type):
-                    raise pa.ArrowInvalid(f"the field {new[0]!r} is new")
-                columns.append(column.cast(field.type))
-            except pa.ArrowException as error:
-                raise ValueError(
-                    f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
-                    f"{rows.schema.field(field.name).type} now ({error}); give all its values one type"
-                ) from error
-        return pa.table(columns, schema=schema)
-
-    def _widen(self, field: pa.Field) -> None:
-        """Make a column of integers one of fractions."""
-        if field.name == VECTOR or not pa.types.is_integer(field.type):
-            return
-        wider = _WIDER.format(field.name)
-        quoted = "`" + field.name.replace("`", "``") + "`"
-        self._table.add_columns({wider: f"cast({quoted} as double)"})
-        self._table.drop_columns([field.name])
-        self._table.alter_columns({"path": wider, "rename": field.name})
-
-    def _count(self, found: np.ndarray, written: np.ndarray, unchanged: int, encoded: int, skipped: int) -> None:
-        replaced = int(found[written].sum())
-        new = Changes(len(written) - replaced, replaced, 0, unchanged, skipped, encoded)
-        self.changes = Changes(*(a + b for a, b in zip(self.changes, new, strict=True)))
+    def _count(self, changes: Iterable[int]) -> None:
+        self.changes = Changes(*(a + b for a, b in zip(self.changes, changes, strict=True)))
 
     def _unseen(self, table: Table) -> list[str]:
         """The ids of rows that were in the table at first, and that the data does not have."""
@@ -477,17 +478,6 @@ def _gather(processes: PartialState | None, writer: CollectionWriter) -> list[di
     return [] if processes is None or processes.num_processes == 1 else gather_object([writer.report])[1:]
 
 
-def _kept_types(rows: Iterable[Row]) -> dict[str, pa.DataType]:
-    """The types of the kept columns, where the source knows them."""
-    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
-    kept = (features or {}).get("kept")
-    if not isinstance(kept, dict):
-        return {}
-    return {
-        field.name: field.type for field in datasets.Features(kept).arrow_schema if not pa.types.is_null(field.type)
-    }
-
-
 def _kept(row: Row, name: str) -> dict[str, Any]:
     """What is kept of a row: its text, its image's paths, and its `"kept"`.
 
@@ -501,45 +491,5 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
         raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be a text')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
-    text: dict[str, Any] = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
-    return {**text, "image": row.get("image"), **kept}
-
-
-def _finish_widening(table: Table) -> None:
-    """End what `CollectionWriter._widen` began in a process that was killed."""
-    names = table.schema.names
-    for name in names:
-        if (wider := _WIDER.format(name)) in names:
-            table.drop_columns([wider])
-            names.remove(wider)
-    for wider in names:
-        if wider.startswith("_"):
-            table.alter_columns({"path": wider, "rename": wider.removeprefix("_").removesuffix("_as_double")})
-
-
-def _new_fields(given: pa.DataType, known: pa.DataType) -> list[str]:
-    """The fields of mappings, within lists too, that a column does not know: a cast would drop them."""
-    if pa.types.is_struct(given) and pa.types.is_struct(known):
-        fields = [given.field(place) for place in range(given.num_fields)]
-        known_names = {known.field(place).name for place in range(known.num_fields)}
-        new = [field.name for field in fields if field.name not in known_names]
-        return new or [name for field in fields for name in _new_fields(field.type, known.field(field.name).type)]
-    if pa.types.is_list(given) and pa.types.is_list(known):
-        return _new_fields(given.value_type, known.value_type)
-    return []
-
-
-def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    """Values as a column.
-
-    Raises:
-        ValueError: They are of different types, or of one that no column has.
-    """
-    plain = [value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in values]
-    try:
-        column = pa.array(plain)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
-    if pa.types.is_struct(column.type) and column.type.num_fields == 0:
-        raise ValueError(f"the column {name!r} cannot be kept: its values are empty mappings")
-    return column
+    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    return dict(image=row.get("image"), **text) | dict(kept)

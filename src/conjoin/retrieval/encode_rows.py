@@ -13,7 +13,7 @@ from conjoin.data.image_columns import undecoded
 from conjoin.data.interleaved import InterleavingError, row_item
 from conjoin.processing.input_types import count_images
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.storage import row_digest
+from conjoin.storage import item_digest, row_digest
 
 Row = Mapping[str, Any]
 _DIGESTS_AT_ONCE = 2**20
@@ -58,23 +58,21 @@ class SeenIds:
     """The ids of a source, to find one that occurs twice: 8 bytes a row."""
 
     def __init__(self) -> None:
-        self._blocks: list[np.ndarray] = []
-        self._recent: set[int] = set()
+        self._blocks: list[np.ndarray] = []  # sorted
 
     def first_repeated(self, keys: np.ndarray) -> int | None:
         """Add keys `(N,)`; the place of the first that was there before, or None."""
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
         known = np.zeros(len(keys), dtype=bool)
+        known[order[1:]] = ordered[1:] == ordered[:-1]
         for block in self._blocks:
             places = np.minimum(np.searchsorted(block, keys), len(block) - 1)
             known |= block[places] == keys
-        for place, key in enumerate(keys.tolist()):
-            if known[place] or key in self._recent:
-                return place
-            self._recent.add(key)
-        if len(self._recent) >= _DIGESTS_AT_ONCE // 4:
-            self._blocks.append(np.sort(np.fromiter(self._recent, np.uint64, len(self._recent))))
-            self._recent = set()
-        return None
+        self._blocks.append(ordered)
+        while len(self._blocks) > 1 and len(self._blocks[-2]) <= len(self._blocks[-1]) < _DIGESTS_AT_ONCE:
+            self._blocks[-2:] = [np.sort(np.concatenate(self._blocks[-2:]))]
+        return int(known.argmax()) if known.any() else None
 
 
 class RowSource:
@@ -161,15 +159,22 @@ class RowEncoder:
         self.parts: set[str] = set()
         self.has_several = False
 
-    def encode(self, ids: Sequence[str], rows: Sequence[Row], bar: Any) -> tuple[np.ndarray, dict[int, str]]:  # noqa: ANN401
-        """Encode rows; returns the vectors `(N, D)`, and why some of them have none, by place.
+    def encode(
+        self,
+        ids: Sequence[str],
+        rows: Sequence[Row],
+        parts: Sequence[Mapping[str, Any]],
+        bar: Any,  # noqa: ANN401 - a progress bar
+    ) -> tuple[np.ndarray, dict[int, str]]:
+        """Encode the parts of rows; returns the vectors `(n, D)` of those that can be used, and why others cannot.
 
         Raises:
             ValueError: A row cannot be used, and `skip` is not set.
         """
-        inputs, reasons = [], {}
+        inputs: list[Any] = []
+        reasons: dict[int, str] = {}
         for place, (id_, row) in enumerate(zip(ids, rows, strict=True)):
-            item, problem = _input(id_, row)
+            item, problem = _input(id_, row, parts[place])
             inputs.append(item)
             if problem is not None and not self.skip:
                 raise ValueError(problem)
@@ -177,31 +182,25 @@ class RowEncoder:
                 reasons[place] = problem
         usable = [place for place in range(len(rows)) if place not in reasons]
         bar.update(len(reasons))
-        vectors = np.full((len(rows), self.encoder.dimension), np.nan, dtype=np.float32)
         if not usable:
-            return vectors, reasons
+            return np.empty((0, 0), dtype=np.float32), reasons
 
         def skip_item(position: int, error: Exception) -> None:
             reasons[usable[position]] = str(error)
 
         options: dict[str, Any] = {"on_unusable": skip_item} if self.skip else {}
-        vectors[usable] = self.encoder.encode(
-            [inputs[place] for place in usable],
-            [ids[place] for place in usable],
-            on_batch=bar.update,
-            instruction=self.instruction,
-            **options,
-        )
-        for place in usable:
-            if place not in reasons:
-                self.note(ids[place], rows[place])
-        return vectors, reasons
+        chosen = [inputs[place] for place in usable], [ids[place] for place in usable]
+        vectors = self.encoder.encode(*chosen, on_batch=bar.update, instruction=self.instruction, **options)
+        used = [position for position, place in enumerate(usable) if place not in reasons]
+        for position in used:
+            self.note(parts[usable[position]])
+        return vectors[used], reasons
 
-    def note(self, id_: str, row: Row) -> None:
+    def note(self, parts: Mapping[str, Any]) -> None:
         """Record what a row is made of."""
-        parts = row_parts(id_, row)
         self.parts.update(parts)
-        self.has_several |= count_images(row_item(parts)) > 1 if isinstance(parts.get("image"), list) else False
+        if isinstance(parts.get("image"), list):
+            self.has_several |= count_images(row_item(parts)) > 1
 
 
 def id_keys(ids: Iterable[str]) -> np.ndarray:
@@ -211,7 +210,12 @@ def id_keys(ids: Iterable[str]) -> np.ndarray:
 
 
 def row_stamp(row: Row, parts: Mapping[str, Any]) -> int:
-    """A digest of all that a collection takes of a row; of an image file, its path, size and time."""
+    """A digest of all that a collection takes of a row; of an image file, its path, size and time.
+
+    Of a row that is a text alone, it is the `item_digest` of the text.
+    """
+    if "image" not in parts and not row.get("kept"):
+        return item_digest(parts)
     return row_digest({**parts, "kept": row.get("kept") or {}})
 
 
@@ -230,19 +234,19 @@ def row_parts(id_: str, row: Row) -> dict[str, Any]:
 def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
     """The paths or URLs of an image or of several; those without one, such as embedded bytes, are left out."""
     found = []
-    for one in image if isinstance(image, list | tuple) else [image]:
+    for one in image if isinstance(image, list | tuple) else [] if image is None else [image]:
         path = one.get("path") if isinstance(one, Mapping) else one
         if isinstance(path, str | os.PathLike) and not str(path).startswith("data:"):
             found.append(str(path))
     return [path for path in found if path]
 
 
-def _input(id_: str, row: Row) -> tuple[Any, str | None]:
+def _input(id_: str, row: Row, parts: Mapping[str, Any]) -> tuple[Any, str | None]:
     """The item to encode of a row, and why there is none."""
     if row.get("problem") is not None:
         return None, str(row["problem"])
     try:
-        return row_item(row_parts(id_, row), f"item {id_!r}"), None
+        return row_item(parts, f"item {id_!r}"), None
     except InterleavingError as error:
         return None, str(error)
 

@@ -215,7 +215,7 @@ class ItemEncoder:
 
     @property
     def identity(self) -> ModelIdentity:
-        """Name and fingerprint, as stores and indexes record them."""
+        """Name and fingerprint, as collections record them."""
         return ModelIdentity(self.name, self.fingerprint)
 
     @cached_property

@@ -116,7 +116,7 @@ def _blocks(
                 if first == end:
                     continue
                 positions, block = among[first:end], block[among[first:end] - positions[0]]
-            yield positions, np.require(block, requirements=["C", "W"])
+            yield positions, np.ascontiguousarray(block)
 
 
 def _rounding_margin(dimension: int) -> float:

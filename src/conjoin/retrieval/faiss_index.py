@@ -36,6 +36,10 @@ class FaissIndex(Collection):
         uri: The folder of the collection.
         verify: Whether to compare files with their checksums.
 
+    Attributes:
+        factory: What FAISS made.
+        measured: The recall@10 when it was built.
+
     Raises:
         FileNotFoundError: The collection has no FAISS index.
         ImportError: FAISS is not installed.
@@ -58,7 +62,7 @@ class FaissIndex(Collection):
         except RuntimeError as error:
             raise DamagedError(f"FAISS cannot read {str(folder / _INDEX)!r} ({error}); {_REMEDY}") from error
         self._rows: np.ndarray = np.load(folder / _ROWS)
-        self.factory, self.probes, self.recall_at_10 = settings["factory"], settings["probes"], settings["recall@10"]
+        self.factory, self.probes, self.measured = settings["factory"], settings["probes"], settings["recall@10"]
 
     @classmethod
     def build(

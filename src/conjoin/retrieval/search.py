@@ -15,7 +15,7 @@ from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
 from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
-from conjoin.retrieval.vectors import SearchResult
+from conjoin.retrieval.vectors import SearchResult, truncate
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
@@ -50,6 +50,9 @@ class Searchable(Protocol):
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """What is known of some rows; see `Collection.rows`."""
+
+    def check(self, where: str) -> None:
+        """Make sure that a condition can be evaluated."""
 
     def select(self, where: str) -> list[str]:
         """The ids of the rows that a condition holds for."""
@@ -96,7 +99,12 @@ def search_items(
         ValueError: The collection was made with another model; and as `ItemEncoder.encode` and `Collection.search`.
     """
     check_model(collection, encoder)
-    return collection.search(encoder.encode(items), k, where=where, text=text)
+    return collection.search(query_vectors(collection, encoder.encode(items)), k, where=where, text=text)
+
+
+def query_vectors(collection: Searchable, vectors: np.ndarray) -> np.ndarray:
+    """Embeddings `(N, D)` of queries by the model of a collection, truncated as its vectors are (Matryoshka)."""
+    return truncate(vectors, collection.dimension) if collection.dimension < vectors.shape[1] else vectors
 
 
 def search_exactly(

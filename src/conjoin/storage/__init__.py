@@ -1,18 +1,24 @@
-"""What every resumable folder needs: atomic writes, files with checksums under a manifest, and fingerprints."""
+"""Files and folders that appear in one step, checksums, locks, fingerprints, and the cache of training."""
 
 from .atomic import (
-    STALE_SECONDS as STALE_SECONDS,
+    TEMPORARY as TEMPORARY,
     atomic_path as atomic_path,
     flush as flush,
+    flush_tree as flush_tree,
+    publish_folder as publish_folder,
     remove_temporary as remove_temporary,
+    temporary_path as temporary_path,
     write_text as write_text,
 )
-from .checksum_file import (
+from .cache import CACHE_FILE as CACHE_FILE, RowCache as RowCache, differences as differences
+from .checksums import (
     FOLDER_CHECKSUMS as FOLDER_CHECKSUMS,
-    check_checksum as check_checksum,
+    DamagedError as DamagedError,
     check_checksums as check_checksums,
+    checksummed_path as checksummed_path,
+    file_digest as file_digest,
+    has_checksum as has_checksum,
     write_checksums as write_checksums,
-    write_with_checksum as write_with_checksum,
 )
 from .fingerprints import (
     content_digest as content_digest,
@@ -29,28 +35,4 @@ from .fingerprints import (
     tokenizer_digest as tokenizer_digest,
     weights_digest as weights_digest,
 )
-from .folder import (
-    StoredFolder as StoredFolder,
-    check_place as check_place,
-    check_places as check_places,
-    is_current as is_current,
-    read_folder as read_folder,
-    replace_folder as replace_folder,
-    write_shard as write_shard,
-)
 from .locks import lock_folder as lock_folder, locked as locked
-from .manifest import (
-    DamagedError as DamagedError,
-    FolderKind as FolderKind,
-    Manifest as Manifest,
-    StoredFile as StoredFile,
-    check_file as check_file,
-    check_key as check_key,
-    differences as differences,
-    file_digest as file_digest,
-    read_manifest as read_manifest,
-    recorded_rows as recorded_rows,
-)
-from .row_shards import NAMES as NAMES, RowShards as RowShards
-from .update import FolderUpdate as FolderUpdate
-from .writer import FolderWriter as FolderWriter, is_intact as is_intact

@@ -136,7 +136,7 @@ def _readable_bytes(row: Mapping[str, Any]) -> bytes:
     stored = image if isinstance(image, Mapping) else {"bytes" if isinstance(image, bytes) else "path": image}
     data = stored.get("bytes") or b""
     name, state = "" if data else str(stored.get("path") or ""), None
-    if os.path.isfile(name):
+    if name and os.path.isfile(name):
         found = os.stat(name)
         state = (found.st_size, found.st_mtime_ns)
     return repr((words, name, state)).encode("utf-8", "surrogatepass") + data
@@ -149,7 +149,7 @@ def item_digest(item: Mapping[str, Any]) -> int:
     file here, such as a URL, counts as its name.
     """
     image = item.get("image")
-    images = image if isinstance(image, list) else [image]
+    images = image if isinstance(image, list) else [] if image is None else [image]
     words = sorted((name, value) for name, value in item.items() if name != "image")
     digest = hashlib.sha256(repr(words).encode("utf-8", "surrogatepass"))
     for one in images:

@@ -1,15 +1,14 @@
 """Cache the features of frozen towers, so that training on a CPU takes minutes instead of hours."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 from PIL import Image
-from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
@@ -17,24 +16,22 @@ from conjoin.data import EpochRows, ImageAugmentation, name_rows
 from conjoin.data.interleaved import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
-from conjoin.progress import progress
-from conjoin.storage import (
-    FolderKind,
-    StoredFolder,
-    is_current,
-    name_ids,
-    processor_digest,
-    read_folder,
-    replace_folder,
-    rows_digest,
-    weights_digest,
-)
+from conjoin.storage import RowCache, name_ids, processor_digest, rows_digest, weights_digest
 
 from .config import RetrievalConfig
 
 MASKS = ("attention_mask", "special_tokens_mask")
 TEXT_INPUTS = ("input_ids", "attention_mask")
-FEATURES = FolderKind("feature cache", 2, "run `conjoin train`", is_cache=True)
+_BATCHES_PER_SHARD = 4
+PARTS = ("images", "texts")
+"""The sub-folders of a feature cache: the rows of pairs, and the distinct texts that they name."""
+
+
+class FeatureCache(RowCache):
+    """The features of images or of texts, one row for each."""
+
+    kind = "feature cache"
+    remedy = "run `conjoin train`"
 
 
 class CachedFeatures(EpochRows):
@@ -45,14 +42,23 @@ class CachedFeatures(EpochRows):
         first_only: Always use the first copy and the first text (for evaluation).
         seed: Seed of the sampling.
 
+    Attributes:
+        images: Of each row `image_features` `(copies, 1 + P, h)`, `ids`, and `text_rows` `(2,)`, its rows of `texts`.
+        texts: Of each distinct text `text_features` and masks.
+
     Raises:
         FileNotFoundError: There is no cache.
-        ValueError: It is damaged or of another version.
+        ValueError: It is unfinished, damaged or of another layout.
     """
 
     def __init__(self, folder: str | Path, first_only: bool = False, seed: int = 0) -> None:
-        self.tensors: dict[str, Tensor] = read_folder(folder, FEATURES, _read_tensors)
-        super().__init__(self.tensors["ids"], seed)
+        self.images, self.texts = (FeatureCache(Path(folder) / part) for part in PARTS)
+        if self.images.key != self.texts.key:
+            raise ValueError(
+                f"the feature cache in {str(folder)!r} is unfinished: its texts are of another key; "
+                f"{FeatureCache.remedy} again"
+            )
+        super().__init__(self.images, seed)
         self.first_only = first_only
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -60,24 +66,18 @@ class CachedFeatures(EpochRows):
 
     def choose(self, index: int, *salt: int) -> dict[str, Tensor]:
         """Return the row with this epoch's copy and text; another `salt` gives another sample."""
-        images, texts = self.tensors["image_features"], self.tensors["text_rows"][index]
+        row = self.images[index]
+        copies, texts = row["image_features"], row["text_rows"]
         copy, choice = 0, 0
         if not self.first_only:
             random = self.numpy_random(index, *salt)
-            copy, choice = int(random.integers(images.shape[0])), int(random.integers(int((texts >= 0).sum())))
-        text = int(texts[choice])
-        row = {"ids": self.tensors["ids"][index], "image_features": images[copy, index]}
-        return row | {name: self.tensors[name][text] for name in ("text_features", *MASKS)}
+            copy, choice = int(random.integers(len(copies))), int(random.integers(int((texts >= 0).sum())))
+        return {"ids": row["ids"], "image_features": copies[copy]} | self.texts[int(texts[choice])]
 
     @property
-    def texts(self) -> Tensor:
-        """A label `(N,)` of each row's first text, equal for equal texts."""
-        return self.tensors["text_rows"][:, 0]
-
-
-def _read_tensors(folder: StoredFolder) -> dict[str, Tensor]:
-    with folder.shard(0) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
+    def first_texts(self) -> Tensor:
+        """The row in `texts` of each row's first text `(N,)`, equal for equal texts."""
+        return self.images.column("text_rows")[:, 0]
 
 
 def collate_features(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -98,15 +98,15 @@ def cache_features(
     dtype: torch.dtype = torch.float32,
     key: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Run the towers over `rows` and store the features; an intact cache with the same `key` is kept.
+    """Run the towers over `rows` and store the features; what is interrupted resumes with the same `key`.
 
-    A cache with another key, or a damaged one, is replaced in one step.
+    An intact cache with the same `key` is kept, a cache with another one is replaced.
 
     Args:
         encoder: A joint encoder whose towers are frozen.
         processor: Its processor.
         rows: Pairs: `image`, `text`, optionally `alternative_text` (a second text to draw from), `group` or `id`.
-        folder: Where the cache lies; everything is held in memory, twice while it is written.
+        folder: Where the cache lies.
         augment: Applied to every copy of an image but the first.
         copies: How many versions of each image to store.
         batch_size: Images per forward.
@@ -120,16 +120,40 @@ def cache_features(
     Raises:
         ValueError: The folder holds something else, or another process writes into it.
     """
-    folder = Path(folder)
-    if key is not None and is_current(folder, FEATURES, key):
-        return folder
+    images, texts = (Path(folder) / part for part in PARTS)
+    for part in (images, texts):
+        FeatureCache.check_place(part)
+        if key is None:
+            shutil.rmtree(part, ignore_errors=True)
+    key = key or {}
+    if all(FeatureCache.is_complete(part, key) for part in (images, texts)):
+        return Path(folder)
     encoder.eval()  # no dropout in what is stored
-    tensors = _text_tensors(encoder, processor, rows, batch_size)
-    tensors["image_features"] = _image_tensor(encoder, processor, rows, augment, copies, batch_size, dtype)
-    tensors["ids"] = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
-    files = {"features.safetensors": lambda path: path.write_bytes(save(tensors))}
-    replace_folder(folder, FEATURES, key or {}, files, {"rows": len(rows), "copies": copies})
-    return folder
+    ids = name_ids(name_rows(rows) or [str(index) for index in range(len(rows))])
+    words, text_rows = distinct_texts(rows)
+    batch = processor(text=words).to(encoder.device)  # at once, so that all have one length
+
+    drawn = drawn_images(rows, augment, copies, batch_size)
+
+    def of_images(chosen: range) -> dict[str, Tensor]:
+        copied = []
+        for batch_rows, images, names in drawn:  # those of finished shards are drawn again, for their random numbers
+            if batch_rows.start < chosen.start:
+                continue
+            copied.append(torch.stack([_image_features(encoder, processor, own, names, dtype) for own in images], 1))
+            if batch_rows.stop == chosen.stop:
+                break
+        some = slice(chosen.start, chosen.stop)
+        return {"image_features": torch.cat(copied), "ids": ids[some], "text_rows": text_rows[some]}
+
+    def of_texts(chosen: range) -> dict[str, Tensor]:
+        inputs = {name: batch[name][chosen.start : chosen.stop] for name in {*TEXT_INPUTS, *MASKS}}
+        return _text_features(encoder, inputs, batch_size)
+
+    options: dict[str, Any] = {"replace": True, "shard_size": _BATCHES_PER_SHARD * batch_size, "key": key}
+    FeatureCache.make(texts, len(words), tensors=of_texts, description="Text features", **options)
+    FeatureCache.make(images, len(rows), tensors=of_images, description="Image features", **options)
+    return Path(folder)
 
 
 def cache_run_features(
@@ -184,26 +208,23 @@ def drawn_images(
     augment: Callable[[Image.Image], Image.Image] | None,
     copies: int,
     batch_size: int,
-) -> Iterator[tuple[int, slice, list[Any], list[str]]]:
-    """Yield batches of images to cache: copy number, row slice, images and row names.
+) -> Iterator[tuple[range, list[list[Any]], list[str]]]:
+    """Yield batches of images to cache: their rows, the images copy by copy, and the names of the rows.
 
-    A new `augment` with the same seed gives the same images.
+    A new `augment` with the same seed gives the same images, if all are read in this order.
     """
     for start in range(0, len(rows), batch_size):
         chosen = range(start, min(start + batch_size, len(rows)))
         images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
-        for copy in range(copies):
-            drawn = images
-            if copy > 0 and augment is not None:
-                drawn = [
-                    map_images(partial(_changed, augment, name), image)
-                    for image, name in zip(images, names, strict=True)
-                ]
-            yield copy, slice(start, chosen.stop), drawn, names
+        drawn = [images]
+        for _ in range(1, copies):
+            pairs = zip(images, names, strict=True)
+            drawn.append([_changed(augment, name, image) for image, name in pairs] if augment else images)
+        yield chosen, drawn, names
 
 
-def _changed(augment: Callable[[Image.Image], Image.Image], name: str, image: Any) -> Image.Image:  # noqa: ANN401
-    return augment(load_image(image, name))
+def _changed(augment: Callable[[Image.Image], Image.Image], name: str, image: Any) -> Any:  # noqa: ANN401 - one or several
+    return map_images(lambda one: augment(load_image(one, name)), image)
 
 
 def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor]:
@@ -217,40 +238,18 @@ def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor
 
 
 @torch.inference_mode()
-def _image_tensor(
-    encoder: JointEncoderModel,
-    processor: ProcessorMixin,
-    rows: Sequence[Mapping[str, Any]],
-    augment: Callable[[Image.Image], Image.Image] | None,
-    copies: int,
-    batch_size: int,
-    dtype: torch.dtype,
+def _image_features(
+    encoder: JointEncoderModel, processor: ProcessorMixin, images: list[Any], names: list[str], dtype: torch.dtype
 ) -> Tensor:
-    """`(copies, N, 1 + P, h)` in `dtype`."""
-    result: Tensor | None = None
-    with progress(total=copies * len(rows), desc="Image features", unit="image") as bar:
-        for copy, chosen, images, names in drawn_images(rows, augment, copies, batch_size):
-            batch = processor(images=images, ids=names).to(encoder.device)
-            with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
-                features = encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype)
-            if result is None:
-                result = features.new_empty(copies, len(rows), *features.shape[1:])
-            result[copy, chosen] = features
-            bar.update(len(images))
-    if result is None:
-        raise ValueError("there are no rows to cache features of")
-    return result
+    """`(images, 1 + P, h)` in `dtype`."""
+    batch = processor(images=images, ids=names).to(encoder.device)
+    with torch.autocast(encoder.device.type, dtype, enabled=dtype != torch.float32):
+        return encoder.run_vision_tower(batch["pixel_values"]).to("cpu", dtype)
 
 
 @torch.inference_mode()
-def _text_tensors(
-    encoder: JointEncoderModel, processor: ProcessorMixin, rows: Sequence[Mapping[str, Any]], batch_size: int
-) -> dict[str, Tensor]:
-    """Features and masks of the distinct texts `(M, ...)`, and `text_rows` of `distinct_texts`."""
-    texts, text_rows = distinct_texts(rows)
-    batch = processor(text=texts).to(encoder.device)
-    parts = [
-        encoder.run_text_tower(*(batch[name][start : start + batch_size] for name in TEXT_INPUTS)).cpu()
-        for start in progress(range(0, len(texts), batch_size), desc="Text features", unit="batch")
-    ]
-    return {"text_features": torch.cat(parts), "text_rows": text_rows} | {name: batch[name].cpu() for name in MASKS}
+def _text_features(encoder: JointEncoderModel, inputs: Mapping[str, Tensor], batch_size: int) -> dict[str, Tensor]:
+    """Features and masks of texts `(M, ...)`."""
+    parts = zip(*(inputs[name].split(batch_size) for name in TEXT_INPUTS), strict=True)
+    features = torch.cat([encoder.run_text_tower(*part).cpu() for part in parts])
+    return {"text_features": features} | {name: inputs[name].cpu() for name in MASKS}

@@ -10,17 +10,27 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from conjoin.hub.export import remove_staged
-from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, flush, lock_folder, remove_temporary, write_checksums
-from conjoin.storage.manifest import MANIFEST
+from conjoin.storage import (
+    CACHE_FILE,
+    FOLDER_CHECKSUMS,
+    TEMPORARY,
+    check_checksums,
+    flush_tree,
+    lock_folder,
+    publish_folder,
+    remove_temporary,
+    write_checksums,
+)
 
 from .config import RetrievalConfig
 
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
-UNFINISHED = ".unfinished"
+UNFINISHED = f"unfinished{TEMPORARY}"
 """Sub-folder of the checkpoint that is being written."""
+_OTHERS = (CACHE_FILE, "data/train.lance")
+"""What a cache or a collection has."""
 
 
 @contextmanager
@@ -43,7 +53,6 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
             if args.should_save:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = lock_folder(folder)
-                remove_unfinished(folder)
                 remove_temporary(folder)
                 _prepare(folder, resume, overwrite)
             found = checkpoints(folder)
@@ -63,16 +72,11 @@ def checkpoints(folder: Path) -> list[Path]:
 def publish(unfinished: Path, checkpoint: Path) -> None:
     """Add the checksums of a checkpoint that was written aside, and move it to its place in one step."""
     files = [path for path in sorted(unfinished.rglob("*")) if path.is_file() and path.name != FOLDER_CHECKSUMS]
-    names = [path.relative_to(unfinished).as_posix() for path in files]  # FSDP and DeepSpeed write sub-folders
-    for name in names:
-        flush(unfinished / name)
-    write_checksums(unfinished, names)
-    flush(unfinished / FOLDER_CHECKSUMS)
-    flush(unfinished)
+    write_checksums(unfinished, [path.relative_to(unfinished).as_posix() for path in files])  # FSDP has sub-folders
+    flush_tree(unfinished)
     if checkpoint.exists():  # of a run that was interrupted and resumed from an earlier step
         os.replace(checkpoint, unfinished.with_name("replaced"))
-    os.replace(unfinished, checkpoint)
-    flush(checkpoint.parent)
+    publish_folder(unfinished, checkpoint)
     remove_unfinished(checkpoint.parent)
 
 
@@ -104,9 +108,8 @@ def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted or failed save of a checkpoint or of the model left."""
+    """Remove what an interrupted or failed save of a checkpoint left."""
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-    remove_staged(folder)
 
 
 @contextmanager
@@ -133,8 +136,9 @@ def saving(what: str, folder: Path) -> Iterator[None]:
 
 def _prepare(folder: Path, resume: bool, overwrite: bool) -> None:
     """Refuse what the run would replace, unless the caller asked for it."""
-    if (folder / MANIFEST).exists():
-        raise ValueError(f"{str(folder)!r} holds no training run (it has a {MANIFEST}); choose another output_dir")
+    for name in _OTHERS:
+        if (folder / name).exists():
+            raise ValueError(f"{str(folder)!r} holds no training run (it has a {name}); choose another output_dir")
     if resume:
         _set_damaged_aside(folder)
         return

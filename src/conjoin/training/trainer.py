@@ -365,7 +365,7 @@ def _check_sortable(objective: Objective, processor: ProcessorMixin | None) -> N
 def _text_labels(dataset: Any) -> Tensor | None:  # noqa: ANN401 - any rows
     """Return a label `(N,)` of each row's text, equal for equal texts; None if rows have no texts or hide them."""
     if isinstance(dataset, CachedFeatures):
-        return dataset.texts
+        return dataset.first_texts
     if not isinstance(dataset, datasets.Dataset) or "text" not in dataset.column_names:
         return None
     return integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]

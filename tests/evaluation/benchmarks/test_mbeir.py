@@ -102,8 +102,8 @@ def test_hit_rates_of_both_settings(root, tmp_path):
 def test_local_scores_do_not_depend_on_the_global_pool(root, tmp_path):
     (with_global, _), (alone,) = run(root, tmp_path / "a"), run(root, tmp_path / "b", settings=["local"])
     assert with_global == alone
-    assert (tmp_path / "a/stores/mbeir_union_test_cand_pool").is_dir()
-    assert (tmp_path / "b/stores/mbeir_webqa_task1_cand_pool").is_dir()
+    assert (tmp_path / "a/collections/mbeir_union_test_cand_pool").is_dir()
+    assert (tmp_path / "b/collections/mbeir_webqa_task1_cand_pool").is_dir()
 
 
 def test_a_model_that_tells_nothing_apart_finds_nothing(root, tmp_path):

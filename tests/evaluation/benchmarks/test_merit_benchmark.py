@@ -196,7 +196,7 @@ def test_ablations(root, tmp_path):
         "".join(json.dumps({"idx": pid, "caption": "q" * int(pid)}) + "\n" for pid in TITLES)
     )
     blind = run(root, tmp_path, without=["image"])
-    assert (tmp_path / "stores/test-without-image/products").is_dir()
+    assert (tmp_path / "collections/test-without-image/products").is_dir()
     assert blind.ranks.tolist() != run(root, tmp_path).ranks.tolist()
     untitled = run(root, tmp_path, without=["title"])  # all products are equal, and ties count as failures
     assert untitled.ranks.tolist() == [15, 16, 16, 16]

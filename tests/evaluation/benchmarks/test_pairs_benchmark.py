@@ -47,7 +47,7 @@ def naive_ranks(encoder, folder, asked):
 
 
 def test_scores_are_those_of_a_naive_loop(pairs, tmp_path):
-    results = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "stores")
+    results = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "collections")
     assert results.dataset == {"pairs": 9, "images": 5, "texts": 8}
     for asked, found, queries in (("text", "image", 8), ("image", "text", 5)):
         cell = results.cell(asked, found)
@@ -66,7 +66,7 @@ def test_scores_are_those_of_a_naive_loop(pairs, tmp_path):
 def test_equal_vectors_find_nothing_but_their_own(pairs, tmp_path):
     encoder = tiny_encoder()
     encoder.model.weight.data[:] = 1.0
-    results = evaluate_pairs(encoder, pairs, tmp_path / "stores")
+    results = evaluate_pairs(encoder, pairs, tmp_path / "collections")
     ranks = {"text": [5] * 7 + [4], "image": [6, 7, 8, 7, 8]}  # all wrong candidates are better
     for asked, found in (("text", "image"), ("image", "text")):
         value = results.cell(asked, found).metrics["mrr@10"].value
@@ -83,9 +83,9 @@ def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path)
 
     encoder = Told(tiny_encoder().model, tiny_encoder().processor)
     told = {"text_instruction": "Find an image."}
-    first = evaluate_pairs(encoder, pairs, tmp_path / "stores", **told)
+    first = evaluate_pairs(encoder, pairs, tmp_path / "collections", **told)
     assert seen == [(None, 5), (None, 8), ("Find an image.", 8)]
-    assert evaluate_pairs(encoder, pairs, tmp_path / "stores", **told) == first and len(seen) == 3
+    assert evaluate_pairs(encoder, pairs, tmp_path / "collections", **told) == first and len(seen) == 3
     assert first.config == {"text instruction": "Find an image.", "image instruction": None}
 
 

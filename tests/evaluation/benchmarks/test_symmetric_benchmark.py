@@ -11,7 +11,7 @@ from conjoin.data import load_triplets
 from conjoin.evaluation import Results, evaluate_symmetric
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.processing.item_inputs import parse_items
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, encode_corpus
+from conjoin.retrieval import ItemEncoder, encode, encode_collection
 
 
 class Projection(torch.nn.Module):
@@ -107,7 +107,7 @@ def naive_metrics(encoder, triplets, distractors):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_equals_all_scores_at_once(encoder, triplets, distractors, tmp_path, dtype):
     results = evaluate_triplets(
-        encoder, triplets, tmp_path / "out", distractors, shard_size=7, dtype=dtype, resamples=200
+        encoder, triplets, tmp_path / "out", distractors, dtype=dtype, resamples=200
     )
     (symmetric,) = results.symmetric
     precision, recalls = naive_metrics(encoder, triplets, distractors)
@@ -133,25 +133,31 @@ def test_results_name_the_model_and_the_data(encoder, triplets, distractors, tmp
 def test_distractors_streamed_stored_or_absent(encoder, triplets, distractors, tmp_path):
     listed = evaluate_triplets(encoder, triplets, tmp_path / "a", distractors, resamples=50)
     stream = Dataset.from_list(distractors).to_iterable_dataset()
-    streamed = evaluate_triplets(encoder, triplets, tmp_path / "b", stream, shard_size=9, resamples=50)
-    store = encode_corpus(distractors, encoder, tmp_path / "store")
-    stored = evaluate_triplets(encoder, triplets, tmp_path / "c", store, resamples=50)
+    streamed = evaluate_triplets(encoder, triplets, tmp_path / "b", stream, resamples=50)
+    collection = encode_collection(distractors, encoder, tmp_path / "collection")
+    stored = evaluate_triplets(encoder, triplets, tmp_path / "c", collection, resamples=50)
     assert listed.symmetric == streamed.symmetric == stored.symmetric
     alone = evaluate_triplets(encoder, triplets, tmp_path / "d", resamples=50).symmetric[0]
     assert alone.pool == 35 and alone.metrics["precision"] == listed.symmetric[0].metrics["precision"]
 
 
-def test_an_interrupted_evaluation_keeps_the_encoded_distractors(encoder, triplets, distractors, tmp_path):
+def test_an_interrupted_evaluation_keeps_the_encoded_distractors(
+    encoder, triplets, distractors, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(encode, "_BATCHES_AT_ONCE", 1)
+    monkeypatch.setattr(encode, "_ROWS_PER_COMMIT", 1)
+    encoder.batch_size = 10
+
     def broken():
         yield from distractors[:25]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_triplets(encoder, triplets, tmp_path, broken(), shard_size=10, resamples=50)
+        evaluate_triplets(encoder, triplets, tmp_path, broken(), resamples=50)
     encoded = []
     forward = encoder.model.forward
     encoder.model.forward = lambda features: encoded.append(len(features)) or forward(features)
-    evaluate_triplets(encoder, triplets, tmp_path, distractors, shard_size=10, resamples=50)
+    evaluate_triplets(encoder, triplets, tmp_path, distractors, resamples=50)
     assert sum(encoded) == 3 * 12 + 4 + 20
 
 
@@ -195,9 +201,9 @@ def test_an_instruction_goes_with_every_item(encoder, triplets, distractors, tmp
 def test_mistakes(encoder, triplets, distractors, tmp_path):
     with pytest.raises(ValueError, match="there are no triplets to evaluate"):
         evaluate_triplets(encoder, triplets.select([]), tmp_path)
-    store = encode_corpus(distractors, ItemEncoder(Projection(1), processor), tmp_path / "other")
-    with pytest.raises(ValueError, match=r"were encoded with model 'Projection' .*cannot be compared"):
-        evaluate_triplets(encoder, triplets, tmp_path, EmbeddingStore.open(store.directory))
+    other = encode_collection(distractors, ItemEncoder(Projection(1), processor), tmp_path / "other")
+    with pytest.raises(ValueError, match=r"was made with model 'Projection' .*cannot be compared"):
+        evaluate_triplets(encoder, triplets, tmp_path, other)
     same = triplets.map(lambda row: {f"positive_{part}": row[f"query_{part}"] for part in ("image", "text")})
     with pytest.raises(ValueError, match="triplet 't0': query and positive are the same item"):
         evaluate_triplets(encoder, same, tmp_path / "same", distractors, resamples=50)

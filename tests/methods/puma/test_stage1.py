@@ -180,13 +180,13 @@ def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(fo
         expected = teacher(**processor([sentences(10)[9]["query"]])).pooler_output[0]
     torch.testing.assert_close(whole[9]["queries"], expected, rtol=0, atol=1e-5)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    (tmp_path / "states-00001.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"states-00001.safetensors' is missing .*; call `cache_teacher_states`"):
+    (tmp_path / "shard-00001.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"shard-00001.safetensors' is missing, .*; call `cache_teacher_states`"):
         TeacherStates(tmp_path)
-    kept = (tmp_path / "states-00000.safetensors").stat().st_mtime_ns
+    kept = (tmp_path / "shard-00000.safetensors").stat().st_mtime_ns
     make(sentences(10))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
-    assert (tmp_path / "states-00000.safetensors").stat().st_mtime_ns == kept
+    assert (tmp_path / "shard-00000.safetensors").stat().st_mtime_ns == kept
     with pytest.raises(ValueError, match="it was made with data "):
         make(sentences(9))
     with torch.no_grad():

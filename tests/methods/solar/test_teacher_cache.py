@@ -1,6 +1,5 @@
 """A cached teacher says bit by bit what the live one says, and a cache is never taken for another."""
 
-import json
 import pickle
 
 import datasets
@@ -10,12 +9,12 @@ from PIL import Image
 from test_teachers import TEXTS, make_teachers, pair_rows, student
 from torch.utils.data import DataLoader
 
-from conjoin.data import TaughtRows
+from conjoin.data import RowsWithTeacher
 from conjoin.methods.solar import SolarStage1Config, SolarStage1Trainer
 from conjoin.methods.solar.stage1 import split_teacher
 from conjoin.methods.solar.teacher_cache import TeacherCache, bytes_per_row, cache_teachers
 from conjoin.methods.solar.teachers import TeacherCollator
-from conjoin.storage import FolderWriter, rows_digest
+from conjoin.storage import cache as row_cache, rows_digest
 from tiny_training import SETTINGS, make_rows
 
 
@@ -35,7 +34,7 @@ def targets(teachers, model, batch):
 
 def test_cached_is_live_bit_by_bit(tiny_checkpoints, tmp_path):
     rows, cache, teachers, collator, model = make_cache(tiny_checkpoints, tmp_path)
-    taught = TaughtRows(rows, pickle.loads(pickle.dumps(cache)))
+    taught = RowsWithTeacher(rows, pickle.loads(pickle.dumps(cache)))
     assert len(taught) == len(cache) == 6
     for start in range(0, 6, 2):
         live = collator(rows[start : start + 2])
@@ -54,7 +53,7 @@ def test_any_order_and_any_batch(tiny_checkpoints, tmp_path):
     rows, cache, teachers, collator, model = make_cache(tiny_checkpoints, tmp_path)
     order = [5, 0, 3, 2]
     live = targets(teachers, model, collator([rows[index] for index in order]))
-    taught = TaughtRows(rows, cache)
+    taught = RowsWithTeacher(rows, cache)
     cached = targets(teachers, model, collator([taught[index] for index in order]))
     for a, b in zip(live, cached, strict=True):
         assert torch.allclose(a.float(), b.float(), atol=1e-5)
@@ -62,7 +61,7 @@ def test_any_order_and_any_batch(tiny_checkpoints, tmp_path):
 
 def test_workers_read_the_same(tiny_checkpoints, tmp_path):
     rows, cache, _, collator, _ = make_cache(tiny_checkpoints, tmp_path)
-    taught = TaughtRows(rows, cache)
+    taught = RowsWithTeacher(rows, cache)
     plain, with_workers = (list(DataLoader(taught, 3, collate_fn=collator, num_workers=workers)) for workers in (0, 1))
     for a, b in zip(plain, with_workers, strict=True):
         taught_a, taught_b = a["pairs"].pop("teacher"), b["pairs"].pop("teacher")
@@ -74,27 +73,29 @@ def test_an_interrupted_run_goes_on(tiny_checkpoints, tmp_path, monkeypatch):
     _, whole, *_ = make_cache(tiny_checkpoints, tmp_path / "whole", shard_size=2)
     calls = []
 
-    def fail_at_second(writer, number, *arguments, write=FolderWriter.write):
-        calls.append(number)
+    def fail_at_second(tensors, save=row_cache.save):
+        calls.append(tensors)
         if len(calls) == 2:
             raise OSError("disk full")
-        write(writer, number, *arguments)
+        return save(tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FolderWriter, "write", fail_at_second)
-        with pytest.raises(OSError, match="disk full"):
+        patch.setattr(row_cache, "save", fail_at_second)
+        with pytest.raises(OSError, match=r"disk full while writing .*: 2 rows are safe; make room and run the same"):
             make_cache(tiny_checkpoints, tmp_path / "part", shard_size=2)
-    with pytest.raises(ValueError, match=r"unfinished \(2 rows so far\); run `conjoin teacher-cache` again"):
+    with pytest.raises(
+        ValueError, match=r"unfinished: SHA256SUMS lists 2 of 6 rows; run `conjoin teacher-cache` again"
+    ):
         TeacherCache(tmp_path / "part")
-    kept = (tmp_path / "part/teachers-00000.safetensors").stat().st_mtime_ns
+    kept = (tmp_path / "part/shard-00000.safetensors").stat().st_mtime_ns
     make_cache(tiny_checkpoints, tmp_path / "part", shard_size=3)  # the size of the first run holds
-    assert (tmp_path / "part/teachers-00000.safetensors").stat().st_mtime_ns == kept
+    assert (tmp_path / "part/shard-00000.safetensors").stat().st_mtime_ns == kept
     for path in sorted((tmp_path / "whole").iterdir()):
         assert (tmp_path / "part" / path.name).read_bytes() == path.read_bytes()
     assert len(whole) == 6
 
 
-@pytest.mark.parametrize("damaged", ["manifest.json", "teachers-00000.safetensors"])
+@pytest.mark.parametrize("damaged", ["cache.json", "shard-00000.safetensors"])
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-9], lambda b: b[:-40] + b"~" + b[-39:]])
 def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, caplog, damaged, damage):
     make_cache(tiny_checkpoints, tmp_path)
@@ -110,7 +111,7 @@ def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, c
 
 def test_a_complete_cache_is_opened_as_it_is(tiny_checkpoints, tmp_path, monkeypatch):
     make_cache(tiny_checkpoints, tmp_path)
-    monkeypatch.setattr(FolderWriter, "write", None)
+    monkeypatch.setattr(row_cache, "save", None)
     make_cache(tiny_checkpoints, tmp_path)
 
 
@@ -151,15 +152,15 @@ def test_a_cache_of_other_teachers_is_not_trained_on(tiny_checkpoints, tmp_path)
 def test_rows_that_are_not_the_cached_ones_are_noticed(tiny_checkpoints, tmp_path):
     rows, cache, *_ = make_cache(tiny_checkpoints, tmp_path)
     with pytest.raises(ValueError, match="5 rows, but the teacher cache"):
-        TaughtRows(rows[:5], cache)
+        RowsWithTeacher(rows[:5], cache)
     with pytest.raises(ValueError, match=r"row 0 \(id 'row5'\) is not the one in the teacher cache"):
-        TaughtRows(rows[::-1], cache)[0]
+        RowsWithTeacher(rows[::-1], cache)[0]
     with pytest.raises(FileNotFoundError, match="no teacher cache in"):
         TeacherCache(tmp_path / "nowhere")
-    manifest = tmp_path / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 7}))
-    with pytest.raises(ValueError, match="version 7, expected 'teacher cache' and 2"):
-        TeacherCache(tmp_path)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has 'manifest.json'\); .*, or remove it and run `conjoin teacher-cache`"):
+        make_cache(tiny_checkpoints, tmp_path / "old")
 
 
 def test_the_digest_of_rows_sees_what_a_teacher_sees(tmp_path):
@@ -189,7 +190,7 @@ def test_half_precision_takes_half_the_space(tiny_checkpoints, tmp_path):
     assert sizes[0] < 0.6 * sizes[1]
     expected = bytes_per_row(teachers, collator, rows, torch.float32) * 6
     assert expected < sizes[1] < 1.2 * expected
-    found = targets(teachers, model, collator([TaughtRows(rows, cache)[0]]))
+    found = targets(teachers, model, collator([RowsWithTeacher(rows, cache)[0]]))
     live = targets(teachers, model, collator(rows[:1]))
     assert torch.allclose(found.image_tokens, live.image_tokens, atol=1e-2)
 
@@ -200,7 +201,7 @@ def test_training_on_the_cache_is_training_on_the_teachers(tiny_checkpoints, tmp
     teachers = make_teachers(tiny_checkpoints)
     cache = make_cache(tiny_checkpoints, tmp_path / "cache", rows, teachers)[1]
     weights = []
-    for data in (rows, TaughtRows(rows, cache)):
+    for data in (rows, RowsWithTeacher(rows, cache)):
         model, processor = student(tiny_checkpoints)
         config = SolarStage1Config(output_dir=str(tmp_path), optim="sgd", **SETTINGS)
         collator = TeacherCollator(processor, 8, teachers)
@@ -215,4 +216,4 @@ def test_rows_may_be_a_dataset_with_undecoded_images(tiny_checkpoints, tmp_path)
     undecoded = rows.cast_column("image", datasets.Image(decode=False))
     _, cache, *_ = make_cache(tiny_checkpoints, tmp_path, undecoded)
     make_cache(tiny_checkpoints, tmp_path, rows)  # the same data
-    assert len(TaughtRows(rows, cache)[3]["teacher"]) == 4
+    assert len(RowsWithTeacher(rows, cache)[3]["teacher"]) == 4

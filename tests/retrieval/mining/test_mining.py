@@ -2,8 +2,6 @@ import os
 import pickle
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -371,17 +369,17 @@ def _flip(content):
 
 class TestDamage:
     @pytest.mark.parametrize("damage", [_truncate, _empty, _flip, None])
-    @pytest.mark.parametrize("file", ["miners/one-cross/part-00002.safetensors", "miners/one-cross/manifest.json"])
+    @pytest.mark.parametrize("file", ["miners/one-cross/shard-00002.safetensors", "miners/one-cross/cache.json"])
     def test_damaged_results_are_searched_again(self, tmp_path, caplog, file, damage):
         whole = mine(pairs(), tmp_path).path.read_bytes()
         path = tmp_path / file
         content = path.read_bytes()
         path.unlink() if damage is None else path.write_bytes(damage(content))
         assert mine(pairs(), tmp_path).path.read_bytes() == whole and path.read_bytes() == content
-        assert "again" in caplog.text or path.name == "manifest.json"
+        assert "again" in caplog.text or path.name == "cache.json"
 
     @pytest.mark.parametrize("damage", [_truncate, _empty, _flip])
-    @pytest.mark.parametrize("file", ["negatives.parquet", "negatives.parquet.sha256"])
+    @pytest.mark.parametrize("file", ["negatives.parquet", "SHA256SUMS"])
     def test_a_damaged_result_is_refused(self, tmp_path, file, damage):
         path = mine(pairs(), tmp_path).path.parent / file
         path.write_bytes(damage(path.read_bytes()))
@@ -408,14 +406,3 @@ class TestDamage:
             patch.setattr(os, "replace", failing)
             mine(pairs(), tmp_path, MINERS[:1])
         assert dict(load_mined(tmp_path)) == old
-
-
-def test_a_file_that_names_its_miners_metrics(tmp_path):
-    """As it was written before."""
-    mined = mine(pairs(), tmp_path)
-    rows = pq.read_table(mined.path).to_pylist()
-    for row in rows:
-        row["found_by"] = [[{"metric": one.pop("miner"), **one} for one in found] for found in row["found_by"]]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
-    old = load_mined(tmp_path / "old.parquet")
-    assert dict(old) == dict(mined) and old.findings("row1") == mined.findings("row1")

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -16,7 +15,7 @@ import numpy as np
 
 from conjoin.data.merit.layout import query_file
 from conjoin.progress import progress
-from conjoin.storage import atomic_path, differences, lock_folder, write_text
+from conjoin.storage import atomic_path, differences, lock_folder, publish_folder, write_text
 
 from .catalogue import Catalogue
 from .composer import Composer
@@ -107,9 +106,7 @@ def compose_queries(
             path.unlink(missing_ok=True)
     finally:
         lock.release()
-    if out.is_dir():
-        out.rmdir()
-    os.replace(partial, out)
+    publish_folder(partial, out)
     return out
 
 

@@ -1,7 +1,6 @@
 """A miniature M-BEIR: all 16 cells, made of the emoji sample, in the layout of the published data."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from conjoin.data.mbeir.layout import (
     qrels_file,
     query_file,
 )
-from conjoin.storage import atomic_path, write_text
+from conjoin.storage import atomic_path, publish_folder, write_text
 
 MARKER = "mini_mbeir.json"
 SPLITS = {"train": "train", "val": "validation", "test": "test"}
@@ -102,9 +101,7 @@ def make_mini_mbeir(
     _write_instructions(partial)
     _draw_pictures(partial, writer.pictures, cache_dir)
     write_text(partial / MARKER, marker)
-    if out.is_dir():
-        out.rmdir()
-    os.replace(partial, out)
+    publish_folder(partial, out)
     return out
 
 

@@ -34,7 +34,7 @@ _CANDIDATES_PER_DATASET = 10_000_000
 
 
 class MbeirCandidates:
-    """A candidate pool. Iteration yields rows for `encode_corpus`: `id`, `image` (a path or None), `text`, `modality`.
+    """A candidate pool; it yields rows for `encode_collection`: `id`, `image` (a path or None), `text`, `modality`.
 
     Args:
         folder: The root of M-BEIR: image paths are relative to it.

@@ -1,7 +1,6 @@
 """A miniature MERIT: products and queries made of the emoji sample, in the layout of the published data."""
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from conjoin.data.merit.catalogue import MiniProduct, mini_products
 from conjoin.data.merit.layout import query_file
 from conjoin.data.merit.products import PRODUCT_FEATURES
-from conjoin.storage import write_text
+from conjoin.storage import publish_folder, write_text
 
 MARKER = "mini_merit.json"
 HELD_OUT = {
@@ -99,9 +98,7 @@ def make_mini_merit(
     write_text(partial / "captions.jsonl", "".join(f"{line}\n" for line in captions))
     write_text(partial / "ood.json", json.dumps(HELD_OUT, indent=1) + "\n")
     write_text(partial / MARKER, marker)
-    if out.is_dir():
-        out.rmdir()
-    os.replace(partial, out)
+    publish_folder(partial, out)
     return out
 
 

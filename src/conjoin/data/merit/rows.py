@@ -32,7 +32,7 @@ MODALITY = "image,text"
 class MeritItems:
     """Makes items of queries and products, in full or with a part left out (Fig. 6).
 
-    Iteration yields all products as rows for `encode_corpus`.
+    Iteration yields all products as rows for `encode_collection`.
 
     Args:
         products: The products.
@@ -61,7 +61,7 @@ class MeritItems:
         return ({"id": product.id} | self.product(product.id) for product in self.products)
 
     def query(self, query: MeritQuery) -> dict[str, Any]:
-        """Return a query as a row for `encode_corpus`: its images, and its text with `<image>` in their places."""
+        """Return a query as a row for `encode_collection`: its images, and its text with `<image>` in their places."""
         text = query.instruction if self.titles else without_titles(query.instruction)
         if self.captions is None:
             return {"id": query.id, "image": [self.products.image(pid) for pid in query.products], "text": text}
@@ -77,7 +77,7 @@ class MeritItems:
 
 
 class MeritQueryRows:
-    """The rows of queries for `encode_corpus`, whose images are read when they are needed.
+    """The rows of queries for `encode_collection`, whose images are read when they are needed.
 
     Args:
         items: Makes the rows.

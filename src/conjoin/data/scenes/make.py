@@ -1,7 +1,6 @@
 """Write scenes: pairs to train on, distractors, and symmetric triplets with the truth of what is shared."""
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from conjoin.data.scenes.draw import draw_scene
 from conjoin.data.scenes.objects import ARTISTS, scene_objects
 from conjoin.data.scenes.phrases import PHRASES, Wording
 from conjoin.progress import progress
-from conjoin.storage import atomic_path, text_digest, write_text
+from conjoin.storage import atomic_path, publish_folder, text_digest, write_text
 
 MARKER = "scenes.json"
 TEST_SETS = ("known", "unseen")
@@ -114,9 +113,7 @@ def make_scenes(
     partial.mkdir(parents=True, exist_ok=True)
     write_text(partial / MARKER, marker)
     _Maker(partial, objects, asked, seed, show_progress).make(train, distractors, triplets)
-    if out.is_dir():
-        out.rmdir()
-    os.replace(partial, out)
+    publish_folder(partial, out)
     return out
 
 

@@ -14,7 +14,7 @@ from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.combinations import Embedded, evaluate_combinations
 from conjoin.evaluation.results import Cell, Results, Symmetric
 from conjoin.evaluation.symmetric import evaluate_symmetric
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, encode_corpus
+from conjoin.retrieval import Collection, ItemEncoder, encode_collection
 
 PARTS = {"image": ("image",), "text": ("text",), "image,text": ("image", "text")}
 
@@ -29,7 +29,7 @@ class EmojiScores:
         candidates: The rows of the gallery, one per concept, in the gallery's style.
         queries: The rows of the queries: the same concepts in the same order, in the other style.
         query_embeddings: `(N, D)` by modality.
-        stores: The gallery's embedding stores by modality.
+        collections: The gallery's collections by modality.
     """
 
     combinations: list[Cell]
@@ -37,7 +37,7 @@ class EmojiScores:
     candidates: datasets.Dataset
     queries: datasets.Dataset
     query_embeddings: dict[str, torch.Tensor]
-    stores: dict[str, EmbeddingStore]
+    collections: dict[str, Collection]
 
 
 def evaluate_emoji(
@@ -58,7 +58,7 @@ def evaluate_emoji(
 
     Args:
         encoder: The model.
-        folder: Folder of the gallery's embedding stores.
+        folder: Folder of the gallery's collections.
         split: `"validation"` or `"test"`.
         query_style: Artist of the queries' pictures.
         gallery_style: Artist of the gallery's pictures.
@@ -75,8 +75,8 @@ def evaluate_emoji(
     named_twice = [text is not None for text in gallery["alternative_text"]]
     other_names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
     candidates = gallery.remove_columns("text").add_column("text", other_names)
-    stores = {
-        name: encode_corpus(
+    collections = {
+        name: encode_collection(
             candidates.select_columns(["id", *columns]),
             encoder,
             Path(folder) / name.replace(",", "+"),
@@ -92,7 +92,10 @@ def evaluate_emoji(
     return EmojiScores(
         evaluate_combinations(
             {name: Embedded(vectors, concepts) for name, vectors in query_embeddings.items()},
-            {name: Embedded(torch.from_numpy(store.load()[1]), concepts) for name, store in stores.items()},
+            {
+                name: Embedded(torch.from_numpy(collection.vectors(candidates["id"][:])), concepts)
+                for name, collection in collections.items()
+            },
             keep={(query, candidate): named_twice for query in with_text for candidate in with_text},
             seed=seed,
         ),
@@ -107,7 +110,7 @@ def evaluate_emoji(
         candidates,
         queries,
         query_embeddings,
-        stores,
+        collections,
     )
 
 
@@ -175,7 +178,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     split = {"val": "validation"}.get(args.split, args.split)
     styles = {"query_style": args.query_style, "gallery_style": args.gallery_style}
     found = evaluate_emoji(
-        encoder, out / "stores", split=split, **styles, seed=args.seed, show_progress=not args.quiet
+        encoder, out / "collections", split=split, **styles, seed=args.seed, show_progress=not args.quiet
     )
     return Results(
         title="The emoji sample",

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import datasets
 import numpy as np
@@ -18,7 +18,7 @@ from conjoin.evaluation.metrics import chance_hit_rate, chance_mrr
 from conjoin.evaluation.ranking import ranks_of_pairs
 from conjoin.evaluation.report.examples import search_examples
 from conjoin.evaluation.results import Cell, Example, Headline, Metric, Results, Shown
-from conjoin.retrieval import ItemEncoder, encode_corpus
+from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.storage.fingerprints import row_digest, text_digest
 
 KS = (1, 5, 10)
@@ -46,7 +46,7 @@ def evaluate_pairs(
     *,
     text_instruction: str | None = None,
     image_instruction: str | None = None,
-    dtype: str = "float32",
+    dtype: Literal["float32", "float16"] = "float32",
     seed: int = 0,
     name: str = "pairs",
     show_progress: bool = False,
@@ -62,7 +62,7 @@ def evaluate_pairs(
         folder: Folder of the embeddings; an interrupted evaluation resumes with them.
         text_instruction: For texts that search for images.
         image_instruction: For images that search for texts.
-        dtype: Of the stored vectors, as for `encode_corpus`.
+        dtype: Of the stored vectors, as for `encode_collection`.
         seed: Of the bootstrap.
         name: Of the benchmark in the results.
         show_progress: Show progress bars.
@@ -107,22 +107,23 @@ def evaluate_pairs(
 def _encode(
     encoder: ItemEncoder,
     folder: Path,
-    dtype: str,
+    dtype: Literal["float32", "float16"],
     show_progress: bool,
     rows: datasets.Dataset,
     part: str,
     instruction: str | None = None,
 ) -> Tensor:
-    """Return the vectors `(N, D)` of images or texts, through a store."""
-    store = encode_corpus(
+    """Return the vectors `(N, D)` of images or texts, through a collection."""
+    collection = encode_collection(
         rows,
         encoder,
         folder / (part if instruction is None else f"{part}-{text_digest(instruction)[:8]}"),
+        sync=True,
         instruction=instruction,
         dtype=dtype,
         show_progress=show_progress,
     )
-    return torch.from_numpy(store.load()[1])
+    return torch.from_numpy(collection.vectors(rows["id"][:])).float()
 
 
 def _different(pairs: datasets.Dataset, part: str) -> _Items:
@@ -203,7 +204,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     results = evaluate_pairs(
         encoder,
         load_pairs(args.data, split=args.split, **columns),
-        out / "stores",
+        out / "collections",
         text_instruction=args.text_instruction,
         image_instruction=args.image_instruction,
         dtype=args.dtype,

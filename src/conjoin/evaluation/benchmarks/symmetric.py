@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -16,7 +16,7 @@ from conjoin.data import load_pairs, load_triplets
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.results import Headline, Results
 from conjoin.evaluation.symmetric import evaluate_symmetric
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, encode_corpus
+from conjoin.retrieval import Collection, ItemEncoder, check_model, encode_collection
 
 _ROLES = ("query", "positive", "negative")
 _HEADLINE = {"average": "Avg", "mean_recall": "mR", "precision": "Precision"}
@@ -26,11 +26,10 @@ def evaluate_triplets(
     encoder: ItemEncoder,
     triplets: datasets.Dataset,
     folder: str | Path,
-    distractors: Iterable[Mapping[str, Any]] | EmbeddingStore | None = None,
+    distractors: Iterable[Mapping[str, Any]] | Collection | None = None,
     *,
     instruction: str | None = None,
-    shard_size: int = 4096,
-    dtype: str = "float32",
+    dtype: Literal["float32", "float16"] = "float32",
     resamples: int = 10000,
     seed: int = 0,
     name: str = "symmetric triplets",
@@ -38,7 +37,7 @@ def evaluate_triplets(
 ) -> Results:
     """Evaluate an encoder by the symmetric protocol, see `evaluate_symmetric`.
 
-    The distractors are encoded into `folder`, shard by shard and resumable. Their scores are counted block by block,
+    The distractors are encoded into `folder`, resumable. Their scores are counted block by block,
     so neither their vectors nor all scores need to fit in memory. An item that occurs in several triplets, with the
     same image (its bytes, or its path) and text, enters the pool once.
 
@@ -46,20 +45,19 @@ def evaluate_triplets(
         encoder: The model.
         triplets: Columns `TRIPLET_FEATURES`, as `load_triplets` and `symmetric_triplets` return them.
         folder: Folder of the distractors' embeddings.
-        distractors: Rows for `encode_corpus`, such as `load_pairs` returns, streamed or not; or a finished store of
+        distractors: Rows for `encode_collection`, such as `load_pairs` returns, streamed or not; or a collection of
             the same model; `None`: the pool is the triplets' own items.
         instruction: For every item, distractors included (the paper's is "Represent the given image with related text
-            information:"). A store of distractors must have been encoded with the same one.
-        shard_size: As for `encode_corpus`.
-        dtype: As for `encode_corpus`.
+            information:"). A collection of distractors must have been encoded with the same one.
+        dtype: As for `encode_collection`.
         resamples: Bootstrap samples per interval.
         seed: Of the bootstrap.
         name: Of the benchmark in the results.
         show_progress: Show progress bars.
 
     Raises:
-        ValueError: No triplets, two equal items in a triplet, an item that cannot be read (it is named), or a store
-            of another model.
+        ValueError: No triplets, two equal items in a triplet, an item that cannot be read (it is named), or a
+            collection of another model.
     """
     if not len(triplets):
         raise ValueError("there are no triplets to evaluate")
@@ -71,20 +69,20 @@ def evaluate_triplets(
     variant = anchor.copy()
     if any(varied):
         variant[varied] = encode(list(itertools.compress(rows, varied)), "variant")
-    if isinstance(distractors, EmbeddingStore):
-        _check_store(distractors, encoder)
+    if isinstance(distractors, Collection):
+        check_model(distractors, encoder)
     elif distractors is not None:
         asked = "" if instruction is None else "-" + hashlib.sha256(instruction.encode()).hexdigest()[:8]
-        distractors = encode_corpus(
+        distractors = encode_collection(
             distractors,
             encoder,
             Path(folder) / f"distractors{asked}",
+            sync=True,
             instruction=instruction,
-            shard_size=shard_size,
             dtype=dtype,
             show_progress=show_progress,
         )
-    blocks = () if distractors is None else (embeddings for _, embeddings in distractors)
+    blocks = () if distractors is None else (embeddings for _, embeddings in distractors.batches())
     symmetric = evaluate_symmetric(
         anchor,
         positive,
@@ -141,19 +139,6 @@ def _key(row: Mapping[str, Any], role: str) -> str:
     if image is not None and image.get("bytes") is not None:
         item["image"] = hashlib.sha256(image["bytes"]).hexdigest()
     return json.dumps(item, sort_keys=True)
-
-
-def _check_store(store: EmbeddingStore, encoder: ItemEncoder) -> None:
-    if store.model.fingerprint != encoder.fingerprint:
-        raise ValueError(
-            f"the distractors in {str(store.directory)!r} were encoded with model {store.model}, the triplets with "
-            f"{encoder.identity}; their vectors cannot be compared"
-        )
-    if store.model.input_type not in (None, encoder.input_type):
-        raise ValueError(
-            f"the distractors in {str(store.directory)!r} have several images under input type "
-            f"{store.model.input_type}; expected {encoder.input_type}"
-        )
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

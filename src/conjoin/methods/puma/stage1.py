@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from conjoin.data import TaughtRows
+from conjoin.data import RowsWithTeacher
 from conjoin.losses import DISTILLATION_KINDS, info_nce, self_distillation
 from conjoin.methods.puma.teacher_states import TAUGHT, TeacherStates, TeacherStatesCollator
 from conjoin.methods.puma.teachers import DeepTeacher, FullTeacher, SharedTeacher, make_teacher
@@ -122,7 +122,7 @@ class PumaStage1Objective(QueryCandidateObjective):
         if self.args.distill_weight:
             taught = [embeddings.get(f"teacher_{part}") for part in TAUGHT]
             if taught[0] is None or taught[1] is None:
-                raise ValueError("distillation needs a teacher, or rows with its states (TaughtRows)")
+                raise ValueError("distillation needs a teacher, or rows with its states (RowsWithTeacher)")
             distance = self_distillation(
                 queries, taught[0], positives, taught[1], self.args.kind, temperature=self.args.temperature
             )
@@ -158,7 +158,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
         live: FullTeacher | SharedTeacher | None = None
         if isinstance(teacher, TeacherStates):
             teacher.check_student(model)
-            train_dataset = TaughtRows(train_dataset, teacher)
+            train_dataset = RowsWithTeacher(train_dataset, teacher)
         elif teacher is not None:
             live = make_teacher(args.teacher, teacher, model).to(args.device)
         elif args.distill_weight:

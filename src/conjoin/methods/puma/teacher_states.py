@@ -9,25 +9,15 @@ from PIL import Image
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from conjoin.data import RetrievalCollator
+from conjoin.data import ROW_NAMES, RetrievalCollator, TeacherRowCache
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.storage import (
-    NAMES,
-    FolderKind,
-    RowShards,
-    content_digest,
-    differences,
-    processor_digest,
-    stable_id,
-    text_digest,
-    weights_digest,
-)
+from conjoin.storage import content_digest, differences, processor_digest, stable_id, text_digest, weights_digest
 
 TAUGHT = ("queries", "positives")
 """The parts of a batch that a teacher sees."""
 
 
-class TeacherStates(RowShards):
+class TeacherStates(TeacherRowCache):
     """A complete cache; `states[index]` is `{"queries": (D,), "positives": (D,)}` of a row.
 
     Args:
@@ -35,17 +25,12 @@ class TeacherStates(RowShards):
 
     Raises:
         FileNotFoundError: There is no cache.
-        ValueError: It is unfinished, damaged, or of another kind or version.
+        ValueError: It is unfinished, damaged, or of another kind or layout.
     """
 
-    stored = FolderKind(
-        "cache of a teacher's states", 2, "call `cache_teacher_states`", prefix="states", is_cache=True
-    )
+    kind = "cache of a teacher's states"
+    remedy = "call `cache_teacher_states`"
     named_by = "query, instruction or positive"
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        file, place = self.find(index)
-        return {part: file.get_slice(part)[place] for part in TAUGHT}
 
     @staticmethod
     def row_name(row: Mapping[str, Any], index: int = 0) -> int:
@@ -66,7 +51,7 @@ class TeacherStates(RowShards):
             ValueError: The message names what differs.
         """
         wanted = {"processor": processor_digest(processor)}
-        if name not in (None, self.manifest.details.get("name")):
+        if name not in (None, self.details.get("name")):
             wanted["teacher"] = weights_digest(load())
         differing = differences({part: self.key.get(part) for part in wanted}, wanted)
         if differing:
@@ -142,7 +127,7 @@ def cache_teacher_states(
 
     def tensors(chosen: range) -> dict[str, Tensor]:
         states = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
-        return states | {NAMES: torch.tensor(names[chosen.start : chosen.stop])}
+        return states | {ROW_NAMES: torch.tensor(names[chosen.start : chosen.stop])}
 
     options: dict[str, Any] = {"description": "Teacher", "show_progress": show_progress}
     return TeacherStates.make(folder, len(rows), shard_size, key, tensors, details={"name": name}, **options)

@@ -14,9 +14,9 @@ from conjoin.data.scenes.make import MARKER, TEST_SETS
 from conjoin.evaluation import Results
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
-from conjoin.retrieval.mining.search import RESULTS
-from conjoin.retrieval.store import STORE
-from conjoin.storage import check_places, processor_digest, weights_digest
+from conjoin.retrieval.collection_table import check_place
+from conjoin.retrieval.mining.search import MinerResults
+from conjoin.storage import processor_digest, weights_digest
 from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
 from .demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
@@ -24,7 +24,8 @@ from .scenes import FeatureEncoder, SceneTriplets, embed_features
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
-_MINED = {"embeddings": STORE, "miners": RESULTS}
+_EMBEDDINGS, _MINERS = "embeddings", "miners"
+"""The sub-folders of `mined` that the demo removes."""
 
 
 def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
@@ -38,8 +39,10 @@ def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]
     Raises:
         ValueError: The folder `mined` holds something else than an earlier demo wrote; and as training.
     """
-    for part, kind in _MINED.items():
-        check_places(out / "mined" / part, kind)
+    for folder in (out / "mined" / _EMBEDDINGS).glob("[!.]*"):
+        check_place(folder)
+    for path in sorted((out / "mined" / _MINERS).glob("[!.]*")):
+        MinerResults.check_place(path)
     say("1/5  Scenes")
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")
@@ -70,7 +73,7 @@ def _mine(trainer: RetrievalTrainer, source: str, folder: Path) -> None:
     def vectors(view: str, places: list[int]) -> Tensor:
         return embed_features(model, features, dtype, places, (view,))[view]
 
-    for part in _MINED:
+    for part in (_EMBEDDINGS, _MINERS):
         shutil.rmtree(folder / part, ignore_errors=True)  # may be from another model
     encoder: Any = FeatureEncoder(STAGE1, {name: place for place, name in enumerate(rows["id"])}, vectors)
     mine_hard_negatives(rows, [Miner("fused", STAGE1, "fused", "fused")], folder, load_encoder=lambda name: encoder)

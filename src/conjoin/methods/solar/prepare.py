@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import datasets
 
-from conjoin.data import ImageAugmentation, TaughtRows
+from conjoin.data import ImageAugmentation, RowsWithTeacher
 from conjoin.retrieval import load_mined
 from conjoin.training import CachedFeatures, PairArguments, Run
 
@@ -82,7 +82,7 @@ def prepare_stage1(run: Run) -> dict[str, Any]:
     if section.cache is not None:
         cache = TeacherCache(section.cache)
         cache.check(teachers, collator)
-        prepared["train_dataset"] = TaughtRows(run.train_dataset, cache)
+        prepared["train_dataset"] = RowsWithTeacher(run.train_dataset, cache)
     return prepared
 
 

@@ -118,11 +118,15 @@ def _keep(parts: dict[str, list[Tensor]], views: Sequence[str], embedded: Tensor
 
 def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
     """Unit vectors `(N, h)` of the towers alone: the picture's global token or mean patch, the mean of the words."""
-    tensors = features.tensors
-    image = tensors["image_features"][0]
-    words, exists = tensors["text_features"][:, 1:].float(), tensors["attention_mask"][..., None]
+    image = features.images.column("image_features")[:, 0]
+    words, exists = features.texts.column("text_features")[:, 1:].float(), features.texts.column("attention_mask")
+    exists = exists[..., None]
     text = (words * exists).sum(1) / exists.sum(1)
-    found = {"global": image[:, 0].float(), "patches": image[:, 1:].float().mean(1), "words": text[features.texts]}
+    found = {
+        "global": image[:, 0].float(),
+        "patches": image[:, 1:].float().mean(1),
+        "words": text[features.first_texts],
+    }
     return {name: F.normalize(vectors, dim=1) for name, vectors in found.items()}
 
 

@@ -12,24 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from conjoin.data import ROW_NAMES, TeacherRowCache
 from conjoin.methods.solar.teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherCollator, Teachers
-from conjoin.storage import (
-    NAMES,
-    FolderKind,
-    RowShards,
-    differences,
-    rows_digest,
-    settings_digest,
-    stable_id,
-    tokenizer_digest,
-    weights_digest,
-)
+from conjoin.storage import differences, rows_digest, settings_digest, stable_id, tokenizer_digest, weights_digest
 
 TOKENS, POOLED = TEXT_TARGETS
-BOUNDS = "text_bounds"
 
 
-class TeacherCache(RowShards):
+class TeacherCache(TeacherRowCache):
     """A complete cache; `cache[index]` holds the teachers' states of a row, for `TeacherCollator`.
 
     Args:
@@ -37,17 +27,12 @@ class TeacherCache(RowShards):
 
     Raises:
         FileNotFoundError: There is no cache.
-        ValueError: It is unfinished, damaged, or of another kind or version.
+        ValueError: It is unfinished, damaged, or of another kind or layout.
     """
 
-    stored = FolderKind("teacher cache", 2, "run `conjoin teacher-cache`", prefix="teachers", is_cache=True)
+    kind = "teacher cache"
+    remedy = "run `conjoin teacher-cache`"
     named_by = "id or text"
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        file, place = self.find(index)
-        first, last = file.get_slice(BOUNDS)[place : place + 2].tolist()
-        row = {name: file.get_slice(name)[place] for name in (*IMAGE_TARGETS, POOLED)}
-        return row | {TOKENS: file.get_slice(TOKENS)[first:last]}
 
     @staticmethod
     def row_name(row: Mapping[str, Any], index: int) -> int:
@@ -105,7 +90,7 @@ def cache_teachers(
     """
     device = torch.device(device) if device is not None else teachers.vision.model.device
 
-    def tensors(chosen: range) -> dict[str, Tensor]:
+    def tensors(chosen: range) -> dict[str, Tensor | list[Tensor]]:
         collate = _NamingCollator(collator)
         loader = DataLoader(_NamedRows(rows, chosen), batch_size, collate_fn=collate, num_workers=num_workers)
         return _shard_tensors(teachers, loader, device, dtype)
@@ -128,7 +113,7 @@ class _NamedRows(Dataset[dict[str, Any]]):
     def __getitem__(self, place: int) -> dict[str, Any]:
         index = self.chosen[place]
         row = self.rows[index]
-        return {**row, NAMES: TeacherCache.row_name(row, index)}
+        return {**row, ROW_NAMES: TeacherCache.row_name(row, index)}
 
 
 class _NamingCollator:
@@ -138,27 +123,24 @@ class _NamingCollator:
         self.collator = collator
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return self.collator(rows) | {NAMES: torch.tensor([row[NAMES] for row in rows])}
+        return self.collator(rows) | {ROW_NAMES: torch.tensor([row[ROW_NAMES] for row in rows])}
 
 
 @torch.no_grad()
 def _shard_tensors(
     teachers: Teachers, loader: DataLoader[Any], device: torch.device, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*IMAGE_TARGETS, *TEXT_TARGETS, NAMES)}
-    lengths: list[int] = []
+) -> dict[str, Tensor | list[Tensor]]:
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*IMAGE_TARGETS, POOLED, ROW_NAMES)}
+    words: list[Tensor] = []
     for batch in loader:
         taught = batch["pairs"]["teacher"]
         states = teachers.states({name: value.to(device) for name, value in taught.items()})
         counts = taught["attention_mask"].sum(1).tolist()
-        tokens = states.pop(TOKENS)
-        parts[TOKENS] += [row[:count].to("cpu", dtype) for row, count in zip(tokens, counts, strict=True)]
+        words += [row[:count].to("cpu", dtype) for row, count in zip(states.pop(TOKENS), counts, strict=True)]
         for name, value in states.items():
             parts[name].append(value.to("cpu", dtype))
-        parts[NAMES].append(batch[NAMES])
-        lengths += counts
-    tensors = {name: torch.cat(part) for name, part in parts.items()}
-    return tensors | {BOUNDS: torch.tensor([0, *lengths]).cumsum(0)}
+        parts[ROW_NAMES].append(batch[ROW_NAMES])
+    return {TOKENS: words, **{name: torch.cat(part) for name, part in parts.items()}}
 
 
 def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.dtype | None) -> dict[str, Any]:  # noqa: ANN401

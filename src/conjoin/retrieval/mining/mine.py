@@ -1,7 +1,7 @@
 """Offline hard-negative mining: the union of what several encoders rank as similar.
 
 Each miner names a model and a view (text, image or both) of the anchor and of the candidate. Mining has three steps,
-each of which resumes after an interruption: every (model, view) is encoded once; every miner searches, one file of
+each of which resumes after an interruption: every (model, view) is encoded once; every miner searches, one shard of
 results per block of anchors; the results are united into one file.
 """
 
@@ -28,9 +28,9 @@ from conjoin.retrieval.mining.miners import (
 )
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, MinedNegatives, load_mined, write_mined
 from conjoin.retrieval.mining.positives import Excluded, ViewItems
-from conjoin.retrieval.mining.search import RESULTS, Hits, MinerSearch, read_hits
+from conjoin.retrieval.mining.search import Hits, MinerResults, MinerSearch
 from conjoin.retrieval.reranker import Reranker, load_reranker
-from conjoin.storage import StoredFolder, locked
+from conjoin.storage import locked
 
 logger = logging.getLogger(__name__)
 
@@ -86,18 +86,19 @@ def mine_hard_negatives(
     excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
     by_corpus = sorted(miners, key=_corpus_of)
     items = ViewItems(sources[of_anchors], corpus)
+    results: dict[Miner, MinerResults] = {}
     with locked(folder):
         for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
             candidates = Embedded.load(collections["corpus", model, view], corpus)
             search = MinerSearch(candidates, index, device, k, block, excluded, load_reranker)
             for miner in same_corpus:
                 queries = Embedded.load(collections[of_anchors, model, miner.query], sources[of_anchors])
-                search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
+                results[miner] = search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
             candidate_ids, anchor_ids = candidates.ids, queries.ids
             del search, candidates, queries  # one corpus at a time in memory
-        write_mined(
-            folder / NEGATIVES_FILE, _united(anchor_ids, candidate_ids, miners, k, block, folder, show_progress)
-        )
+        of_miners = {miner: results[miner] for miner in miners}
+        blocks = _united(anchor_ids, candidate_ids, of_miners, k, block, show_progress)
+        write_mined(folder / NEGATIVES_FILE, blocks)
     return load_mined(folder)
 
 
@@ -139,27 +140,22 @@ def _groups(rows: AnyDataset) -> dict[str, str]:
 def _united(
     anchor_ids: Sequence[str],
     candidate_ids: Sequence[str],
-    miners: Sequence[Miner],
+    results: Mapping[Miner, MinerResults],
     k: int,
-    block: int,
-    folder: Path,
+    block_size: int,
     show_progress: bool,
 ) -> Iterator[list[dict[str, Any]]]:
     """Rows of the final file, one list per block of anchors."""
-    without = 0
-    results = [StoredFolder(miner_folder(folder, miner), RESULTS) for miner in miners]
-    starts = range(0, len(anchor_ids), block)
-    for number, start in enumerate(progress(starts, desc="uniting", unit="block", show=show_progress)):
-        ids = anchor_ids[start : start + block]
-        hits = [read_hits(one, number) for one in results]
+    without, count = 0, len(anchor_ids)
+    for start in progress(range(0, count, block_size), desc="uniting", unit="block", show=show_progress):
         rows = [
-            _row(id_, dict(zip(miners, found, strict=True)), k, candidate_ids)
-            for id_, found in zip(ids, zip(*hits, strict=True), strict=True)
+            _row(anchor_ids[place], {miner: found.hits(place) for miner, found in results.items()}, k, candidate_ids)
+            for place in range(start, min(start + block_size, count))
         ]
         without += sum(not row["negatives"] for row in rows)
         yield rows
     if without:
-        logger.warning("%d of %d anchors have no hard negative", without, len(anchor_ids))
+        logger.warning("%d of %d anchors have no hard negative", without, count)
 
 
 def _row(anchor: str, found: Mapping[Miner, Hits], k: int, candidate_ids: Sequence[str]) -> dict[str, Any]:

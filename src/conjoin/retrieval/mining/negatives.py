@@ -5,10 +5,9 @@ The file is Parquet with the columns
 * `id`: string, the anchor;
 * `negatives`: list of strings, the ids of its negatives, best rank first;
 * `found_by`: for each of the negatives, in the same order, a list of `{miner, rank, score}`: the miners that found
-  it, its rank there (from 1, the anchor itself and its duplicates not counted) and its cosine. (Older files name the
-  first field `metric`; they are read too.)
+  it, its rank there (from 1, the anchor itself and its duplicates not counted) and its cosine.
 
-Its checksum lies beside it in `<name>.sha256`; a file without one is read unchecked.
+Its checksum lies beside it in `SHA256SUMS`; in a folder without that, a file is read unchecked.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from conjoin.storage import check_checksum, write_with_checksum
+from conjoin.storage import FOLDER_CHECKSUMS, check_checksums, checksummed_path
 
 NEGATIVES_FILE = "negatives.parquet"
 _REMEDY = "run `conjoin mine` again"
@@ -51,7 +50,8 @@ class MinedNegatives(Mapping[str, list[str]]):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            check_checksum(path, _REMEDY)
+            if (path.parent / FOLDER_CHECKSUMS).is_file():
+                check_checksums(path.parent, _REMEDY, [path.name])
             self._state = _state(path)
             table = pq.read_table(path, columns=["id", "negatives"], read_dictionary=["negatives.list.element"])
         except (pa.ArrowException, OSError) as error:
@@ -145,10 +145,6 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:
     """Write blocks of rows `MINED_SCHEMA`, one row group each; the file appears when all of them are in."""
-
-    def write(temporary: Path) -> None:
-        with pq.ParquetWriter(temporary, MINED_SCHEMA, compression="zstd") as writer:
-            for rows in blocks:
-                writer.write_table(pa.Table.from_pylist(rows, schema=MINED_SCHEMA))
-
-    write_with_checksum(path, write)
+    with checksummed_path(path) as temporary, pq.ParquetWriter(temporary, MINED_SCHEMA, compression="zstd") as writer:
+        for rows in blocks:
+            writer.write_table(pa.Table.from_pylist(rows, schema=MINED_SCHEMA))

@@ -20,8 +20,7 @@ from conjoin.retrieval.mining.miners import (
     needed_views,
     view_rows,
 )
-from conjoin.retrieval.mining.search import RESULTS
-from conjoin.storage import recorded_rows
+from conjoin.retrieval.mining.search import MinerResults
 
 _PROBE_BATCHES = 2
 _PROBE_CORPUS = 32_768
@@ -92,7 +91,7 @@ def plan_mining(
         del encoder
     per_score = {size: _seconds_per_score(size, device) for size in set(dimensions.values())}
     for miner in miners:
-        left = queries - recorded_rows(miner_folder(folder, miner), RESULTS)
+        left = queries - MinerResults.finished_rows(miner_folder(folder, miner))
         steps.append(Step(f"search {miner.name}", left, left * len(corpus) * per_score[dimensions[miner.model]]))
     return MiningPlan(steps, 4 * len(corpus) * max(dimensions.values()))
 

@@ -1,8 +1,7 @@
-"""One miner over all anchors: searched block by block, one file of results per block."""
+"""One miner over all anchors: searched block by block, one shard of results per block."""
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjoin.progress import progress
 from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.miners import Miner
 from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
 from conjoin.retrieval.reranker import Reranker
-from conjoin.storage import FolderKind, FolderWriter, StoredFolder
+from conjoin.storage import RowCache
 
-RESULTS = FolderKind("miner results", 3, "run `conjoin mine`", prefix="part", is_cache=True)
 _SPARE = 8
 _DEEPEST = 1024
 _RERANKED = 10
@@ -44,6 +41,21 @@ class Hits(NamedTuple):
         """Return the `count` best after the first `skip`, without duplicates and those above the limit."""
         kept = [hit for hit in (*self.close, *self.others) if hit[0] not in duplicates and hit[1] <= self.limit]
         return sorted(kept, key=lambda hit: -hit[1])[skip : skip + count]
+
+
+class MinerResults(RowCache):
+    """What one miner found for every anchor."""
+
+    kind = "miner results"
+    remedy = "run `conjoin mine`"
+
+    def hits(self, anchor: int) -> Hits:
+        """What was found for the anchor at a position."""
+        row = self[anchor]
+        close, others = (
+            list(zip(row[name].tolist(), row[f"{name}_scores"].tolist(), strict=True)) for name in ("close", "others")
+        )
+        return Hits(close, others, row["limit"].item())
 
 
 class MinerSearch:
@@ -83,8 +95,10 @@ class MinerSearch:
             self._faiss = train_faiss(self.index, self.corpus.vectors)
         return search_faiss(self._faiss, queries, depth)
 
-    def run(self, miner: Miner, queries: Embedded, items: ViewItems, folder: Path, show_progress: bool) -> None:
-        """Write one file per shard of anchors into `folder`; the finished ones are skipped.
+    def run(
+        self, miner: Miner, queries: Embedded, items: ViewItems, folder: Path, show_progress: bool
+    ) -> MinerResults:
+        """Write the results of a miner into `folder`; the finished blocks of anchors are skipped.
 
         Args:
             miner: How to search.
@@ -100,24 +114,25 @@ class MinerSearch:
         reranker = None if miner.reranker is None else self.load_reranker(miner.reranker)
         same = queries.digest == self.corpus.digest and miner.query == miner.candidate
         positives = Positives(self.corpus, self.excluded, same, miner.name) if miner.has_margin else None
-        bar = progress(total=len(queries.ids), unit="anchor", desc=miner.name, show=show_progress)
-        with FolderWriter(folder, RESULTS, self._key(miner, queries, reranker)) as writer, bar:
-            for number, start in enumerate(range(0, len(queries.ids), self.block)):
-                ids = queries.ids[start : start + self.block]
-                if not writer.has(number):
-                    vectors = queries.vectors[start : start + self.block]
-                    limits = [miner.limit(0.0)] * len(ids)
-                    if positives is not None and reranker is None:
-                        limits = [miner.limit(score) for score in positives.scores(ids, vectors)]
-                    hits = self._nearest(ids, vectors, miner, limits)
-                    if reranker is not None:
-                        hits = [
-                            self._scored_again(hit, id_, start + row, miner, reranker, items, positives)
-                            for row, (id_, hit) in enumerate(zip(ids, hits, strict=True))
-                        ]
-                    writer.write(number, _as_tensors(hits), len(ids))
-                bar.update(len(ids))
-            writer.finish()
+        anchors = queries.ids
+
+        def search(chosen: range) -> dict[str, Tensor | list[Tensor]]:
+            ids, vectors = anchors[chosen.start : chosen.stop], queries.vectors[chosen.start : chosen.stop]
+            limits = [miner.limit(0.0)] * len(ids)
+            if positives is not None and reranker is None:
+                limits = [miner.limit(score) for score in positives.scores(ids, vectors)]
+            hits = self._nearest(ids, vectors, miner, limits)
+            if reranker is not None:
+                hits = [
+                    self._scored_again(hit, id_, row, miner, reranker, items, positives)
+                    for row, id_, hit in zip(chosen, ids, hits, strict=True)
+                ]
+            return _as_tensors(hits)
+
+        key = self._key(miner, queries, reranker)
+        return MinerResults.make(
+            folder, len(anchors), self.block, key, search, description=miner.name, show_progress=show_progress
+        )
 
     def _key(self, miner: Miner, queries: Embedded, reranker: Reranker | None) -> dict[str, Any]:
         """What the results depend on."""
@@ -193,35 +208,14 @@ class MinerSearch:
         return Hits(found[: len(hits.close)], found[len(hits.close) :], limit)
 
 
-def read_hits(results: StoredFolder, number: int) -> list[Hits]:
-    """The hits of a shard of anchors, one for each.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
-    with results.shard(number) as file:
-        found = {name: file.get_tensor(name).tolist() for name in file.keys()}
-    return _from_lists(found)
-
-
-def _as_tensors(hits: list[Hits]) -> dict[str, Tensor]:
-    """The hits of N anchors, end to end, how many each has, and the limits if there are some."""
-    tensors: dict[str, Tensor] = {}
-    for name, lists in (("close", [one.close for one in hits]), ("others", [one.others for one in hits])):
-        found = list(itertools.chain.from_iterable(lists))
-        tensors[f"{name}_counts"] = torch.tensor([len(some) for some in lists], dtype=torch.int64)
-        tensors[name] = torch.tensor([position for position, _ in found], dtype=torch.int64)
-        tensors[f"{name}_scores"] = torch.tensor([score for _, score in found], dtype=torch.float32)
-    if any(one.limit != _UNLIMITED for one in hits):
-        tensors["limits"] = torch.tensor([one.limit for one in hits], dtype=torch.float64)
+def _as_tensors(hits: list[Hits]) -> dict[str, Tensor | list[Tensor]]:
+    """The hits of N anchors, as `MinerResults.hits` reads them."""
+    tensors: dict[str, Tensor | list[Tensor]] = {
+        "limit": torch.tensor([each.limit for each in hits], dtype=torch.float64)
+    }
+    for name, lists in (("close", [each.close for each in hits]), ("others", [each.others for each in hits])):
+        tensors[name] = [torch.tensor([position for position, _ in found], dtype=torch.int64) for found in lists]
+        tensors[f"{name}_scores"] = [
+            torch.tensor([score for _, score in found], dtype=torch.float32) for found in lists
+        ]
     return tensors
-
-
-def _from_lists(found: Mapping[str, list[Any]]) -> list[Hits]:
-    """The inverse of `_as_tensors`."""
-    parts = []
-    for name in ("close", "others"):
-        pairs = iter(zip(found[name], found[f"{name}_scores"], strict=True))
-        parts.append([list(itertools.islice(pairs, count)) for count in found[f"{name}_counts"]])
-    limits = found.get("limits") or [_UNLIMITED] * len(parts[0])
-    return [Hits(*each) for each in zip(*parts, limits, strict=True)]

@@ -7,7 +7,7 @@ Fashion200K and FashionIQ. A wrong candidate that ties with the best right one c
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,15 @@ from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Metric
 from conjoin.evaluation.run_file import read_qrels, write_run
 from conjoin.progress import progress
-from conjoin.retrieval import EmbeddingStore, ItemEncoder, Reranker, SearchResult, encode_corpus, rerank, search_store
+from conjoin.retrieval import (
+    Collection,
+    ItemEncoder,
+    Reranker,
+    SearchResult,
+    encode_collection,
+    rerank,
+    search_exactly,
+)
 
 from .report import MBEIR_SETTINGS, MbeirScore
 
@@ -48,7 +56,7 @@ def evaluate_mbeir(
     instructions: bool = True,
     hubness_penalty: float = 0.0,
     ks: Sequence[int] = (1, 5, 10, 50),
-    dtype: str = "float32",
+    dtype: Literal["float32", "float16"] = "float32",
     seed: int = 0,
     show_progress: bool = True,
     reranker: Reranker | None = None,
@@ -57,7 +65,8 @@ def evaluate_mbeir(
     """Evaluate an encoder on M-BEIR; an interrupted evaluation resumes with the vectors that are on disk.
 
     The global pool is encoded once and also serves the local settings. Without the global setting, each local pool is
-    encoded on its own. Vectors go to `out/stores`, the first candidates of every query to `out/runs` (TREC run files).
+    encoded on its own. Vectors go to `out/collections`, the first candidates of every query to `out/runs` (TREC run
+    files).
     Files, ids and judgements are checked before anything is encoded. An image is opened when it is encoded.
 
     Args:
@@ -71,7 +80,7 @@ def evaluate_mbeir(
         hubness_penalty: Subtract this times a candidate's mean score over all queries of the cell. PUMA's evaluation
             code uses 0.2. It needs all test queries at once (transductive), so the default is 0.
         ks: Cut-offs; 5 and 10 are added.
-        dtype: Of the stored vectors, as in `encode_corpus`.
+        dtype: Of the stored vectors, as in `encode_collection`.
         seed: Of the bootstrap.
         show_progress: Show progress bars.
         reranker: Sorts the first candidates of each query again, in scores and run files.
@@ -95,23 +104,23 @@ def evaluate_mbeir(
         raise FileNotFoundError(f"M-BEIR: no such folder: {str(data)!r}")
     union = MbeirCandidates(data, required(pool_file(data, None, split))) if "global" in settings else None
     asked = [_load_cell(data, cell, split, instructions, settings, union) for cell in chosen]
-    encode = partial(_encode_pool, encoder, out / "stores", dtype, show_progress)
-    store = None if union is None else encode(union)
+    encode = partial(_encode_pool, encoder, out / "collections", dtype, show_progress)
+    whole = None if union is None else encode(union)
     shown = progress(asked, desc="cells", unit="cell", show=show_progress)
     queries = [penalise_hubs(_encode_queries(encoder, q.rows, show_progress), hubness_penalty) for q in shown]
     listed = max(5, 10, *ks) + 1
     most_right = max(len(answers) for questions in asked for answers in questions.relevant.values())
     # a tie longer than this holds more wrong candidates than the last cut-off
     depth = listed - 1 + most_right if reranker is None else max(rerank_top, listed - 1 + most_right)
-    search = partial(search_store, k=depth, device=encoder.device)
+    search = partial(search_exactly, k=depth, device=encoder.device)
     scores = []
     for setting in settings:
-        if store is None:
+        if whole is None:
             results = [search(encode(q.pool), own) for q, own in zip(asked, queries, strict=True)]
         elif setting == "global":
-            results = _split(search(store, np.concatenate(queries)), queries)
+            results = _split(search(whole, np.concatenate(queries)), queries)
         else:
-            results = [search(store, own, ids=q.pool.ids) for q, own in zip(asked, queries, strict=True)]
+            results = [search(whole, own, ids=q.pool.ids) for q, own in zip(asked, queries, strict=True)]
         for questions, found in zip(asked, results, strict=True):
             pool = questions.pool if setting == "local" or union is None else union
             if reranker is not None:
@@ -171,9 +180,14 @@ def _split(found: SearchResult, queries: Sequence[np.ndarray]) -> list[SearchRes
 
 
 def _encode_pool(
-    encoder: ItemEncoder, folder: Path, dtype: str, show_progress: bool, pool: MbeirCandidates
-) -> EmbeddingStore:
-    return encode_corpus(pool, encoder, folder / pool.lines.path.stem, dtype=dtype, show_progress=show_progress)
+    encoder: ItemEncoder,
+    folder: Path,
+    dtype: Literal["float32", "float16"],
+    show_progress: bool,
+    pool: MbeirCandidates,
+) -> Collection:
+    options: dict[str, Any] = {"sync": True, "dtype": dtype, "show_progress": show_progress}
+    return encode_collection(pool, encoder, folder / pool.lines.path.stem, **options)
 
 
 def _encode_queries(encoder: ItemEncoder, rows: Sequence[Mapping[str, Any]], show_progress: bool) -> np.ndarray:

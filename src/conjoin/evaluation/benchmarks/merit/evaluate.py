@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from conjoin.data.merit.rows import read_captions
 from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Example, Hit, Shown
 from conjoin.evaluation.run_file import write_qrels, write_run
-from conjoin.retrieval import ItemEncoder, Reranker, SearchResult, encode_corpus, rerank, search_store
+from conjoin.retrieval import ItemEncoder, Reranker, SearchResult, encode_collection, rerank, search_exactly
 
 PARTS = ("image", "title")
 """What an ablation leaves out of queries and products (Fig. 6)."""
@@ -66,14 +67,14 @@ def evaluate_merit(
     exclude_query_products: bool = False,
     without: Sequence[str] = (),
     captions: str | Path | None = None,
-    dtype: str = "float32",
+    dtype: Literal["float32", "float16"] = "float32",
     show_progress: bool = True,
     reranker: Reranker | None = None,
     rerank_top: int = RUN_DEPTH,
 ) -> MeritScores:
     """Evaluate an encoder on MERIT; an interrupted evaluation resumes with the vectors that are on disk.
 
-    Vectors go to `out/stores`, those of all queries whichever are scored. The first products of every query go to
+    Vectors go to `out/collections`, those of all queries whichever are scored. The first products of every query go to
     `out/runs` (a TREC run file), the right ones to `out/qrels`. All files are checked before anything is encoded.
 
     Args:
@@ -85,7 +86,7 @@ def evaluate_merit(
         exclude_query_products: Leave the products that a query shows out of its ranking. As published, they stay.
         without: Of `PARTS`: replace all images by captions, remove all titles.
         captions: A file for `read_captions`; `data/captions.jsonl` when None.
-        dtype: Of the stored vectors, as in `encode_corpus`.
+        dtype: Of the stored vectors, as in `encode_collection`.
         show_progress: Show progress bars.
         reranker: Sorts the first products of each query again, in scores and run files.
         rerank_top: How many of them.
@@ -103,26 +104,29 @@ def evaluate_merit(
     items = MeritItems(products, texts, titles="title" not in without)
     queries = merit_queries(data, products)
     kept, where, names = _chosen(data, products, queries, subsets)
-    folder = out / "stores" / "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
-    encode = partial(encode_corpus, encoder=encoder, dtype=dtype, show_progress=show_progress)
+    folder = out / "collections" / "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
+    encode = partial(encode_collection, encoder=encoder, sync=True, dtype=dtype, show_progress=show_progress)
     # the queries first: a model that takes no several images says so before a large pool is encoded
-    vectors = encode(MeritQueryRows(items, queries), directory=folder / "queries").load()[1][kept]
-    store = encode(items, directory=folder / "products")
+    asked = encode(MeritQueryRows(items, queries), uri=folder / "queries")
+    pool = encode(items, uri=folder / "products")
     queries = [queries[place] for place in kept]
+    vectors = asked.vectors([query.id for query in queries])
     own = max(len(query.products) for query in queries) if exclude_query_products else 0
     # a tie longer than this holds more wrong products than the last cut-off
     depth = (
         max(RUN_DEPTH, rerank_top if reranker else 0, max(CUT_OFFS) + max(len(query.positives) for query in queries))
         + own
     )
-    found = search_store(store, vectors, k=depth, device=encoder.device)
+    found = search_exactly(pool, vectors, depth, device=encoder.device)
     if exclude_query_products:
         shown = [[pid in query.conditions for pid in ids] for query, ids in zip(queries, found.ids, strict=True)]
         found = found._replace(scores=np.where(shown, -np.inf, found.scores))
     if reranker is not None:
         rows = map(items.query, queries)
-        asked = [row_item({part: row[part] for part in ("image", "text") if part in row}, row["id"]) for row in rows]
-        found = rerank(found, asked, items.product, reranker, rerank_top, show_progress=show_progress)
+        asked_for = [
+            row_item({part: row[part] for part in ("image", "text") if part in row}, row["id"]) for row in rows
+        ]
+        found = rerank(found, asked_for, items.product, reranker, rerank_top, show_progress=show_progress)
     _write_run(out, split, queries, found)
     ranks = _ranks(queries, found, len(products))
     languages = [_language(query, products) for query in queries]

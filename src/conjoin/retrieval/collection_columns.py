@@ -1,0 +1,109 @@
+"""The columns of a collection that come from the data: their types, and what changes them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from lancedb.table import Table
+
+from conjoin.retrieval.collection_table import VECTOR
+
+_WIDER = "_{}_as_double"
+
+
+def kept_types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
+    """The types of the kept columns, where the source knows them."""
+    features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
+    kept = (features or {}).get("kept")
+    if not isinstance(kept, dict):
+        return {}
+    return {
+        field.name: field.type for field in datasets.Features(kept).arrow_schema if not pa.types.is_null(field.type)
+    }
+
+
+def make_column(name: str, values: Sequence[Any]) -> pa.Array:
+    """Values as a column.
+
+    Raises:
+        ValueError: They are of different types, or of one that no column has.
+    """
+    try:
+        try:
+            column = pa.array(values)
+        except UnicodeEncodeError:  # lone surrogates
+            column = pa.array([v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values])
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the column {name!r} cannot be kept: {error}") from error
+    if pa.types.is_struct(column.type) and column.type.num_fields == 0:
+        raise ValueError(f"the column {name!r} cannot be kept: its values are empty mappings")
+    return column
+
+
+def fit(rows: pa.Table, table: Table) -> pa.Table:
+    """Give rows the columns of the table, and the table the columns of the rows.
+
+    Raises:
+        ValueError: A column holds values of another type than before.
+    """
+    schema = table.schema
+    for field in rows.schema:
+        if field.name not in schema.names and not pa.types.is_null(field.type):
+            table.add_columns([pa.field(field.name, field.type)])
+        elif field.name in schema.names and pa.types.is_floating(field.type):
+            _widen(table, schema.field(field.name))
+    schema = table.schema
+    columns = []
+    for field in schema:
+        try:
+            column = rows[field.name] if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+            if new := _new_fields(column.type, field.type):
+                raise pa.ArrowInvalid(f"the field {new[0]!r} is new")
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"the column {field.name!r} of the collection holds {field.type}, and some of its rows have "
+                f"{rows.schema.field(field.name).type} now ({error}); give all its values one type"
+            ) from error
+    return pa.table(columns, schema=schema)
+
+
+def finish_widening(table: Table) -> None:
+    """End what `fit` began in a process that was killed."""
+    names = table.schema.names
+    for name in names:
+        if (wider := _WIDER.format(name)) in names:
+            table.drop_columns([wider])
+            names.remove(wider)
+    for wider in names:
+        if wider.startswith("_"):
+            _rename(table, wider, wider.removeprefix("_").removesuffix("_as_double"))
+
+
+def _widen(table: Table, field: pa.Field) -> None:
+    """Make a column of integers one of fractions."""
+    if field.name == VECTOR or not pa.types.is_integer(field.type):
+        return
+    wider = _WIDER.format(field.name)
+    quoted = "`" + field.name.replace("`", "``") + "`"
+    table.add_columns({wider: f"cast({quoted} as double)"})
+    table.drop_columns([field.name])
+    _rename(table, wider, field.name)
+
+
+def _rename(table: Table, name: str, new: str) -> None:
+    change: Any = {"path": name, "rename": new}  # its type is too narrow in lancedb 0.40
+    table.alter_columns(change)
+
+
+def _new_fields(given: pa.DataType, known: pa.DataType) -> list[str]:
+    """The fields of mappings, within lists too, that a column does not know: a cast would drop them."""
+    if pa.types.is_struct(given) and pa.types.is_struct(known):
+        fields = [given.field(place) for place in range(given.num_fields)]
+        known_names = {known.field(place).name for place in range(known.num_fields)}
+        new = [field.name for field in fields if field.name not in known_names]
+        return new or [name for field in fields for name in _new_fields(field.type, known.field(field.name).type)]
+    if pa.types.is_list(given) and pa.types.is_list(known):
+        return _new_fields(given.value_type, known.value_type)
+    return []
