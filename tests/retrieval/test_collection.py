@@ -127,7 +127,7 @@ class TestSearch:
             lambda: list(collection.batches(where)),
         ):
             with pytest.raises(
-                ValueError, match=r"cannot be evaluated: (?s:.)*; the columns are .*'id', 'text', 'image'"
+                ValueError, match=r"cannot be evaluated: (?s:.)*; the columns are id .string., text .string., image "
             ):
                 use()
 

@@ -13,7 +13,7 @@ VECTORS, QUERIES = clustered(300, 8), clustered(4, 8, seed=1)
 KINDS = ("data/train.lance/data", "data/train.lance/_versions", "data/train.lance/_deletions",
          "data/train.lance/_indices", "data/train.lance/_transactions", "data/train.lance/_refs", "SHA256SUMS",
          ".verified.json", "skipped.jsonl")  # fmt: skip
-FLIPS, CUTS = 3, 2
+FLIPS, CUTS = 2, 1
 """In each file."""
 
 
@@ -32,13 +32,9 @@ def answers(folder, verify=True):
     return ids, vectors, rows, [(each.ids, each.scores.tolist()) for each in found], collection.select("label = 'l 3'")
 
 
-def is_same(answer, other):
-    return answer == other
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A collection with all that one can have: several files, removed rows, indexes, skipped rows, earlier versions."""
+    """A collection with all that one can have: several files, removed and skipped rows, indexes, earlier versions."""
     folder = tmp_path_factory.mktemp("whole") / "it"
     made(folder, VECTORS, kept, count=200)
     collection = Collection.open(folder)
@@ -47,11 +43,6 @@ def whole(tmp_path_factory):
     rows = [*lookup_rows(300, kept=kept)[10:], {"id": "bad", "problem": "it is broken"}]
     encode_collection(rows, lookup_encoder(VECTORS), folder, on_error="skip")
     return folder
-
-
-def places(folder):
-    """Each file that was written, with its kind."""
-    return [name for name in files(folder) if name != ".lock"]
 
 
 def damages(name, content):
@@ -64,7 +55,7 @@ def damages(name, content):
         yield f"cut at {end}", content[:end]
 
 
-def wrong_after_damage(folder, name, read, right):
+def wrong_after_damage(folder, name, read, right, is_named=True):
     """What is wrong with what is read of a folder whose file is damaged; how often the damage was noticed."""
     path = folder / name
     content, wrong, noticed, tries = path.read_bytes(), [], 0, 0
@@ -76,7 +67,7 @@ def wrong_after_damage(folder, name, read, right):
                 wrong.append(f"{name}, {damage}: another result")
         except (ValueError, FileNotFoundError) as error:
             noticed += 1
-            if str(folder) not in str(error):
+            if is_named and str(folder) not in str(error):
                 wrong.append(f"{name}, {damage}: the collection is not named by {str(error)[:160]!r}")
         except BaseException as error:
             wrong.append(f"{name}, {damage}: {type(error).__name__} {str(error)[:160]}")
@@ -92,22 +83,22 @@ def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     shutil.copytree(whole, folder)
     right = answers(folder)
     assert right == answers(whole) and len(right[0]) == 298
-    names = places(folder)
+    names = [*files(folder)]
     assert all(any(name.startswith(kind) for name in names) for kind in KINDS), names
     wrong, noticed, tries = [], {}, 0
     for name in names:
         found, count, all_ = wrong_after_damage(folder, name, answers, right)
         wrong, tries = wrong + found, tries + all_
         noticed[name] = count / all_
-        assert is_same(answers(folder), right)
+        assert answers(folder) == right
     assert not wrong, "\n".join(wrong)
     assert tries > 100
-    hashed = [name for name in names if name.startswith("data/train.lance/") and "_refs" not in name]
-    assert {name: noticed[name] for name in hashed if "hint" not in name} == dict.fromkeys(
-        [name for name in hashed if "hint" not in name], 1.0
-    )
+    unhashed = ("_refs", "_hint")
+    hashed = [name for name in names if name.startswith("data/") and not any(word in name for word in unhashed)]
+    assert [name for name in hashed if noticed[name] < 1] == []
 
 
+@pytest.mark.slow
 def test_without_checksums_damage_is_an_error_of_a_known_type(whole, tmp_path):
     """`verify=False`: other vectors are possible, but no error of another type."""
     folder = tmp_path / "it"
@@ -118,8 +109,8 @@ def test_without_checksums_damage_is_an_error_of_a_known_type(whole, tmp_path):
         return True
 
     wrong = []
-    for name in places(folder):
-        wrong += wrong_after_damage(folder, name, read, True)[0]
+    for name in [*files(folder)]:
+        wrong += wrong_after_damage(folder, name, read, True, is_named=False)[0]
     assert not wrong, "\n".join(wrong)
 
 
@@ -131,7 +122,7 @@ def test_missing_files(name, whole, tmp_path):
             shutil.copytree(whole, folder)
             (folder / path.relative_to(whole)).unlink()
             try:
-                assert is_same(answers(folder), answers(whole))
+                assert answers(folder) == answers(whole)
             except (ValueError, FileNotFoundError) as error:
                 assert str(folder) in str(error)
             try:
@@ -147,7 +138,7 @@ def test_missing_parts(name, whole, tmp_path):
     path = folder / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     if name == ".verified.json":
-        assert is_same(answers(folder), answers(whole))
+        assert answers(folder) == answers(whole)
     else:
         with pytest.raises((ValueError, FileNotFoundError), match=str(folder)):
             answers(folder)
@@ -194,7 +185,7 @@ def test_verify_hashes_what_was_hashed_before(whole, tmp_path, monkeypatch):
 
 def test_a_copy_elsewhere_is_the_same(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "copy", copy_function=shutil.copy)  # with other times
-    assert is_same(answers(tmp_path / "copy"), answers(whole))
+    assert answers(tmp_path / "copy") == answers(whole)
     assert state(tmp_path / "copy") == state(whole)
 
 
