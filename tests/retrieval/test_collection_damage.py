@@ -215,3 +215,16 @@ class TestFaiss:
             assert reader(folder) == right
         assert not wrong, "\n".join(wrong)
         np.testing.assert_allclose(FaissIndex.open(folder).vectors(), VECTORS)
+
+    def test_any_damage_of_its_settings(self, tmp_path):
+        pytest.importorskip("faiss")
+        made(tmp_path, VECTORS[:50])
+        FaissIndex.build(tmp_path, "Flat")
+        path = tmp_path / "faiss/settings.json"
+        content, right = path.read_bytes(), Collection.open(tmp_path).search(QUERIES, 3).ids
+        for place in range(len(content)):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            try:
+                assert open_collection(tmp_path).search(QUERIES, 3).ids == right
+            except ValueError as error:
+                assert str(path) in str(error)
