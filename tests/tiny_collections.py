@@ -52,8 +52,10 @@ def lookup_rows(count, start=0, kept=None):
     return rows if kept is None else [row | {"kept": kept(number)} for number, row in enumerate(rows, start)]
 
 
-def made(folder, vectors, kept=None, **options):
-    return encode_collection(lookup_rows(len(vectors), kept=kept), lookup_encoder(vectors), folder, **options)
+def made(folder, vectors, kept=None, count=None, **options):
+    """A collection of the first vectors, or of all."""
+    rows = lookup_rows(len(vectors) if count is None else count, kept=kept)
+    return encode_collection(rows, lookup_encoder(vectors), folder, **options)
 
 
 def naive(vectors, queries, k, ids=None):

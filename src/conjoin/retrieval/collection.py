@@ -453,7 +453,8 @@ class Collection:
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
         columns = [name for name in self._table.schema.names if name not in DIGESTS]
-        table = pa.Table.from_batches(list(self.scan(columns)), pa.schema(map(self._table.schema.field, columns)))
+        schema = pa.schema(map(self._table.schema.field, columns))
+        table = pa.Table.from_batches([*self.scan(columns)] or [pa.RecordBatch.from_pylist([], schema)], schema)
         rows = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata(None)))
         return rows.cast_column(PICTURE, datasets.Image()) if PICTURE in columns else rows
 

@@ -56,11 +56,9 @@ def open_table(uri: str | Path) -> Table:
         raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}")
     try:
         return _connect(uri).open_table(_NAME)
-    except ValueError as error:
-        if "not found" in str(error):
+    except Exception as error:  # as in `reading`
+        if isinstance(error, ValueError) and "not found" in str(error):
             raise FileNotFoundError(f"there is no collection in {str(uri)!r}: {REMEDY}") from error
-        raise
-    except (RuntimeError, OSError) as error:
         raise DamagedError(f"the collection {str(uri)!r} cannot be opened: {_first_line(error)}") from error
 
 
@@ -115,22 +113,23 @@ def open_published(uri: str | Path, verify: bool = True) -> Table:
     while True:
         table = open_table(uri)
         with reading(uri):
-            version = published_version(table)
-            if version is None:
-                raise ValueError(
-                    f"the collection {str(uri)!r} is unfinished, {table.count_rows()} rows so far: run the same "
-                    "`conjoin encode` again, it resumes"
-                )
-            try:
-                if folder is not None and verify:
-                    check_files(folder, version)
+            version, count = published_version(table), table.count_rows()
+        if version is None:
+            raise ValueError(
+                f"the collection {str(uri)!r} is unfinished, {count} rows so far: run the same `conjoin encode` "
+                "again, it resumes"
+            )
+        try:
+            if folder is not None and verify:
+                check_files(folder, version)
+            with reading(uri):
                 table.checkout(PUBLISHED)
-            except DamagedError:
-                if version == seen:
-                    raise
-                seen = version  # another process may have published meanwhile
-            else:
-                return table
+        except DamagedError:
+            if version == seen:
+                raise
+            seen = version  # another process may have published meanwhile
+        else:
+            return table
 
 
 def publish(uri: str | Path, table: Table) -> None:
@@ -246,7 +245,7 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
     """
     try:
         yield
-    except (RuntimeError, OSError, ValueError) as error:
+    except Exception as error:  # of a damaged file Lance makes a ValueError, RuntimeError, OSError or RustPanic
         if isinstance(error, ValueError) and where is not None:
             named = ", ".join(f"{field.name} ({field.type})" for field in columns or ())
             hint = (
@@ -257,8 +256,6 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
             raise ValueError(
                 f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
             ) from error
-        if isinstance(error, ValueError) or not _is_of_lance(error):
-            raise
         raise DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}") from error
 
 

@@ -85,6 +85,8 @@ class FaissIndex(Collection):
         faiss, folder = import_faiss(), _folder(uri)
         with writing(uri):
             collection = Collection(uri)
+            if not len(collection):
+                raise ValueError(f"the collection {str(uri)!r} has no rows to index")
             batches = list(collection.scan(["id", VECTOR], row_ids=True))
             vectors = join([matrix(batch[VECTOR], collection.dimension) for batch in batches], collection.dimension)
             rows = np.concatenate([batch["_rowid"].to_numpy() for batch in batches])
@@ -120,6 +122,8 @@ class FaissIndex(Collection):
         if count == 0:
             return as_result([([], np.empty(0, dtype=np.float32))] * len(queries))
         labels, scores = search_faiss(self._index, queries, min(k, count), probes, selector)
+        if where is not None and (labels < 0).any():
+            return None  # a graph finds fewer where few rows are left: the table finds them
         names = self._names(labels)
         found = []
         for row, values in zip(labels, scores, strict=True):
@@ -162,6 +166,7 @@ def train_faiss(factory: str, vectors: np.ndarray) -> Any:  # noqa: ANN401 - fai
         step = max(1, len(vectors) // _TRAINING_VECTORS)
         index.train(vectors[::step])
         index.add(vectors)
+        search_faiss(index, vectors[:1], 1, selector=faiss.IDSelectorAll())  # some kinds take no conditions
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"FAISS cannot make {factory!r} of {len(vectors)} vectors: {reason}") from error
@@ -220,10 +225,11 @@ def _folder(uri: str | Path) -> Path:
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / _SETTINGS
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        settings = dict(json.loads(path.read_text(encoding="utf-8")))
+        return {name: settings[name] for name in ("version", "factory", "probes", "recall@10")}
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no FAISS index in {str(folder)!r}: run `conjoin index --faiss`") from error
-    except ValueError as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"the file {str(path)!r} is damaged; {_REMEDY}") from error
 
 

@@ -1,0 +1,311 @@
+"""A collection is searched, filtered, changed and indexed; sorting all scores is the oracle."""
+
+from datetime import date, datetime
+
+import datasets
+import numpy as np
+import pytest
+
+from conjoin.retrieval import INDEX_KINDS, Collection, encode_collection, search_items
+from conjoin.retrieval.search import search_exactly
+from tiny_collections import check, clustered, files, lookup_encoder, lookup_rows, made, naive, names, state, unit
+from tiny_encoder import tiny_encoder, tiny_rows
+
+COUNT, WIDTH = 2000, 24
+VECTORS, QUERIES = clustered(COUNT, WIDTH), clustered(6, WIDTH, seed=3)
+WORDS = ["apple", "chair", "river", "cloud"]
+FLAT = {"kind": "ivf_flat", "probes": 1000}
+
+
+def kept(number):
+    label = ["apple", 'b\'s "x"', None][number % 3]
+    row = {"price": number % 50, "on sale": number % 2 == 0, "label": label, "day": date(2026, 1, 1 + number % 5)}
+    return row | {"sent": datetime(2026, 1, 1 + number % 5, 0, 30), "sizes": [number % 4, 9], "nothing": None}
+
+
+WHERES = [
+    ("price < 5", lambda row: row["price"] < 5),
+    ("not price < 5", lambda row: row["price"] >= 5),
+    ("price in (1, 3) or `on sale` = true and label like 'a%'",
+     lambda row: row["price"] in (1, 3) or (row["on sale"] and row["label"] == "apple")),
+    ("label is null", lambda row: row["label"] is None),
+    ("label is not null and label != 'b''s \"x\"'", lambda row: row["label"] == "apple"),
+    ("day >= date '2026-01-03'", lambda row: row["day"] >= date(2026, 1, 3)),
+    ("sent < timestamp '2026-01-02 00:00:00'", lambda row: row["sent"] < datetime(2026, 1, 2)),
+    ("array_has(sizes, 3)", lambda row: 3 in row["sizes"]),
+    ("id in ('doc/00001', 'elsewhere')", lambda row: row["number"] == 1),
+    ("price = 77", lambda row: False),
+    ("true", lambda row: True),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("made") / "it", VECTORS, kept).uri
+
+
+@pytest.fixture(params=["table", "memory", "indexed"])
+def collection(request, folder, tmp_path_factory):
+    """The same rows: searched in the table, in memory, and with an index that looks everywhere."""
+    if request.param == "indexed":
+        made(tmp_path_factory.mktemp("indexed"), VECTORS, kept).index(**FLAT)
+    return Collection.open(folder, memory=10**9 if request.param == "memory" else 0)
+
+
+class TestSearch:
+    @pytest.mark.parametrize("k", [1, 10, 150, COUNT, COUNT + 5])
+    def test_equals_sorting(self, collection, k):
+        check(collection, VECTORS, QUERIES, k)
+        check(collection, VECTORS, QUERIES[:1], np.int64(k))
+
+    def test_many_queries(self, collection, monkeypatch):
+        monkeypatch.setattr("conjoin.retrieval.collection._BYTES_AT_ONCE", 4 * WIDTH * 7 * 10)
+        check(collection, VECTORS, clustered(33, WIDTH, seed=5), 7)
+
+    @pytest.mark.parametrize(("where", "holds"), WHERES)
+    def test_conditions(self, collection, where, holds):
+        places = np.array([n for n in range(COUNT) if holds(kept(n) | {"number": n})], dtype=int)
+        ids = [f"doc/{place:05d}" for place in places]
+        assert sorted(collection.select(where)) == ids
+        if ids:
+            check(collection, VECTORS[places], QUERIES, 9, ids, where=where)
+        else:
+            found = collection.search(QUERIES, 9, where=where)
+            assert found.ids == [[]] * 6 and found.scores.shape == (6, 0)
+        batches = [(batch.to_pylist(), vectors) for batch, vectors in collection.batches(where)]
+        assert sorted(id_ for some, _ in batches for id_ in some) == ids
+
+    def test_equal_vectors_are_in_the_order_of_their_ids(self, tmp_path):
+        vectors = np.tile(unit(5, 8), (20, 1))
+        made(tmp_path, vectors)
+        for memory in (0, 10**6):
+            check(Collection.open(tmp_path, memory=memory), vectors, unit(5, 8), 20)
+
+    def test_memory_is_taken_up_to_a_limit(self, folder):
+        bytes_ = COUNT * WIDTH * 4
+        assert [Collection.open(folder, memory=m)._held is not None for m in (0, bytes_ - 1, bytes_)] == [0, 0, 1]
+
+    def test_the_exact_ranker_over_a_collection(self, folder):
+        collection = Collection.open(folder)
+        right, scores = naive(VECTORS, QUERIES, 12)
+        found = search_exactly(collection, QUERIES, 12)
+        assert found.ids == right
+        np.testing.assert_array_equal(found.scores, scores)
+        some = names(COUNT)[7::11]
+        found = search_exactly(collection, QUERIES, 12, ids={*some, "elsewhere"})
+        assert found.ids == naive(VECTORS[7::11], QUERIES, 12, some)[0]
+        with pytest.raises(ValueError, match="none of the ids to search among is in the collection"):
+            search_exactly(collection, QUERIES, 12, ids=["elsewhere"])
+
+    def test_items_need_the_model_of_the_collection(self, tmp_path):
+        collection = encode_collection(tiny_rows(), tiny_encoder(), tmp_path)
+        (found,) = search_items(collection, tiny_encoder(), ["thing number 6 again again"], 1).ids
+        assert found[0] in collection.ids
+        with pytest.raises(ValueError, match=r"the collection was made with model .*, these queries come from"):
+            search_items(collection, tiny_encoder(seed=1), ["query"])
+
+    @pytest.mark.parametrize(
+        ("queries", "k", "message"),
+        [
+            *((QUERIES, k, f"k must be a positive integer, got {k!r}") for k in (0, -1, 1.5, True, None)),
+            (unit(1, 9), 1, "the queries have 9 dimensions, expected 24"),
+            (QUERIES[0], 1, r"queries must be a matrix \(N, D\), got the shape \(24,\)"),
+            (np.full((1, WIDTH), np.nan), 1, "query 0 has values that are not finite"),
+            (2 * QUERIES, 1, "query 0 has norm 2, expected an L2-normalised vector"),
+        ],
+    )
+    def test_bad_queries(self, collection, queries, k, message):
+        with pytest.raises(ValueError, match=message):
+            collection.search(queries, k)
+
+    @pytest.mark.parametrize("where", ["", "prize < 3", "price <", "price = 'x'", "price", "id in (select id from t)",
+                                       "day >= 'soon'", "\x00", "ü🙂", "f(price)"])  # fmt: skip
+    def test_bad_conditions_name_the_columns(self, collection, where):
+        for use in (
+            lambda: collection.select(where),
+            lambda: collection.search(QUERIES, 3, where=where),
+            lambda: list(collection.batches(where)),
+        ):
+            with pytest.raises(
+                ValueError, match=r"cannot be evaluated: (?s:.)*; the columns are id .string., text .string., image "
+            ):
+                use()
+
+    def test_no_queries(self, collection):
+        found = collection.search(np.empty((0, WIDTH), dtype=np.float32), 3)
+        assert found.ids == [] and len(found.scores) == 0
+
+
+class TestWords:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def worded(tmp_path_factory):
+        vectors = clustered(40, WIDTH)
+        rows = [row | {"text": f"{n} {WORDS[n % 4]} {'0815 ' * (n == 7)}", "kept": {"n": n}}
+                for n, row in enumerate(lookup_rows(40))]  # fmt: skip
+        return encode_collection(rows, lookup_encoder(vectors), tmp_path_factory.mktemp("worded")), vectors
+
+    def test_ranks_are_fused(self, worded):
+        collection, vectors = worded
+        near = naive(vectors, QUERIES[:1], 40)[0][0]
+        (found,), scores = collection.search(QUERIES[:1], 40, text="0815")
+        expected = {id_: 1 / (60 + rank) for rank, id_ in enumerate(near, 1)}
+        expected["doc/00007"] += 1 / 61
+        assert found == sorted(expected, key=lambda id_: (-expected[id_], id_)) and found[0] == "doc/00007"
+        np.testing.assert_allclose(scores[0], sorted(expected.values(), reverse=True), rtol=1e-6)
+        assert collection.search(QUERIES[:1], 3, text="0815").ids == [found[:3]]
+
+    def test_a_text_for_each_query_and_a_condition(self, worded):
+        collection, _ = worded
+        found = collection.search(QUERIES[:2], 5, text=["0815", "river"], where="n < 20")
+        assert all(int(id_[4:]) < 20 for ids in found.ids for id_ in ids) and found.ids[0][0] == "doc/00007"
+        assert sum(int(id_[4:]) % 4 == 2 for id_ in found.ids[1]) >= 3
+        with pytest.raises(ValueError, match="got 1 texts for 2 queries"):
+            collection.search(QUERIES[:2], 5, text=["one"])
+
+    @pytest.mark.parametrize("text", ["", " ", "'", '"', '"0815', "a AND", "+(", "*", "\\", "🙂", "\x00", "^2", "a:b"])
+    def test_odd_words_are_words(self, worded, text):
+        collection, _ = worded
+        assert len(collection.search(QUERIES[:1], 5, text=text).ids[0]) == 5
+
+    def test_new_texts_are_found(self, worded, tmp_path):
+        vectors = clustered(6, WIDTH)
+        encode_collection(lookup_rows(3), lookup_encoder(vectors), tmp_path)
+        rows = lookup_rows(6)
+        rows[5]["text"] = "5 violin"
+        collection = encode_collection(rows, lookup_encoder(vectors), tmp_path)
+        assert collection.search(unit(1, WIDTH, 9), 6, text="violin").scores[0, 0] > 1 / 61
+
+    def test_without_texts(self, tmp_path, pictures):
+        collection = encode_collection([{"id": "a", "image": pictures[0]}], tiny_encoder(), tmp_path)
+        with pytest.raises(ValueError, match=r"has no index of words|has no texts"):
+            collection.search(unit(1, 8), 1, text="word")
+
+
+class TestRows:
+    def test_vectors_and_rows_in_any_order(self, folder, monkeypatch):
+        collection = Collection.open(folder)
+        np.testing.assert_array_equal(collection.vectors(), VECTORS)
+        places = [1999, 0, 3, 3, 1234]
+        ids = [f"doc/{place:05d}" for place in places]
+        np.testing.assert_array_equal(collection.vectors(ids), VECTORS[places])
+        expected = [{"text": str(n)} | {name: value for name, value in kept(n).items() if value is not None}
+                    for n in places]  # fmt: skip
+        assert collection.rows(ids) == expected
+        np.testing.assert_array_equal(collection.vectors(collection.ids[::-1]), VECTORS[::-1])
+        assert len(collection.rows(collection.ids)) == COUNT
+        assert collection.rows([]) == [] and collection.vectors([]).shape == (0, WIDTH)
+        for use in (collection.rows, collection.vectors, collection.remove):
+            with pytest.raises(ValueError, match="the collection has no row 'stranger'"):
+                use(["doc/00001", "stranger"])
+        assert len(collection) == COUNT
+
+    def test_a_dataset(self, folder):
+        data = Collection.open(folder).to_dataset()
+        assert isinstance(data, datasets.Dataset) and len(data) == COUNT
+        assert data.column_names == ["id", "vector", "text", "image", *(name for name in kept(0) if name != "nothing")]
+        np.testing.assert_array_equal(np.array(data[7]["vector"], dtype=np.float32), VECTORS[7])
+        assert data[7]["label"] == kept(7)["label"] and data[7]["day"] == kept(7)["day"]
+
+    def test_what_is_opened_stays_as_it_was(self, tmp_path):
+        opened, other = made(tmp_path, VECTORS, count=50), Collection.open(tmp_path)
+        other.remove(names(20))
+        made(tmp_path, VECTORS, count=80)
+        assert len(opened) == 50 and len(other) == 30 and len(Collection.open(tmp_path)) == 80
+        check(opened, VECTORS[:50], QUERIES)
+        check(other, VECTORS[20:50], QUERIES, ids=names(30, 20))
+
+
+class TestChanges:
+    @pytest.mark.parametrize("indexed", [None, FLAT])
+    @pytest.mark.parametrize("memory", [0, 10**9])
+    def test_search_after_updates_and_removals(self, indexed, memory, tmp_path):
+        made(tmp_path, VECTORS, count=400)
+        if indexed:
+            Collection.open(tmp_path).index(**indexed)
+        rng, known = np.random.default_rng(0), dict(zip(names(400), range(400), strict=True))
+        encoder = lookup_encoder(VECTORS)
+        for step in range(4):
+            collection = Collection.open(tmp_path, memory=memory)
+            gone = rng.choice(sorted(known), 40, replace=False).tolist()
+            collection.remove([*gone, gone[0]])
+            known = {id_: place for id_, place in known.items() if id_ not in gone}
+            check(collection, VECTORS[[*known.values()]], QUERIES, 12, [*known])
+            changed = rng.choice(sorted(known), 20, replace=False).tolist()
+            rows = [{"id": id_, "text": str(1000 + 20 * step + n)} for n, id_ in enumerate(changed)]
+            rows += lookup_rows(30, 600 + 100 * step)
+            encode_collection(rows, encoder, tmp_path)
+            known |= {row["id"]: int(row["text"]) for row in rows}
+            collection = Collection.open(tmp_path, memory=memory)
+            assert sorted(collection.ids) == sorted(known)
+            check(collection, VECTORS[[*known.values()]], QUERIES, 12, [*known])
+            some = [id_ for id_ in known if id_ > "doc/00300"]
+            check(collection, VECTORS[[known[id_] for id_ in some]], QUERIES, 9, some, where="id > 'doc/00300'")
+        collection.verify()
+
+    def test_an_empty_collection(self, tmp_path):
+        collection = made(tmp_path, VECTORS[:9])
+        collection.remove(collection.ids)
+        for memory in (0, 10**6):
+            emptied = Collection.open(tmp_path, memory=memory)
+            assert (len(emptied), emptied.ids, emptied.vectors().shape) == (0, [], (0, WIDTH))
+            assert emptied.search(QUERIES, 3).ids == [[]] * 6 and len(emptied.to_dataset()) == 0
+            assert emptied.select("true") == [] and emptied.recall() == 1.0
+        assert made(tmp_path, VECTORS[:9]).changes.added == 9
+        check(Collection.open(tmp_path), VECTORS[:9], QUERIES)
+
+    def test_removing_nothing_publishes_nothing(self, tmp_path):
+        collection = made(tmp_path, VECTORS[:9])
+        before = files(tmp_path)
+        collection.remove([])
+        assert files(tmp_path) == before
+
+
+class TestIndex:
+    @pytest.mark.parametrize("kind", INDEX_KINDS)
+    def test_every_kind_finds_and_records_its_recall(self, kind, folder, tmp_path):
+        collection = made(tmp_path, VECTORS)
+        recall = collection.index(kind, probes=100, recall_queries=30)
+        assert recall > 0.85
+        settings = Collection.open(tmp_path).metadata["index"]
+        assert settings == {"kind": kind, "probes": 100, "refine": 10, "recall@10": recall}
+        found, right = collection.search(QUERIES, 10), naive(VECTORS, QUERIES, 10)[0]
+        assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.8
+        assert (np.diff(found.scores, axis=1) <= 0).all()
+        check(collection, VECTORS, QUERIES, exact=True)
+        assert state(tmp_path) == state(folder) or collection.ids == names(COUNT)
+
+    def test_rows_that_come_later_are_found(self, tmp_path):
+        made(tmp_path, VECTORS, count=1500).index(**FLAT)
+        check(made(tmp_path, VECTORS), VECTORS, QUERIES, 10)
+        collection = Collection.open(tmp_path)
+        assert collection.metadata["index"]["kind"] == "ivf_flat" and collection.recall() == 1.0
+
+    def test_few_probes_find_less_and_none_is_exact_again(self, tmp_path):
+        vectors = unit(COUNT, WIDTH)
+        collection = made(tmp_path, vectors)
+        few = collection.index("ivf_pq", probes=1, refine=1)
+        assert 0.05 < few < 0.9 and few < collection.index("ivf_pq", probes=1000, refine=30)
+        assert collection.index(None) is None and collection.metadata["index"] is None
+        check(Collection.open(tmp_path), vectors, QUERIES)
+
+    def test_columns_are_indexed(self, tmp_path):
+        collection = made(tmp_path, VECTORS[:300], kept)
+        collection.index(None)
+        indexed = {index.name for index in collection._table.list_indices()}
+        assert indexed == {"id", "text", "price", "label", "day", "sent"}
+        places = [n for n in range(300) if n % 50 == 7]
+        assert sorted(collection.select("price = 7")) == [f"doc/{place:05d}" for place in places]
+
+    def test_bad_kinds(self, tmp_path):
+        collection = made(tmp_path, VECTORS[:5])
+        before = state(tmp_path)
+        with pytest.raises(ValueError, match=r"unknown kind 'hnsw' of index; expected one of .*'ivf_hnsw_sq'"):
+            collection.index("hnsw")
+        assert state(tmp_path) == before and Collection.open(tmp_path).metadata["index"] is None
+
+    @pytest.mark.parametrize("kind", INDEX_KINDS)
+    def test_few_rows(self, kind, tmp_path):
+        collection = made(tmp_path, VECTORS[:5])
+        collection.index(kind)
+        check(collection, VECTORS[:5], QUERIES)

@@ -1,0 +1,230 @@
+"""A flipped bit or a cut in any file of a collection: an error that names the collection, or the same results."""
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from conjoin.retrieval import Collection, FaissIndex, encode_collection, open_collection
+from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made, state
+
+VECTORS, QUERIES = clustered(300, 8), clustered(4, 8, seed=1)
+KINDS = ("data/train.lance/data", "data/train.lance/_versions", "data/train.lance/_deletions",
+         "data/train.lance/_indices", "data/train.lance/_transactions", "data/train.lance/_refs", "SHA256SUMS",
+         ".verified.json", "skipped.jsonl")  # fmt: skip
+FLIPS, CUTS = 2, 1
+"""In each file."""
+
+
+def kept(number):
+    return {"price": number % 9, "label": f"l {number % 5}"}
+
+
+def answers(folder, verify=True):
+    """All that can be asked of a collection."""
+    collection = Collection.open(folder, verify=verify)
+    ids = collection.ids
+    found = [collection.search(QUERIES, 7), collection.search(QUERIES, 7, where="price < 4", exact=True)]
+    found.append(collection.search(QUERIES, 7, text="17"))
+    rows = collection.rows(ids)
+    vectors = collection.vectors().tobytes()
+    return ids, vectors, rows, [(each.ids, each.scores.tolist()) for each in found], collection.select("label = 'l 3'")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A collection with all that one can have: several files, removed and skipped rows, indexes, earlier versions."""
+    folder = tmp_path_factory.mktemp("whole") / "it"
+    made(folder, VECTORS, kept, count=200)
+    collection = Collection.open(folder)
+    collection.index("ivf_flat", probes=100)
+    collection.remove(["doc/00005", "doc/00006"])
+    rows = [*lookup_rows(300, kept=kept)[10:], {"id": "bad", "problem": "it is broken"}]
+    encode_collection(rows, lookup_encoder(VECTORS), folder, on_error="skip")
+    return folder
+
+
+def damages(name, content):
+    """A file's content with a flipped bit at seeded places, and cut."""
+    rng = random.Random(name)
+    for _ in range(FLIPS if content else 0):
+        place, bit = rng.randrange(len(content)), rng.randrange(8)
+        yield f"bit {bit} of byte {place}", content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+    for end in rng.sample(range(len(content)), min(CUTS, len(content))):
+        yield f"cut at {end}", content[:end]
+
+
+def wrong_after_damage(folder, name, read, right, is_named=True):
+    """What is wrong with what is read of a folder whose file is damaged; how often the damage was noticed."""
+    path = folder / name
+    content, wrong, noticed, tries = path.read_bytes(), [], 0, 0
+    for damage, damaged in damages(path.name, content):
+        path.write_bytes(damaged)
+        tries += 1
+        try:
+            if read(folder) != right:
+                wrong.append(f"{name}, {damage}: another result")
+        except (ValueError, FileNotFoundError) as error:
+            noticed += 1
+            if is_named and str(folder) not in str(error):
+                wrong.append(f"{name}, {damage}: the collection is not named by {str(error)[:160]!r}")
+        except BaseException as error:
+            wrong.append(f"{name}, {damage}: {type(error).__name__} {str(error)[:160]}")
+    path.write_bytes(content)
+    return wrong, noticed, tries
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
+    if is_large:  # as a collection whose files are hashed once
+        monkeypatch.setattr("conjoin.retrieval.collection_files._SMALL", 0)
+    folder = tmp_path / "it"
+    shutil.copytree(whole, folder)
+    right = answers(folder)
+    assert right == answers(whole) and len(right[0]) == 298
+    names = [*files(folder)]
+    assert all(any(name.startswith(kind) for name in names) for kind in KINDS), names
+    wrong, noticed, tries = [], {}, 0
+    for name in names:
+        found, count, all_ = wrong_after_damage(folder, name, answers, right)
+        wrong, tries = wrong + found, tries + all_
+        noticed[name] = count / all_
+        assert answers(folder) == right
+    assert not wrong, "\n".join(wrong)
+    assert tries > 100
+    unhashed = ("_refs", "_hint")
+    hashed = [name for name in names if name.startswith("data/") and not any(word in name for word in unhashed)]
+    assert [name for name in hashed if noticed[name] < 1] == []
+
+
+@pytest.mark.slow
+def test_without_checksums_damage_is_an_error_of_a_known_type(whole, tmp_path):
+    """`verify=False`: other vectors are possible, but no error of another type."""
+    folder = tmp_path / "it"
+    shutil.copytree(whole, folder)
+
+    def read(folder):
+        answers(folder, verify=False)
+        return True
+
+    wrong = []
+    for name in [*files(folder)]:
+        wrong += wrong_after_damage(folder, name, read, True, is_named=False)[0]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["data", "_versions", "_indices", "_deletions"])
+def test_missing_files(name, whole, tmp_path):
+    for number, path in enumerate(sorted((whole / "data/train.lance" / name).glob("**/*"))):
+        if path.is_file():
+            folder = tmp_path / str(number)
+            shutil.copytree(whole, folder)
+            (folder / path.relative_to(whole)).unlink()
+            try:
+                assert answers(folder) == answers(whole)
+            except (ValueError, FileNotFoundError) as error:
+                assert str(folder) in str(error)
+            try:
+                Collection.open(folder).verify()
+            except (ValueError, FileNotFoundError) as error:
+                assert str(folder) in str(error)
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", ".verified.json", "data/train.lance/_refs", "data"])
+def test_missing_parts(name, whole, tmp_path):
+    folder = tmp_path / "it"
+    shutil.copytree(whole, folder)
+    path = folder / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if name == ".verified.json":
+        assert answers(folder) == answers(whole)
+    else:
+        with pytest.raises((ValueError, FileNotFoundError), match=str(folder)):
+            answers(folder)
+
+
+def test_a_writer_does_not_hide_damage(whole, tmp_path):
+    """A new publication would give damaged files new checksums."""
+    encoder = lookup_encoder(VECTORS)
+    for number, path in enumerate(sorted((whole / "data/train.lance/data").iterdir())):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        collection, damaged = Collection.open(folder), folder / path.relative_to(whole)
+        content = bytearray(damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(bytes(content))
+        for use in (
+            lambda folder=folder: encode_collection(lookup_rows(300), encoder, folder, sync=True),
+            lambda collection=collection: collection.remove([collection.ids[0]]),
+            lambda collection=collection: collection.index(None),
+            lambda folder=folder: FaissIndex.build(folder),
+        ):
+            with pytest.raises(ValueError, match=rf"{damaged.name}' is truncated or damaged: it differs from its"):
+                use()
+
+
+def test_verify_hashes_what_was_hashed_before(whole, tmp_path, monkeypatch):
+    """A file that kept its size and time is hashed again by `verify` alone."""
+    import os
+
+    monkeypatch.setattr("conjoin.retrieval.collection_files._SMALL", 0)
+    folder = tmp_path / "it"
+    shutil.copytree(whole, folder)
+    collection = Collection.open(folder)
+    collection.verify()
+    path = next((folder / "data/train.lance/data").iterdir())
+    content, found = bytearray(path.read_bytes()), path.stat()
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    Collection.open(folder)
+    with pytest.raises(ValueError, match=f"{path.name}' is truncated or damaged"):
+        collection.verify()
+
+
+def test_a_copy_elsewhere_is_the_same(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "copy", copy_function=shutil.copy)  # with other times
+    assert answers(tmp_path / "copy") == answers(whole)
+    assert state(tmp_path / "copy") == state(whole)
+
+
+class TestFaiss:
+    @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8"])
+    def test_damage_is_named_or_harmless(self, factory, tmp_path):
+        pytest.importorskip("faiss")
+        folder = tmp_path / "it"
+        made(folder, VECTORS, kept)
+        FaissIndex.build(folder, factory, probes=100)
+
+        def read(folder):
+            found = FaissIndex.open(folder).search(QUERIES, 7)
+            return found.ids, found.scores.tolist()
+
+        def read_any(folder):
+            found = open_collection(folder).search(QUERIES, 7)
+            return found.ids, found.scores.round(5).tolist()
+
+        wrong = []
+        for reader in (read, read_any):
+            right, noticed = reader(folder), 0
+            for path in sorted((folder / "faiss").iterdir()):
+                found, count, _ = wrong_after_damage(folder, f"faiss/{path.name}", reader, right)
+                wrong, noticed = wrong + found, noticed + count
+            assert noticed >= 12
+            assert reader(folder) == right
+        assert not wrong, "\n".join(wrong)
+        np.testing.assert_allclose(FaissIndex.open(folder).vectors(), VECTORS)
+
+    def test_any_damage_of_its_settings(self, tmp_path):
+        pytest.importorskip("faiss")
+        made(tmp_path, VECTORS[:50])
+        FaissIndex.build(tmp_path, "Flat")
+        path = tmp_path / "faiss/settings.json"
+        content, right = path.read_bytes(), Collection.open(tmp_path).search(QUERIES, 3).ids
+        for place in range(len(content)):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            try:
+                assert open_collection(tmp_path).search(QUERIES, 3).ids == right
+            except ValueError as error:
+                assert str(path) in str(error)

@@ -1,0 +1,149 @@
+"""A FAISS index beside a collection answers as the collection does, or is not current."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from conjoin.retrieval import Collection, FaissIndex, encode_collection, faiss_index, open_collection
+from conjoin.retrieval.faiss_index import search_faiss, train_faiss
+from tiny_collections import check, clustered, lookup_encoder, made, naive, names, unit
+
+pytest.importorskip("faiss")
+VECTORS, QUERIES = clustered(2000, 16), clustered(6, 16, seed=3)
+EXACT = ["Flat", "IVF8,Flat", "HNSW16", "RR16,Flat"]
+ROUGH = ["SQfp16", "IVF8,SQ8", "IVF4,PQ4np", "PCA12,IVF4,Flat", "IVF4,PQ4np,RFlat"]
+
+
+def kept(number):
+    return {"price": number % 50, "label": ["a", None, 'b\'s "x"'][number % 3]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "it"
+    made(folder, VECTORS, kept, count=1990)
+    collection = Collection.open(folder)
+    collection.remove(["doc/00005", "doc/00006"])  # rows are then numbered with gaps
+    made(folder, VECTORS, kept).remove(["doc/00007"])
+    return folder
+
+
+def places():
+    return [number for number in range(2000) if number != 7]
+
+
+def near(found, right, scores, tolerance=1e-5):
+    assert found.ids == right
+    np.testing.assert_allclose(found.scores, scores, atol=tolerance)
+
+
+@pytest.mark.parametrize("factory", EXACT)
+def test_exact_kinds_answer_as_the_collection(factory, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "it")
+    index = FaissIndex.build(tmp_path / "it", factory, probes=2000)
+    assert (index.factory, index.probes) == (factory, 2000) and index.measured > 0.99
+    collection = Collection.open(folder)
+    for opened in (index, open_collection(tmp_path / "it")):
+        assert isinstance(opened, FaissIndex) and opened.ids == collection.ids and len(opened) == 1999
+        for options in ({}, {"where": "price < 3"}, {"where": "label is null and price != 4"}, {"where": "id < 'b'"}):
+            near(opened.search(QUERIES, 10, **options), *collection.search(QUERIES, 10, **options))
+        check(opened, VECTORS[places()], QUERIES, ids=[f"doc/{n:05d}" for n in places()], exact=True)
+        assert opened.rows(["doc/00003"]) == collection.rows(["doc/00003"])
+        assert opened.select("price = 3") == collection.select("price = 3")
+        assert opened.search(QUERIES, 3, text="17").ids == collection.search(QUERIES, 3, text="17").ids
+        with pytest.raises(ValueError, match=r"'prize < 3' cannot be evaluated: .*price"):
+            opened.search(QUERIES, 3, where="prize < 3")
+        with pytest.raises(ValueError, match="query 0 has norm 2"):
+            opened.search(2 * QUERIES, 3)
+    assert index.search(QUERIES[:1], 5000).scores.shape == (1, 1999)
+
+
+@pytest.mark.parametrize("factory", [*ROUGH, None])
+def test_rough_kinds_find_most_and_obey_conditions(factory, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "it")
+    index = FaissIndex.build(tmp_path / "it", factory, recall_queries=30)
+    assert index.measured > 0.25 and FaissIndex.open(tmp_path / "it").measured == index.measured
+    right = naive(VECTORS[places()], QUERIES, 10, [f"doc/{n:05d}" for n in places()])[0]
+    found = index.search(QUERIES, 10)
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.ids, right, strict=True)]) > 0.25
+    filtered = index.search(QUERIES, 100, where="price = 3")
+    wanted = {f"doc/{number:05d}" for number in places() if number % 50 == 3}
+    assert [set(ids) for ids in filtered.ids] == [wanted] * 6  # as few as there are: all of them
+    assert (np.diff(filtered.scores, axis=1) <= 0).all()
+
+
+def test_an_index_of_an_earlier_version_is_not_used(folder, tmp_path, warnings):
+    folder = shutil.copytree(folder, tmp_path / "it")
+    before = FaissIndex.build(folder, "Flat")
+    encode_collection([{"id": "new", "text": "17"}], lookup_encoder(VECTORS), folder)
+    near(before.search(QUERIES, 5), *naive(VECTORS[places()], QUERIES, 5, [f"doc/{n:05d}" for n in places()]))
+    assert warnings() == ""
+    opened = open_collection(folder)
+    assert type(opened) is Collection and "new" in opened.search(VECTORS[17:18], 2).ids[0]
+    assert "the FAISS index of" in warnings() and "run `conjoin index --faiss` again" in warnings()
+    with pytest.raises(ValueError, match=r"is of version \d+, and the collection has version \d+: run `conjoin index"):
+        FaissIndex.open(folder)
+    assert "new" in FaissIndex.build(folder, "Flat").search(VECTORS[17:18], 2).ids[0]
+    assert isinstance(open_collection(folder), FaissIndex)
+
+
+def test_equal_scores_are_in_the_order_of_ids(tmp_path):
+    vectors = np.tile(unit(5, 8), (4, 1))
+    made(tmp_path, vectors)
+    index = FaissIndex.build(tmp_path, "Flat")
+    near(index.search(unit(5, 8), 20), *naive(vectors, unit(5, 8), 20))
+
+
+def test_an_index_that_was_interrupted_leaves_the_one_before(folder, tmp_path, monkeypatch):
+    folder = shutil.copytree(folder, tmp_path / "it")
+    FaissIndex.build(folder, "Flat")
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(faiss_index, "write_checksums", interrupted)
+        FaissIndex.build(folder, "HNSW8")
+    assert FaissIndex.open(folder).factory == "Flat"
+    assert FaissIndex.build(folder, "HNSW8").factory == "HNSW8"
+
+
+def test_refusals(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no FAISS index in .*: run `conjoin index --faiss`"):
+        FaissIndex.open(folder)
+    with pytest.raises(FileNotFoundError, match="there is no collection"):
+        FaissIndex.build(tmp_path)
+    made(tmp_path / "few", VECTORS[:20])
+    for factory, message in (("nonsense", "could not parse|nonsense"), ("IVF64,Flat", "of 20 vectors: "),
+                             ("IDMap,Flat", "cannot make"), ("PQ4x4fs", "cannot make")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            FaissIndex.build(tmp_path / "few", factory)
+    assert not FaissIndex.is_current(tmp_path / "few") and type(open_collection(tmp_path / "few")) is Collection
+    with pytest.raises(ValueError, match=r"'s3://bucket/it' is no folder of this machine: FAISS searches only those"):
+        FaissIndex.build("s3://bucket/it")
+    assert len(FaissIndex.build(tmp_path / "few")) == 20  # the default suits few rows, too
+
+
+def test_a_collection_without_rows(tmp_path):
+    collection = made(tmp_path, VECTORS[:5])
+    collection.remove(collection.ids)
+    with pytest.raises(ValueError, match=r"the collection .* has no rows"):
+        FaissIndex.build(tmp_path)
+
+
+def test_missing_package_names_the_extra(monkeypatch, tmp_path):
+    made(tmp_path, VECTORS[:5])
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(ImportError, match=r'pip install "conjoin\[faiss\]"'):
+        FaissIndex.build(tmp_path)
+
+
+def test_the_functions_over_arrays():
+    index = train_faiss("Flat", VECTORS)
+    labels, scores = search_faiss(index, QUERIES, 5000)
+    right, right_scores = naive(VECTORS, QUERIES, 2000, names(2000))
+    assert [[f"doc/{label:05d}" for label in row] for row in labels[:, :50]] == [row[:50] for row in right]
+    np.testing.assert_allclose(scores, right_scores, atol=1e-5)
+    with pytest.raises(ValueError, match="has norm 2"):
+        train_faiss("Flat", 2 * VECTORS)
