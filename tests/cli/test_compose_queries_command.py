@@ -6,7 +6,7 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.data import MeritTraining, load_pairs
-from conjoin.retrieval import encode_corpus
+from conjoin.retrieval import encode_collection
 from tiny_catalogue import products, write_catalogue
 from tiny_encoder import tiny_encoder
 
@@ -19,9 +19,9 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def store(path):
+def collection(path):
     rows = load_pairs(path, only="image")
-    return encode_corpus(rows, tiny_encoder(batch_size=64), path.parent / "store", show_progress=False).directory
+    return encode_collection(rows, tiny_encoder(batch_size=64), path.parent / "collection").uri
 
 
 def compose(path, out, *options):
@@ -53,11 +53,11 @@ def test_from_a_table_to_training_rows_and_a_report(path, tmp_path, capsys):
     assert {file: file.stat().st_mtime_ns for file in before} == before
 
 
-def test_a_store_ranks_positives(path, store, tmp_path):
+def test_a_collection_ranks_positives(path, collection, tmp_path):
     plain, ranked = tmp_path / "plain", tmp_path / "ranked"
     options = ("--samplers", "conventional=1", "--group-column", "family")
     assert compose(path, plain, *options) == 0
-    assert compose(path, ranked, "--store", store, *options) == 0
+    assert compose(path, ranked, "--collection", collection, *options) == 0
     rows, others = ([json.loads(line) for line in (out / "queries-train.json").read_text().splitlines()]
                     for out in (plain, ranked))  # fmt: skip
     assert [row["query"] for row in rows] == [row["query"] for row in others]
@@ -104,9 +104,9 @@ def test_weights_are_parsed(path, tmp_path, capsys, option, word, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_store_of_other_products_is_refused(store, tmp_path, capsys):
+def test_a_collection_of_other_products_is_refused(collection, tmp_path, capsys):
     other = write_catalogue(tmp_path, [row | {"sku": f"x{row['sku']}"} for row in products(30)])
-    assert compose(other, tmp_path / "out", "--store", store) == 2
+    assert compose(other, tmp_path / "out", "--collection", collection) == 2
     assert "has no vector of 30 of 30 products, such as 'x1000'" in capsys.readouterr().err
 
 

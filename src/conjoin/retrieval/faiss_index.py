@@ -12,7 +12,14 @@ import numpy as np
 from conjoin.retrieval.collection import Collection, as_result, join, matrix
 from conjoin.retrieval.collection_table import VECTOR, local_folder, open_table, published_version, writing
 from conjoin.retrieval.vectors import SearchResult, check_vectors
-from conjoin.storage import DamagedError, check_checksums, write_checksums
+from conjoin.storage import (
+    DamagedError,
+    check_checksums,
+    flush_tree,
+    publish_folder,
+    temporary_path,
+    write_checksums,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -234,13 +241,13 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _write(faiss: ModuleType, folder: Path, index: Any, rows: np.ndarray, settings: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write the files aside and move them to their place."""
-    aside = folder.with_name(f".{FOLDER}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    faiss.write_index(index, str(aside / _INDEX))
-    np.save(aside / _ROWS, rows)
-    (aside / _SETTINGS).write_text(json.dumps(settings, indent=2), encoding="utf-8")
-    write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    """Write the files aside and move them to their place; in between, searches use the table."""
+    with temporary_path(folder) as aside:
+        aside.mkdir()
+        faiss.write_index(index, str(aside / _INDEX))
+        np.save(aside / _ROWS, rows)
+        (aside / _SETTINGS).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
+        flush_tree(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        publish_folder(aside, folder)
