@@ -12,14 +12,7 @@ import numpy as np
 from conjoin.retrieval.collection import Collection, as_result, join, matrix
 from conjoin.retrieval.collection_table import VECTOR, local_folder, open_table, published_version, writing
 from conjoin.retrieval.vectors import SearchResult, check_vectors
-from conjoin.storage import (
-    DamagedError,
-    check_checksums,
-    flush_tree,
-    publish_folder,
-    temporary_path,
-    write_checksums,
-)
+from conjoin.storage import DamagedError, check_checksums, flush_tree, publish_folder, temporary_path, write_checksums
 
 logger = logging.getLogger(__name__)
 
