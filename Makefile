@@ -20,12 +20,12 @@ $(BIN)/conjoin: pyproject.toml constraints.txt
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
 	$(BIN)/conjoin demo
 
-runs/demo/index/manifest.json: | $(BIN)/conjoin
+runs/demo/gallery: | $(BIN)/conjoin
 	$(BIN)/conjoin demo
 
-app: $(BIN)/conjoin runs/demo/index/manifest.json ## Search the demo's index in the browser; makes the demo first if needed
+app: $(BIN)/conjoin runs/demo/gallery ## Search the demo's collection in the browser; makes the demo first if needed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[app]"
-	$(BIN)/conjoin app runs/demo/index
+	$(BIN)/conjoin app runs/demo/gallery
 
 docs: $(BIN)/conjoin ## Build the documentation site, strictly and offline; writes runs/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from conjoin.retrieval.compact import DTYPES, pack, truncate, unpack
 
 from conjoin.data import load_emoji
 from conjoin.evaluation import best_ranks
 from conjoin.retrieval import EmbeddingStore, encode_corpus, load_encoder
-from conjoin.retrieval.compact import DTYPES, pack, truncate, unpack
 
 
 def hit_rate(queries: np.ndarray, candidates: np.ndarray, labels: torch.Tensor, k: int = 10) -> float:

@@ -23,13 +23,13 @@ import faiss
 import joint_encoder
 import pruned_mllm
 import torch
+from conjoin.retrieval.index.exact import ExactIndex
 from plot import draw
 from search import unit_vectors
 from turns import setup, timed, write_json
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.retrieval.index.exact import ExactIndex
 
 Line = list[tuple[float, float]]
 

@@ -28,12 +28,12 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import torch
+from conjoin.retrieval.index.exact import ExactIndex
+from conjoin.retrieval.index.faiss import training_vectors
 from safetensors.numpy import load_file
 from turns import median, setup, speed_up, table, take_turns, write_json
 
 from conjoin.retrieval import ItemEncoder, ModelIdentity, build_index, encode_corpus
-from conjoin.retrieval.index.exact import ExactIndex
-from conjoin.retrieval.index.faiss import training_vectors
 
 K = 10
 MOST_SCORES = 2**28

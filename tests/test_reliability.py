@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conjoin.retrieval.store_update import update_store
 from datasets import Dataset
 from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.retrieval import EmbeddingStore, Miner, encode_corpus, load_index, load_mined, mine_hard_negatives
-from conjoin.retrieval.store_update import update_store
 from conjoin.storage import RowCache
 from tiny_encoder import tiny_encoder, tiny_rows
 

@@ -118,7 +118,9 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
     header, first, _ = capsys.readouterr().out.splitlines()
     assert header.split() == ["rank", "score", "id", "text", "price", "image"]
     assert first.split()[:3] == ["1", "1.0000", "blue"]
-    assert first.endswith(f"a blue square a b…  2      {data / 'blue.png'}") and first.index("a blue") == header.index("text")
+    assert first.endswith(f"a blue square a b…  2      {data / 'blue.png'}") and first.index("a blue") == header.index(
+        "text"
+    )
     conjoin(*command, *streaming, "--only", "image", "--keep", "price")  # the text is kept no longer
     assert "0 rows added, 7 replaced, 0 removed, 0 unchanged; 0 encoded" in capsys.readouterr().out
     with pytest.raises(ValueError, match="was made with only 'image', not 'text'"):

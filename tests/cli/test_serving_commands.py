@@ -18,11 +18,11 @@ from conjoin.serving.http import run_server
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["app", "nowhere"], "there is no index in 'nowhere'"),
-        (["app", "a", "b", "c"], "expected one or two indexes"),
+        (["app", "nowhere"], "there is no collection in 'nowhere'"),
+        (["app", "a", "b", "c"], "expected one or two collections"),
         (["app", "a", "b", "--model", "m"], "a model for each or none"),
         (["serve"], "there is nothing to serve"),
-        (["serve", "nowhere"], "there is no index in 'nowhere'"),
+        (["serve", "nowhere"], "there is no collection in 'nowhere'"),
         (["serve", "--model", "m", "--max-items", "0"], "--max-items must be at least 1"),
         (["serve", "--model", "m", "--max-upload", "0"], "--max-upload must be at least 1"),
     ],

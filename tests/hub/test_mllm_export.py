@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.cli import encode, index, search
+from conjoin.cli import encode, search
 from conjoin.hub import export, model_upload
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor

@@ -192,7 +192,9 @@ class TestResume:
         with pytest.raises(Stop):
             encode(tmp_path, stopping([*tiny_rows(), {}], after))
         safe = after // CHUNK * CHUNK
-        message = f"is unfinished, {safe} rows so far: run the same `conjoin encode`" if safe else "there is no collect"
+        message = (
+            f"is unfinished, {safe} rows so far: run the same `conjoin encode`" if safe else "there is no collect"
+        )
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             Collection.open(tmp_path)
         encoder = counting()
@@ -455,6 +457,8 @@ ERRORS = [
     (tiny_rows(), {"on_error": "keep"}, "unknown on_error 'keep'; expected 'raise' or 'skip'"),
     (tiny_rows(), {"dtype": "int8"}, "unknown dtype 'int8'; expected 'float32' or 'float16'"),
     ([{"id": "a", "text": "x", "kept": 5}], {}, "item 'a': \"kept\" must be a mapping from names to values, got 5"),
+    *(([{"id": "a", "text": "x", "kept": {name: 3}}], {}, "the name of a column must be without")
+      for name in ("a.b", "`")),
     ([{"id": "a", "text": "x", "kept": {1: "b"}}], {}, "item 'a': \"kept\" holds 1; the name of a column must be a"),
     *(([{"id": "a", "text": "x", "kept": {name: 3}}], {}, f"item 'a': \"kept\" holds '{name}', the name of a column")
       for name in ("id", "vector", "content", "stamp", "picture", "_rowid", "_distance")),

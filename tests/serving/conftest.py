@@ -1,8 +1,9 @@
-"""An index of pictures of one colour, with a tiny model."""
+"""A collection of pictures of one colour, with a tiny model."""
 
 import pytest
 
-from conjoin.retrieval import build_index, encode_corpus
+from conjoin.retrieval import encode_collection, open_collection
+from conjoin.retrieval.search import SERVED_BYTES
 from conjoin.serving.searcher import Searcher
 from tiny_encoder import tiny_encoder
 from tiny_serving import COLOURS, LIMITS, png
@@ -10,9 +11,9 @@ from tiny_serving import COLOURS, LIMITS, png
 
 @pytest.fixture(scope="session")
 def make_searcher(tmp_path_factory):
-    """`make_searcher(seed)` searches an index of the same pictures with another model."""
+    """`make_searcher(seed)` searches a collection of the same pictures with another model."""
 
-    def make(seed=0, limits=LIMITS):
+    def make(seed=0, limits=LIMITS, keep_pictures=None):
         folder = tmp_path_factory.mktemp("serving")
         rows = []
         for price, colour in enumerate(COLOURS):
@@ -21,9 +22,8 @@ def make_searcher(tmp_path_factory):
             kept = {"price": price, "kind": "<b>warm</b>" if colour in ("red", "yellow") else "cold"}
             rows.append({"id": f"id-{colour}", "image": str(path), "kept": {"text": f"a {colour} thing", **kept}})
         encoder = tiny_encoder(seed)
-        index = build_index(encode_corpus(rows, encoder, folder / "store", show_progress=False))
-        index.save(folder / "index")
-        return Searcher(encoder, index, limits, str(folder / "index"))
+        encode_collection(rows, encoder, folder / "collection", keep_pictures=keep_pictures)
+        return Searcher(encoder, open_collection(folder / "collection", memory=SERVED_BYTES), limits)
 
     return make
 

@@ -125,7 +125,7 @@ def test_an_empty_query_and_a_bad_filter(page, keep):
     keep("filter")
     page.get_by_label("Condition").fill("price >")
     page.get_by_label("Condition").press("Enter")
-    page.get_by_role("alert").get_by_text("Cannot read the condition").wait_for()
+    page.get_by_role("alert").get_by_text("cannot be evaluated").wait_for()
     keep("bad-filter")
     page.get_by_label("Condition").fill("")
 

@@ -8,7 +8,7 @@ import pytest
 
 from conjoin.serving.app import FILTERS, SearchPage, make_app
 from conjoin.serving.snippet import python_code
-from tiny_serving import LIMITS, png
+from tiny_serving import COLOURS, LIMITS, png
 
 
 def ready(*searchers):
@@ -68,10 +68,10 @@ def test_filters_are_a_condition_and_choices(page):
         ("", "", "Nothing to search for"),
         ("  \n", "", "Nothing to search for"),
         ("a" * 201, "", "201 characters"),
-        ("a", "price <", "Cannot read the condition"),
+        ("a", "price <", "cannot be evaluated"),
         ("a", "<script>alert(1)</script>", "&lt;script&gt;alert(1)"),
-        ("a", "colour = 'red'", "names the unknown column"),
-        ("a", "x" * 201, "The filter has 201 characters"),
+        ("a", "colour = 'red'", "No field named colour"),
+        ("a", "x" * 1001, "The condition has 1,001 characters"),
     ],
 )
 def test_mistakes_are_messages_on_the_page(page, text, where, problem):
@@ -126,6 +126,15 @@ def test_a_row_without_its_picture_says_so(make_searcher):
     assert 'class="cj-face"' in html
 
 
+def test_thumbnails_that_the_collection_keeps_are_shown(make_searcher):
+    searcher = make_searcher(keep_pictures=4)
+    for colour in COLOURS:
+        Path(searcher.collection.rows([f"id-{colour}"])[0]["image"]).unlink()
+    (html,), _, query = SearchPage(ready(searcher), LIMITS).search("x", None, 6, "")
+    assert html.count("data:image/") == 6 and "picture:" not in html
+    assert {hit.row["picture"][:2] for hit in query.found[0]} == {b"\xff\xd8"}
+
+
 def test_only_a_joint_encoder_is_explained(page, monkeypatch):
     _, _, query = page.search("a red thing", None, 3, "")
     assert "Only a joint encoder" in page.why(query, 0, 1)
@@ -159,10 +168,10 @@ def test_the_code_searches(searcher, upload, monkeypatch, tmp_path, capsys):
 
 def test_loading_may_fail_or_take_long():
     failed = Future()
-    failed.set_exception(ValueError("the index is damaged"))
-    with pytest.raises(ValueError, match="the index is damaged"):
+    failed.set_exception(ValueError("the collection is damaged"))
+    with pytest.raises(ValueError, match="the collection is damaged"):
         SearchPage(failed, LIMITS).describe()
-    with pytest.raises(ValueError, match="one index, or two side by side, got 3"):
+    with pytest.raises(ValueError, match="one collection, or two side by side, got 3"):
         make_app(Future(), 3)
 
 
@@ -215,7 +224,7 @@ class TestGradio:
     )
     def test_no_file_is_served(self, client, searcher, prefix, path):
         row = searcher.search(["x"], 1)[0][0].row["image"]
-        path = {"ROW": row, "MANIFEST": f"{searcher.source}/manifest.json"}.get(path, path)
+        path = {"ROW": row, "MANIFEST": f"{searcher.source}/SHA256SUMS"}.get(path, path)
         answer = client.get(prefix + path)
         assert answer.status_code in (403, 404, 405), answer.text[:200]
         assert "root:" not in answer.text

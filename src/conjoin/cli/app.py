@@ -1,4 +1,4 @@
-"""`conjoin app`: a page that searches an index."""
+"""`conjoin app`: a page that searches a collection."""
 
 import argparse
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.serving_options import add_serving_options, check_indexes, encoder_options, read_limits
+from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
 
 if TYPE_CHECKING:
     from conjoin.serving import Limits
@@ -17,18 +17,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "app",
-        help="search an index in the browser",
-        description="Open a page that searches INDEX by text, images or both, with filters, and shows what a query "
-        'and a result share. Two indexes are shown side by side. Needs pip install "conjoin[app]" and no network.',
-        epilog="examples: conjoin app runs/demo/index; conjoin app runs/a/index runs/b/index --port 7861",
+        help="search a collection in the browser",
+        description="Open a page that searches COLLECTION by text, images or both, with filters, and shows what a "
+        "query and a result share. Two collections are shown side by side. Needs pip install "
+        '"conjoin[app]" and no network.',
+        epilog="examples: conjoin app runs/photos; conjoin app runs/a runs/b --port 7861",
     )
-    parser.add_argument("indexes", metavar="INDEX", nargs="+", help="one or two folders that `conjoin index` wrote")
+    parser.add_argument(
+        "collections", metavar="COLLECTION", nargs="+", help="one or two: folders that `conjoin encode` wrote, or URIs"
+    )
     parser.add_argument(
         "--model",
         action="append",
         default=[],
-        help="folder or Hub name of the model that made an index, once for each (default: the folder that the index "
-        "records, if it holds a model of this package)",
+        help="folder or Hub name of the model that made a collection, once for each (default: the folder that the "
+        "collection records, if it holds a model of this package)",
     )
     parser.add_argument("-k", type=int, default=12, help="results at first (default: %(default)s)")
     add_serving_options(parser, port=7860)
@@ -37,12 +40,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    if len(args.indexes) > 2 or len(args.model) not in (0, len(args.indexes)):
+    if len(args.collections) > 2 or len(args.model) not in (0, len(args.collections)):
         raise ValueError(
-            f"got {len(args.indexes)} indexes and {len(args.model)} models; expected one or two indexes, and a model "
-            "for each or none"
+            f"got {len(args.collections)} collections and {len(args.model)} models; expected one or two collections, "
+            "and a model for each or none"
         )
-    check_indexes(args.indexes)
+    check_collections(args.collections)
     limits = read_limits(args)
     if not 1 <= args.k <= limits.results:
         raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {args.k}")
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.serving.http import print_line, run_server
 
     loaded: Future[list[Searcher]] = Future()
-    app = make_app(loaded, len(args.indexes), limits=limits, k=args.k, host=args.host)
+    app = make_app(loaded, len(args.collections), limits=limits, k=args.k, host=args.host)
 
     def load(url: str, stop: Callable[[], None]) -> None:
         try:
@@ -71,6 +74,6 @@ def run(args: argparse.Namespace) -> None:
 def _load(args: argparse.Namespace, limits: "Limits") -> "list[Searcher]":
     from conjoin.serving.searcher import Searcher
 
-    models = args.model or [None] * len(args.indexes)
+    models = args.model or [None] * len(args.collections)
     options = encoder_options(args)
-    return [Searcher.load(index, model, limits, **options) for index, model in zip(args.indexes, models, strict=True)]
+    return [Searcher.load(uri, model, limits, **options) for uri, model in zip(args.collections, models, strict=True)]

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from conjoin.cli.options import check_counts
-from conjoin.cli.serving_options import add_serving_options, check_indexes, encoder_options, read_limits
+from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -14,13 +14,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="serve embeddings and search over HTTP",
         description="Answer POST /embed, POST /search and GET /health as JSON; the reference is at /docs. The "
         'items of concurrent requests share forward passes. Needs pip install "conjoin[serve]".',
-        epilog="examples: conjoin serve runs/demo/index; conjoin serve --model runs/demo/model",
+        epilog="examples: conjoin serve runs/photos; conjoin serve --model runs/demo/model",
     )
-    parser.add_argument("index", metavar="INDEX", nargs="?", help="folder of an index; without it, only /embed works")
+    parser.add_argument(
+        "collection",
+        metavar="COLLECTION",
+        nargs="?",
+        help="folder that `conjoin encode` wrote, or a URI; without it, only /embed works",
+    )
     parser.add_argument(
         "--model",
-        help="folder or Hub name of the model (default: the folder that the index records, if it holds a model of "
-        "this package)",
+        help="folder or Hub name of the model (default: the folder that the collection records, if it holds a model "
+        "of this package)",
     )
     parser.add_argument(
         "--max-items", type=int, default=64, metavar="N", help="items of a request (default: %(default)s)"
@@ -31,10 +36,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    if args.index is None and args.model is None:
-        raise ValueError("there is nothing to serve: pass INDEX, --model or both")
+    if args.collection is None and args.model is None:
+        raise ValueError("there is nothing to serve: pass COLLECTION, --model or both")
     check_counts(args, max_items=1)
-    check_indexes([] if args.index is None else [args.index])
+    check_collections([] if args.collection is None else [args.collection])
     limits = read_limits(args, items=args.max_items)
 
     from conjoin.serving.http import missing, run_server
@@ -45,5 +50,5 @@ def run(args: argparse.Namespace) -> None:
         missing("serve", error)
     from conjoin.serving.searcher import Searcher
 
-    searcher = Searcher.load(args.index, args.model, limits, **encoder_options(args))
+    searcher = Searcher.load(args.collection, args.model, limits, **encoder_options(args))
     run_server(make_endpoint(searcher, args.host), args.host, args.port)

@@ -47,15 +47,15 @@ def read_limits(args: argparse.Namespace, **changes: int) -> "Limits":
     return Limits(body_bytes=max(Limits.body_bytes, 2 * upload), **given, **changes)
 
 
-def check_indexes(folders: Iterable[str]) -> None:
-    """Make sure that folders hold indexes, before anything is imported that takes seconds.
+def check_collections(uris: Iterable[str]) -> None:
+    """Make sure that folders hold collections, before anything is imported that takes seconds.
 
     Raises:
         FileNotFoundError: One does not.
     """
-    for folder in folders:
-        if not (Path(folder) / "manifest.json").is_file():
-            raise FileNotFoundError(f"there is no index in {folder!r}; make one with `conjoin index`")
+    for uri in uris:
+        if "://" not in uri and ".db/" not in uri and not (Path(uri) / "data").is_dir():
+            raise FileNotFoundError(f"there is no collection in {uri!r}: run `conjoin encode`")
 
 
 def encoder_options(args: argparse.Namespace) -> dict[str, object]:

@@ -19,7 +19,11 @@ PATIENCE = 120.0
 """Seconds without an answer, or without progress of an upload, before a request is given up."""
 
 Kind = Literal["model", "dataset", "space"]
-_CONTENT = {"model": ("*.safetensors",), "dataset": ("*.parquet",), "space": ("*.py", "*.safetensors", "index/*")}
+_CONTENT = {
+    "model": ("*.safetensors",),
+    "dataset": ("*.parquet", "data/train.lance/*"),
+    "space": ("*.py", "*.safetensors", "collection/*"),
+}
 """By the kind of repository, the files that make it what it is."""
 
 

@@ -131,6 +131,11 @@ class Collection:
         return int(self._table.version)
 
     @property
+    def table(self) -> Table:
+        """The Lance table, at this version."""
+        return self._table
+
+    @property
     def model(self) -> ModelIdentity:
         """The model that made the vectors, and its input type if there are items with several images."""
         key, details = self._metadata["key"], self._metadata["details"]

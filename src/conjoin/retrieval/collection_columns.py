@@ -1,5 +1,7 @@
 """The columns of a collection that come from the data: their types, and what changes them."""
 
+import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,8 +9,7 @@ import datasets
 import pyarrow as pa
 from lancedb.table import Table
 
-from conjoin.retrieval.collection_table import VECTOR
-
+_ATTEMPTS = 20
 _WIDER = "_{}_as_double"
 
 
@@ -41,18 +42,21 @@ def make_column(name: str, values: Sequence[Any]) -> pa.Array:
     return column
 
 
-def fit(rows: pa.Table, table: Table) -> pa.Table:
+def fit(rows: pa.Table, table: Table, is_shared: bool = False) -> pa.Table:
     """Give rows the columns of the table, and the table the columns of the rows.
+
+    Args:
+        rows: To be written.
+        table: Where.
+        is_shared: Whether other processes write into the table as well.
 
     Raises:
         ValueError: A column holds values of another type than before.
     """
-    schema = table.schema
+    _add_columns(table, [field for field in rows.schema if not pa.types.is_null(field.type)])
     for field in rows.schema:
-        if field.name not in schema.names and not pa.types.is_null(field.type):
-            table.add_columns([pa.field(field.name, field.type)])
-        elif field.name in schema.names and pa.types.is_floating(field.type):
-            _widen(table, schema.field(field.name))
+        if pa.types.is_floating(field.type) and pa.types.is_integer(table.schema.field(field.name).type):
+            _widen(table, field.name, is_shared)
     schema = table.schema
     columns = []
     for field in schema:
@@ -81,15 +85,37 @@ def finish_widening(table: Table) -> None:
             _rename(table, wider, wider.removeprefix("_").removesuffix("_as_double"))
 
 
-def _widen(table: Table, field: pa.Field) -> None:
-    """Make a column of integers one of fractions."""
-    if field.name == VECTOR or not pa.types.is_integer(field.type):
-        return
-    wider = _WIDER.format(field.name)
-    quoted = "`" + field.name.replace("`", "``") + "`"
+def _add_columns(table: Table, fields: list[pa.Field]) -> None:
+    """Add the columns that a table lacks; other processes may add columns or rows at the same time."""
+    for attempt in range(_ATTEMPTS):
+        missing = [field for field in fields if field.name not in table.schema.names]
+        if not missing:
+            return
+        try:
+            table.add_columns([pa.field(field.name, field.type) for field in missing])
+        except RuntimeError as error:
+            if "commit conflict" not in str(error) or attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(attempt * random.random() / 10)
+        table.checkout_latest()
+
+
+def _widen(table: Table, name: str, is_shared: bool) -> None:
+    """Make a column of integers one of fractions.
+
+    Raises:
+        ValueError: Other processes write: the integers that they add meanwhile would be lost.
+    """
+    if is_shared:
+        raise ValueError(
+            f"the column {name!r} of the collection holds integers, and some rows have fractions: give all its values "
+            "one type, or run the same with one process, which changes the column"
+        )
+    wider = _WIDER.format(name)
+    quoted = "`" + name.replace("`", "``") + "`"
     table.add_columns({wider: f"cast({quoted} as double)"})
-    table.drop_columns([field.name])
-    _rename(table, wider, field.name)
+    table.drop_columns([name])
+    _rename(table, wider, name)
 
 
 def _rename(table: Table, name: str, new: str) -> None:

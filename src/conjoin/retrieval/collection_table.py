@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from lancedb.index import FTS, BTree
 from lancedb.table import Table
 
 from conjoin.retrieval.collection_files import check_files, publish_files
-from conjoin.storage import DamagedError, lock_folder
+from conjoin.storage import DamagedError, lock_also, lock_folder
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
@@ -77,8 +77,8 @@ def open_newest(uri: str | Path) -> Table:
     return table
 
 
-def create_table(uri: str | Path, schema: pa.Schema) -> Table:
-    """Make an empty table.
+def create_table(uri: str | Path, schema: pa.Schema, rows: Iterable[pa.RecordBatch] | None = None) -> Table:
+    """Make an empty table; or one of some rows, as a new version if there is a table.
 
     Raises:
         ValueError: The folder holds something else.
@@ -87,6 +87,9 @@ def create_table(uri: str | Path, schema: pa.Schema) -> Table:
     if folder is not None:
         check_place(folder)
     database = _connect(uri)
+    if rows is not None:
+        reader = pa.RecordBatchReader.from_batches(schema, rows)  # an iterator would run in LanceDB's own thread
+        return database.create_table(_NAME, reader, mode="overwrite" if _exists(database) else "create")
     database.drop_table(_NAME, ignore_missing=True)  # an empty one that was just begun
     return database.create_table(_NAME, schema=schema)
 
@@ -134,7 +137,7 @@ def publish(uri: str | Path, table: Table) -> None:
     before = published_version(table)
     if before == table.version:
         return
-    if before is None:
+    if "id" not in index_names(table):
         table.create_index("id", config=BTree(), name="id")
     index_words(table, MOST_WORDS)
     for _ in range(0 if before is None else _PASSES):  # Lance compacts in one pass what it indexed in the one before
@@ -189,8 +192,12 @@ def id_conditions(ids: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def writing(uri: str | Path) -> Iterator[None]:
-    """Be the one writer of a collection on this machine; elsewhere, Lance orders the commits of several.
+def writing(uri: str | Path, process: str | None = None) -> Iterator[None]:
+    """Be the one writer of a collection in a folder; elsewhere, Lance orders the commits of several.
+
+    Args:
+        uri: Of the collection.
+        process: The name of a further process of the same run.
 
     Raises:
         ValueError: Another process writes, the folder holds something else, or the collection can only be read.
@@ -202,7 +209,7 @@ def writing(uri: str | Path) -> Iterator[None]:
     if folder is not None:
         check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(folder)
+        lock = lock_folder(folder) if process is None else lock_also(folder, process)
     try:
         yield
     finally:
@@ -255,6 +262,10 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
 def _connect(uri: str | Path) -> Any:  # noqa: ANN401 - lancedb.DBConnection
     folder = local_folder(uri)
     return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"))
+
+
+def _exists(database: Any) -> bool:  # noqa: ANN401 - lancedb.DBConnection
+    return _NAME in database.list_tables().tables
 
 
 def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:

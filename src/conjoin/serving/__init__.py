@@ -1,4 +1,4 @@
-"""A search app and an HTTP endpoint over an index and its model.
+"""A search app and an HTTP endpoint over a collection and its model.
 
 Importing this package loads neither torch nor a web framework, so that the app answers before the model is loaded.
 """

@@ -1,4 +1,4 @@
-"""The search app: a page that searches one index, or two side by side."""
+"""The search app: a page that searches one collection, or two side by side."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
 from conjoin.serving.html import CLICK, STYLE, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, missing, protect
-from conjoin.serving.limits import Limits, check_length, check_results, make_item, read_image
+from conjoin.serving.limits import Limits, check_results, check_where, make_item, read_image
 from conjoin.serving.snippet import python_code
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 
 
 class Query(NamedTuple):
-    """The last query of a session, and what each index found."""
+    """The last query of a session, and what each collection found."""
 
     text: str | None
     images: list[Any]
@@ -53,11 +53,10 @@ class SearchPage:
         return self._searchers.result()
 
     def describe(self) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """A line on the indexes, their columns as HTML, and the columns with few values."""
+        """A line on the collections, their columns as HTML, and the columns with few values."""
         shown = []
         for searcher in self.searchers:
-            index = searcher.index
-            rows = 0 if index is None else len(index)
+            rows = 0 if searcher.collection is None else len(searcher.collection)
             shown.append(f"{searcher.model_name}: {rows:,} rows")
         columns = [searcher.columns for searcher in self.searchers]
         shared = [column for column in columns[0] if all(column.name in [c.name for c in some] for some in columns)]
@@ -68,16 +67,16 @@ class SearchPage:
     def search(
         self, text: str | None, files: Sequence[Any] | None, k: float, where: str | None, *chosen: Sequence[str] | None
     ) -> tuple[list[str], str, Query | None]:
-        """Search; returns the results of each index as HTML, the code, and the query."""
+        """Search; returns the results of each collection as HTML, the code, and the query."""
         try:
             query, item, names = self._read(text, files)
             k = check_results(int(k) if isinstance(k, float) and k.is_integer() else k, self.limits)
             filters = {name: list(values or ()) for name, values in zip(self._choices, chosen, strict=False)}
-            where = condition(filters, check_length(where or "", self.limits, "the filter"))
+            where = condition(filters, check_where(where or "", self.limits))
             found, times = [], []
             for searcher in self.searchers:
                 started = time.perf_counter()
-                found.append(searcher.search([item], k, where)[0])
+                found.append(searcher.search([item], k, where, pictures=True)[0])
                 times.append(1000 * (time.perf_counter() - started))
         except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
@@ -146,7 +145,7 @@ def make_app(
 
     Args:
         searchers: As many as `sides`, now or later.
-        sides: One index, or two side by side.
+        sides: One collection, or two side by side.
         limits: What is accepted.
         k: Results at first.
         host: The address that it will listen at.
@@ -157,7 +156,7 @@ def make_app(
     """
     limits = limits or Limits()
     if sides not in (1, 2):
-        raise ValueError(f"the app shows one index, or two side by side, got {sides}")
+        raise ValueError(f"the app shows one collection, or two side by side, got {sides}")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     uploads = tempfile.TemporaryDirectory(prefix="conjoin-app-")
     os.environ["GRADIO_TEMP_DIR"] = uploads.name

@@ -1,17 +1,16 @@
-"""The columns of an index, as somebody who filters by them needs to know them."""
+"""The columns of a collection, as somebody who filters by them needs to know them."""
 
-from collections.abc import Iterator
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from conjoin.retrieval import Index
+    from conjoin.retrieval import Searchable
 
 _ROWS = 50_000
-_SAMPLE = 5000
 _CHOICES = 40
 _LONGEST = 60
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = frozenset("and between case cast exists false in interval is like not null or true".split())
 
 
 class Column(NamedTuple):
@@ -31,39 +30,26 @@ class Column(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name in double quotes where a condition needs them."""
+        """The name, in backticks where a condition needs them."""
         return quote_name(self.name)
 
 
-def describe_columns(index: "Index") -> list[Column]:
-    """The columns of an index, from its first rows: `id` first."""
-    from conjoin.retrieval.kept_rows import concat
-
-    tables, rows = [], 0
-    for table in _tables(index):
-        tables.append(table)
-        rows += table.num_rows
-        if rows >= _ROWS:
-            break
-    if not tables:
-        return []
-    whole = concat(tables).slice(0, _ROWS)
-    is_whole = len(index) <= whole.num_rows
-    return [_describe(name, whole[name], is_whole) for name in whole.column_names]
-
-
-def _tables(index: "Index") -> Iterator["pa.Table"]:
-    """The kept columns of an index, the first rows first; of a database some thousand rows."""
+def describe_columns(collection: "Searchable") -> list[Column]:
+    """The columns of a collection, from its first rows: `id` first. Those of Milvus without values."""
     import pyarrow as pa
 
-    from conjoin.retrieval.index.rows import IndexRows
-    from conjoin.retrieval.index.table import TableIndex
+    from conjoin.retrieval import Collection
 
-    if isinstance(index, IndexRows) and index.kept is not None:
-        yield from index.kept.tables()
-    elif isinstance(index, TableIndex):
-        ids = index.some_ids(_SAMPLE)
-        yield pa.Table.from_pylist([{"id": id_} | row for id_, row in zip(ids, index.rows(ids), strict=True)])
+    if not isinstance(collection, Collection):
+        return [Column(field.name, str(field.type), None, "") for field in collection.schema]
+    batches, rows = [], 0
+    for batch in collection.scan(collection.schema.names):
+        batches.append(batch.slice(0, _ROWS - rows))
+        rows += batches[-1].num_rows
+        if rows >= _ROWS:
+            break
+    whole = pa.Table.from_batches(batches, collection.schema)
+    return [_describe(name, whole[name], len(collection) <= rows) for name in whole.column_names]
 
 
 def condition(choices: dict[str, list[str]], where: str | None) -> str | None:
@@ -80,9 +66,7 @@ def condition(choices: dict[str, list[str]], where: str | None) -> str | None:
 
 def quote_name(name: str) -> str:
     """The name of a column as a condition writes it."""
-    from conjoin.retrieval.filters import is_plain_name
-
-    return name if is_plain_name(name) else '"' + name.replace('"', '""') + '"'
+    return name if _PLAIN.fullmatch(name) and name.lower() not in _RESERVED else f"`{name}`"
 
 
 def _quote_text(text: str) -> str:
@@ -102,9 +86,9 @@ def _describe(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401
         values = sorted(distinct.to_pylist()) if len(distinct) <= _CHOICES else None
         few = is_whole and values is not None and len(values) < len(column)
         short = values is not None and max(map(len, values)) <= _LONGEST
-        first = "" if name == "image" else str(known[0].as_py())  # a path of this machine
-        return Column(name, "text", values if few and short and name != "image" else None, first[:_LONGEST])
+        return Column(name, "text", values if few and short else None, str(known[0].as_py())[:_LONGEST])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
         ends = pc.min_max(known).as_py()
         return Column(name, str(kind), None, f"{ends['min']} to {ends['max']}")
-    return Column(name, "true or false" if pa.types.is_boolean(kind) else str(kind), None, str(known[0].as_py()))
+    first = "" if name == "image" else str(known[0].as_py())[:_LONGEST]  # a path of this machine
+    return Column(name, "true or false" if pa.types.is_boolean(kind) else str(kind), None, first)

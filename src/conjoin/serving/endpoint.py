@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 import conjoin
 from conjoin.serving.batching import BusyError
 from conjoin.serving.http import LOCAL, protect
-from conjoin.serving.limits import ItemError, check_length, check_results, read_items
+from conjoin.serving.limits import ItemError, check_length, check_results, check_where, read_items
 from conjoin.serving.reference import reference_page
 from conjoin.serving.searcher import Searcher
 
@@ -49,7 +49,7 @@ class SearchRequest(EmbedRequest):
     """Queries."""
 
     k: int | None = Field(None, description="results for each query; by default 10, or the server's limit if lower")
-    where: str | None = Field(None, description="a condition on the columns of the index: price < 50")
+    where: str | None = Field(None, description="a condition on the columns of the collection: price < 50")
 
 
 class Embeddings(BaseModel):
@@ -61,7 +61,7 @@ class Embeddings(BaseModel):
 
 
 class Hit(BaseModel):
-    """A result, with what the index keeps of the row."""
+    """A result, with what the collection keeps of the row."""
 
     rank: int
     score: float
@@ -103,7 +103,7 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
     """Make the endpoint.
 
     Args:
-        searcher: A model with its index, or without one to embed only; it holds the limits.
+        searcher: A model with its collection, or without one to embed only; it holds the limits.
         host: The address that it will listen at.
     """
     failures: dict[int | str, dict[str, Any]] = {code: {"model": Failure} for code in (413, 422, 503)}
@@ -112,7 +112,7 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
         description="Embed and search texts, images, and both.",
     )  # fmt: skip
     limits = searcher.limits
-    index, encoder = searcher.index, searcher.encoder
+    collection, encoder = searcher.collection, searcher.encoder
 
     @app.post("/embed")
     def embed(request: EmbedRequest) -> Embeddings:
@@ -122,10 +122,11 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
 
     @app.post("/search")
     def search(request: SearchRequest) -> SearchResults:
-        """Search the index for each of the items."""
+        """Search the collection for each of the items."""
         k = min(_RESULTS, limits.results) if request.k is None else check_results(request.k, limits)
         items = read_items(request.items, limits)
-        found = searcher.search(items, k, request.where, _instruction(request, searcher))
+        where = None if request.where is None else check_where(request.where, limits)
+        found = searcher.search(items, k, where, _instruction(request, searcher))
         return SearchResults(results=[[Hit(**hit._asdict()) for hit in hits] for hits in found])
 
     @app.get("/health")
@@ -136,7 +137,7 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
             model=searcher.model_name,
             fingerprint=encoder.fingerprint,
             dimension=encoder.dimension,
-            rows=None if index is None else len(index),
+            rows=None if collection is None else len(collection),
             columns=[column.name for column in columns],
         )
 

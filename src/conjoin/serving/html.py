@@ -1,7 +1,7 @@
-"""The HTML that the app shows: results, messages and the columns of an index. Every text in it is escaped."""
+"""The HTML that the app shows: results, messages and the columns of a collection. Every text in it is escaped."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,10 +44,10 @@ def results_html(title: str, results: "Sequence[Found]", milliseconds: float, sh
     """The results of a query as buttons, best first.
 
     Args:
-        title: Which index and model.
+        title: Which collection and model.
         results: What was found.
         milliseconds: How long it took.
-        shared: How many of them another index found too.
+        shared: How many of them another collection found too.
     """
     other = "" if shared is None else f" · {shared} found by both"
     head = f'<div class="cj-head"><strong>{escape(title)}</strong><span class="cj-dim">{len(results)} results in '
@@ -60,7 +60,7 @@ def results_html(title: str, results: "Sequence[Found]", milliseconds: float, sh
 def columns_html(columns: Sequence[Column]) -> str:
     """The columns that a condition may name, with examples."""
     if not columns:
-        return message("This index keeps no columns, so it cannot be filtered.")
+        return message("There are no columns to filter by.")
     rows = "".join(
         f"<tr><td><code>{escape(column.quoted)}</code></td><td>{escape(column.type)}</td>"
         f"<td>{escape(column.example)}</td></tr>"
@@ -79,12 +79,16 @@ def data_uri(image: "Image.Image", side: int) -> str:
 def _card(found: "Found") -> str:
     row = found.row
     name = str(row.get("text") or found.id)
-    picture, note = _thumbnail(row.get("image"))
+    picture, note = _thumbnail(row)
     if picture:
         face = f'<img src="{picture}" alt="{escape(_short(name))}">'
     else:
         face = f'<span class="cj-face">{escape(_short(name))}</span>'
-    further = [(key, value) for key, value in row.items() if key not in ("text", "image") and value not in (None, "")]
+    further = [
+        (key, value)
+        for key, value in row.items()
+        if key not in ("text", "image", "picture") and value not in (None, "")
+    ]
     facts = "".join(f"<span>{escape(key)}: {escape(_short(str(value)))}</span>" for key, value in further[:_SHOWN])
     width = 100 * max(0.0, min(1.0, found.score))
     return (
@@ -99,20 +103,22 @@ def _card(found: "Found") -> str:
     )
 
 
-def _thumbnail(path: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
+def _thumbnail(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """A thumbnail of the picture of a row, or why there is none: pixels, never the file itself."""
-    if not isinstance(path, str):
-        return None, None
-    file = Path(path)
-    changed = file.stat().st_mtime_ns if file.is_file() else None
-    return _read_thumbnail(path, changed)
+    from conjoin.evaluation.report.search_page import row_picture
+
+    if "picture" in row:
+        return row_picture(row, _SIDE)
+    image = row.get("image") or ()
+    paths = (image,) if isinstance(image, str) else tuple(image)
+    return _read_files(paths, tuple(Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()))
 
 
 @lru_cache(maxsize=4096)
-def _read_thumbnail(path: str, changed: int | None) -> tuple[str | None, str | None]:
+def _read_files(paths: tuple[str, ...], changed: tuple[int, ...]) -> tuple[str | None, str | None]:
     from conjoin.evaluation.report.search_page import row_picture
 
-    return row_picture(path, _SIDE)
+    return row_picture({"image": list(paths)}, _SIDE)
 
 
 def _short(text: str) -> str:

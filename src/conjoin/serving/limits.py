@@ -40,7 +40,8 @@ class Limits:
         images: Images of an item.
         image_bytes: Bytes of an image file.
         image_pixels: Pixels of an image; checked before it is decoded.
-        text_characters: Characters of a text, or of a condition.
+        text_characters: Characters of a text.
+        where_characters: Characters of a condition; a chain of thousands of terms ends the process of the database.
         results: Results of a query.
         waiting: Items that wait for the model at one time; more are refused.
     """
@@ -51,6 +52,7 @@ class Limits:
     image_bytes: int = 10 * 2**20
     image_pixels: int = 25_000_000
     text_characters: int = 10_000
+    where_characters: int = 1000
     results: int = 100
     waiting: int = 1024
 
@@ -170,6 +172,17 @@ def check_length(text: str, limits: Limits, name: str) -> str:
     if len(text) > limits.text_characters:
         raise ValueError(f"{name} has {len(text):,} characters; the limit is {limits.text_characters:,}")
     return text
+
+
+def check_where(where: str, limits: Limits) -> str:
+    """Return a condition that is not too long.
+
+    Raises:
+        ValueError: It is.
+    """
+    if len(where) > limits.where_characters:
+        raise ValueError(f"the condition has {len(where):,} characters; the limit is {limits.where_characters:,}")
+    return where
 
 
 def check_results(k: Any, limits: Limits) -> int:  # noqa: ANN401 - whatever JSON holds

@@ -1,7 +1,6 @@
-"""An index with the model that made it: what the app and the endpoint search."""
+"""A collection with the model that made it: what the app and the endpoint search."""
 
 import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,24 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from conjoin.retrieval import (
-    Index,
-    ItemEncoder,
-    check_model,
-    load_encoder,
-    load_index,
-    query_vectors,
-    rows_of,
-    select_rows,
-)
-from conjoin.retrieval.load import recorded_model
+from conjoin.retrieval import ItemEncoder, Searchable, check_model, load_encoder, open_collection
+from conjoin.retrieval.collection_table import PICTURE
+from conjoin.retrieval.search import SERVED_BYTES, recorded_model
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
-from conjoin.serving.limits import Limits, check_length, check_results
+from conjoin.serving.limits import Limits, check_results
 
 
 class Found(NamedTuple):
-    """A result: its rank from 1, its score, its id, and what the index keeps of the row."""
+    """A result: its rank from 1, its score, its id, and what the collection keeps of the row."""
 
     rank: int
     score: float
@@ -35,59 +26,57 @@ class Found(NamedTuple):
 
 
 class Searcher:
-    """Encodes items, and searches an index for them; safe to use from several threads.
+    """Encodes items, and searches a collection for them; safe to use from several threads.
 
     Args:
         encoder: The model.
-        index: What it made; None to encode only.
+        collection: What it made; None to encode only.
         limits: What is accepted.
-        source: Where the index came from, for people.
 
     Raises:
-        ValueError: The index was built with another model.
+        ValueError: The collection was made with another model.
     """
 
     def __init__(
-        self, encoder: ItemEncoder, index: Index | None = None, limits: Limits | None = None, source: str = ""
+        self, encoder: ItemEncoder, collection: Searchable | None = None, limits: Limits | None = None
     ) -> None:
-        if index is not None:
-            check_model(index, encoder)
-        self.encoder, self.index, self.source = encoder, index, source
+        if collection is not None:
+            check_model(collection, encoder)
+        self.encoder, self.collection = encoder, collection
         self.limits = limits or Limits()
         self.batcher = MicroBatcher(encoder, self.limits.items, self.limits.waiting)
-        self._rows = threading.Lock()
 
     @classmethod
     def load(
         cls,
-        index: str | Path | None,
+        collection: str | Path | None,
         model: str | None = None,
         limits: Limits | None = None,
         **options: Any,  # noqa: ANN401
     ) -> "Searcher":
-        """Load an index and its model.
+        """Open a collection and load its model.
 
-        Several images of an item are read as the index records or the options say. Where neither does, a model of one
-        image per item averages the embeddings (input type `avg`).
+        Several images of an item are read as the collection records or the options say. Where neither does, a model of
+        one image per item averages the embeddings (input type `avg`).
 
         Args:
-            index: A folder; None to encode only.
-            model: Folder or Hub name of the model; the one that the index records if None.
+            collection: Its address, as for `open_collection`; None to encode only.
+            model: Folder or Hub name of the model; the one that the collection records if None.
             limits: What is accepted.
             options: As for `load_encoder`.
 
         Raises:
-            FileNotFoundError: There is no such index or model.
-            ValueError: The index or the model is damaged, or they do not belong together.
+            FileNotFoundError: There is no such collection or model.
+            ValueError: The collection or the model is damaged, or they do not belong together.
         """
-        loaded = None if index is None else load_index(index)
-        if loaded is not None and loaded.model is not None and options.get("input_type") is None:
-            options["input_type"] = loaded.model.input_type
+        opened = None if collection is None else open_collection(collection, memory=SERVED_BYTES)
+        if opened is not None and options.get("input_type") is None:
+            options["input_type"] = opened.model.input_type
         if model is None:
-            if loaded is None:
-                raise ValueError("there is nothing to serve: pass an index, a model or both")
-            model = recorded_model(loaded)
-        searcher = cls(load_encoder(model, **options), loaded, limits, "" if index is None else str(index))
+            if opened is None:
+                raise ValueError("there is nothing to serve: pass a collection, a model or both")
+            model = recorded_model(opened)
+        searcher = cls(load_encoder(model, **options), opened, limits)
         encoder = searcher.encoder
         _ = encoder.dimension  # the first forward pass is slow
         if options.get("input_type") is None and encoder.input_type == "seq" and not _takes_several(encoder):
@@ -101,42 +90,56 @@ class Searcher:
         return "/".join(path.parts[-2:]) if path.is_absolute() else self.encoder.name
 
     @property
+    def source(self) -> str:
+        """The address of the collection; empty without one."""
+        return "" if self.collection is None else self.collection.uri
+
+    @property
     def columns(self) -> list[Column]:
         """The columns that a condition may name."""
-        with self._rows:
-            return [] if self.index is None else describe_columns(self.index)
+        return [] if self.collection is None else describe_columns(self.collection)
 
     def encode(self, items: Sequence[Any], instruction: str | None = None) -> np.ndarray:
         """Encode items into `(N, D)`, together with those of concurrent calls."""
         return self.batcher.encode(items, instruction)
 
     def search(
-        self, items: Sequence[Any], k: int = 10, where: str | None = None, instruction: str | None = None
+        self,
+        items: Sequence[Any],
+        k: int = 10,
+        where: str | None = None,
+        instruction: str | None = None,
+        pictures: bool = False,
     ) -> list[list[Found]]:
         """Search for items; one list of results for each, best first.
+
+        Args:
+            items: The queries.
+            k: Results of each.
+            where: Search only the rows that this condition holds for.
+            instruction: What to look for, for models that take instructions.
+            pictures: Also give the thumbnails of the rows, as `"picture"`, where the collection keeps them.
 
         Raises:
             BusyError: Too many items wait for the model.
             ItemError: An item cannot be used.
-            ValueError: There is no index, `k` is out of range, or the condition cannot be read.
+            ValueError: There is no collection, `k` is out of range, or the condition cannot be evaluated.
         """
-        if self.index is None:
-            raise ValueError("there is no index to search; start with one: conjoin serve INDEX")
+        if self.collection is None:
+            raise ValueError("there is no collection to search; start with one: conjoin serve COLLECTION")
         check_results(k, self.limits)
-        among = None
-        if where is not None:
-            check_length(where, self.limits, "the condition")
-            with self._rows:
-                among = select_rows(self.index, where)
-        vectors = query_vectors(self.index, self.encode(items, instruction))
-        with self._rows:
-            found = self.index.search(vectors, k, among=among)
-            rows = [rows_of(self.index, ids) for ids in found.ids]
+        found = self.collection.search(self.encode(items, instruction), k, where=where)
         results = []
-        for ids, scores, kept in zip(found.ids, found.scores.tolist(), rows, strict=True):
-            hits = zip(ids, scores, kept, strict=False)  # an approximate index may find fewer
-            results.append([Found(rank, score, id_, plain(row)) for rank, (id_, score, row) in enumerate(hits, 1)])
+        for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
+            hits = zip(ids, scores, self.collection.rows(ids, pictures), strict=False)  # scores are padded
+            results.append(
+                [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(hits, 1)]
+            )
         return results
+
+
+def _plain_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if name == PICTURE else plain(value) for name, value in row.items()}
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - a value of a row

@@ -4,12 +4,18 @@ from collections.abc import Sequence
 
 
 def python_code(
-    index: str, model: str, text: str | None, images: Sequence[str], k: int, where: str | None, input_type: str = "seq"
+    collection: str,
+    model: str,
+    text: str | None,
+    images: Sequence[str],
+    k: int,
+    where: str | None,
+    input_type: str = "seq",
 ) -> str:
     """The code that repeats a search.
 
     Args:
-        index: Folder of the index.
+        collection: Its address.
         model: Folder or Hub name of its model.
         text: Of the query.
         images: Names of the image files of the query.
@@ -17,7 +23,7 @@ def python_code(
         where: The condition, if any.
         input_type: How several images are read.
     """
-    lines = ["from conjoin import load_encoder, load_index, search_items"]
+    lines = ["from conjoin import load_encoder, open_collection, search_items"]
     if images and "<image>" in (text or ""):
         lines.append("from conjoin.data.interleaved import interleave")
         query = f"interleave({text!r}, {list(images)!r})"
@@ -28,10 +34,10 @@ def python_code(
             parts.append(f'"text": {text!r}')
         query = "{" + ", ".join(parts) + "}"
     several = f", input_type={input_type!r}" if len(images) > 1 else ""
-    arguments = f"index, encoder, [query], k={k}" + (f", where={where!r}" if where else "")
+    arguments = f"collection, encoder, [query], k={k}" + (f", where={where!r}" if where else "")
     lines += [
         "",
-        f"index = load_index({index!r})",
+        f"collection = open_collection({collection!r})",
         f"encoder = load_encoder({model!r}{several})",
         f"query = {query}",
         f"found = search_items({arguments})",

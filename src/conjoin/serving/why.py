@@ -81,9 +81,9 @@ def _draw(title: str, explanation: "Explanation") -> str:
 
 def _image_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """The image of a result, None if it has none that can be read here."""
-    from conjoin.retrieval.kept_rows import read_picture
+    from conjoin.retrieval.pictures import has_picture, read_picture
 
     try:
-        return read_picture(row["image"]) if "image" in row else None
+        return read_picture(row) if has_picture(row) else None
     except (ValueError, FileNotFoundError):
         return None

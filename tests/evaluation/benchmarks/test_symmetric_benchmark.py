@@ -106,9 +106,7 @@ def naive_metrics(encoder, triplets, distractors):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_equals_all_scores_at_once(encoder, triplets, distractors, tmp_path, dtype):
-    results = evaluate_triplets(
-        encoder, triplets, tmp_path / "out", distractors, dtype=dtype, resamples=200
-    )
+    results = evaluate_triplets(encoder, triplets, tmp_path / "out", distractors, dtype=dtype, resamples=200)
     (symmetric,) = results.symmetric
     precision, recalls = naive_metrics(encoder, triplets, distractors)
     assert 0 < precision < 1 and 0 < recalls[0] < recalls[2], "the test would not tell a wrong pool"

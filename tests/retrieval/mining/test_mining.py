@@ -4,11 +4,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from conjoin.retrieval.store import EmbeddingStore
 from datasets import Dataset, IterableDataset
 from PIL import Image
 
 from conjoin.retrieval import Finding, ItemEncoder, Miner, load_mined, mine_hard_negatives, parse_miners, plan_mining
-from conjoin.retrieval.store import EmbeddingStore
 from conjoin.storage import locked
 from tiny_encoder import tiny_encoder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Shown, picture
-from conjoin.retrieval.kept_rows import picture_paths, read_picture
+from conjoin.retrieval.pictures import has_picture, read_picture
 
 _SIDE = 256
 
@@ -21,7 +21,7 @@ def write_search_page(
 
     Args:
         query: The item.
-        results: Best first: `"rank"`, `"score"`, `"id"` and `"row"`, the columns that `rows_of` gives.
+        results: Best first: `"rank"`, `"score"`, `"id"` and `"row"`, as `Collection.rows` gives it.
         target: The file to write; missing folders are created.
         where: The condition of the search.
 
@@ -30,21 +30,22 @@ def write_search_page(
     """
     found = []
     for result in results:
-        image, note = row_picture(result["row"].get("image"))
-        found.append({**result, "image": image, "note": note})
+        image, note = row_picture(result["row"])
+        facts = {name: value for name, value in result["row"].items() if name != "picture"}
+        found.append({**result, "row": facts, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
     return write_page(
         "conjoin.evaluation.report", "search.html.j2", Path(target), (), query=shown, results=found, where=where
     )
 
 
-def row_picture(kept: str | None, side: int = _SIDE) -> tuple[str | None, str | None]:
+def row_picture(row: Mapping[str, Any], side: int = _SIDE) -> tuple[str | None, str | None]:
     """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a picture."""
-    if kept is None:
+    if not has_picture(row):
         return None, None
-    if not all(Path(path).is_file() for path in picture_paths(kept)):
-        return None, "the picture is not at this path here"
     try:
-        return picture(read_picture(kept), side), None
+        return picture(read_picture(row), side), None
+    except FileNotFoundError:
+        return None, "the picture is not at this path here"
     except ValueError as error:
         return None, str(error)

@@ -1,0 +1,145 @@
+"""Copying a collection: to another folder or an object store, or, without paths of this machine, to publish it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import pyarrow as pa
+from lancedb.table import Table
+
+from conjoin.hub.local_paths import is_absolute
+from conjoin.processing.item_urls import is_url
+from conjoin.progress import progress
+from conjoin.retrieval.collection import Collection
+from conjoin.retrieval.collection_table import (
+    PICTURE,
+    TEXT,
+    VECTOR,
+    create_table,
+    index_names,
+    open_table,
+    publish,
+    vector_field,
+    writing,
+)
+from conjoin.retrieval.pictures import make_thumbnail
+
+
+def copy_collection(
+    collection: Collection,
+    uri: str | Path,
+    *,
+    model_name: str | None = None,
+    side: int | None = None,
+    replace: bool = False,
+    show_progress: bool = False,
+) -> Collection:
+    """Copy the rows that readers of a collection see, and build the indexes that it has.
+
+    Args:
+        collection: What to copy.
+        uri: A folder, or `s3://`, `gs://`, `az://`.
+        model_name: Publish the copy: it records this name of the model, and no path of this machine; images and kept
+            texts that are such paths become names of files.
+        side: Make JPEG thumbnails at most this many pixels wide and high, if the collection has none.
+        replace: Replace the collection at `uri`, whose readers see it until this copy is whole.
+        show_progress: Show a bar.
+
+    Raises:
+        FileNotFoundError: The image of a row, for its thumbnail.
+        ValueError: There is a collection at `uri` and `replace` is not given, another process writes there, or an
+            image cannot be read.
+        OSError: The disk is full or fails.
+    """
+    adds_pictures = side is not None and PICTURE not in collection.table.schema.names
+    schema = _schema(collection, model_name, adds_pictures)
+    bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
+    with bar, writing(uri):
+        if not replace and _exists(uri):
+            raise ValueError(f"{str(uri)!r} holds a collection, or one that is unfinished: replace it (--replace), or "
+                             "choose another address")  # fmt: skip
+        rows = _batches(collection, schema, side if adds_pictures else None, model_name is not None, bar)
+        publish(uri, _write(uri, schema, rows))
+    copy = Collection(uri)
+    index = collection.metadata["index"]
+    if index is not None:
+        copy.index(index["kind"], probes=index["probes"], refine=index["refine"])
+    elif set(index_names(collection.table)) - {"id", TEXT}:
+        copy.index(None)
+    return copy
+
+
+def _write(uri: str | Path, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> Table:
+    """Make the table; an error of the rows is raised as it is, where Lance would make a text of it."""
+    errors: list[Exception] = []
+
+    def noted() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    try:
+        return create_table(uri, schema, noted())
+    except RuntimeError:
+        if errors:
+            raise errors[0] from None
+        raise
+
+
+def _exists(uri: str | Path) -> bool:
+    try:
+        return bool(open_table(uri).count_rows())
+    except FileNotFoundError:
+        return False
+
+
+def _schema(collection: Collection, model_name: str | None, adds_pictures: bool) -> pa.Schema:
+    details = collection.metadata["details"] | ({} if model_name is None else {"model": model_name})
+    metadata = dict(collection.metadata) | {"details": details, "index": None}
+    schema = collection.table.schema
+    field = vector_field(collection.dimension, collection.dtype, metadata)
+    schema = schema.set(schema.get_field_index(VECTOR), field)
+    return schema.append(pa.field(PICTURE, pa.binary())) if adds_pictures else schema
+
+
+def _batches(
+    collection: Collection,
+    schema: pa.Schema,
+    side: int | None,
+    publishes: bool,
+    bar: Any,  # noqa: ANN401 - a progress bar
+) -> Iterator[pa.RecordBatch]:
+    """The rows as the copy holds them, with thumbnails of `side` pixels if it is given."""
+    for batch in collection.scan(collection.table.schema.names):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if side is not None:
+            rows = zip(columns["id"].to_pylist(), columns["image"].to_pylist(), strict=True)
+            columns[PICTURE] = pa.array(
+                [make_thumbnail(image, side, f"item {id_!r}") if image else None for id_, image in rows], pa.binary()
+            )
+        if publishes:
+            for name in (field.name for field in collection.schema if field.name not in ("id", TEXT)):
+                columns[name] = _without_paths(columns[name], name == "image")
+        yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
+        bar.update(len(batch))
+
+
+def _without_paths(column: pa.Array, is_image: bool) -> pa.Array:
+    """A column in which images that are no URLs, and other paths of this machine, are names of files."""
+    if not (pa.types.is_string(column.type) or pa.types.is_nested(column.type)):
+        return column
+    return pa.array([_public(value, is_image) for value in column.to_pylist()], column.type)
+
+
+def _public(value: Any, is_image: bool) -> Any:  # noqa: ANN401 - a value of a row
+    if isinstance(value, dict):
+        return {name: _public(part, is_image) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_public(part, is_image) for part in value]
+    if not isinstance(value, str) or is_url(value):
+        return value
+    is_path = is_image or (is_absolute(value) and os.path.exists(value))
+    return PureWindowsPath(value).name if is_path else value
