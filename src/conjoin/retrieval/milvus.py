@@ -88,7 +88,7 @@ class MilvusCollection:
         if text is not None:
             raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
         found = self._call(
-            "search", self._name, data=queries.tolist(), limit=k, filter=where or "", anns_field="vector"
+            "search", self._name, data=queries.tolist(), limit=int(k), filter=where or "", anns_field="vector"
         )
         pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in found]
         return as_result(
@@ -99,10 +99,10 @@ class MilvusCollection:
         """As `Collection.rows`; thumbnails are not copied, and dates are texts."""
         found: dict[str, dict[str, Any]] = {}
         for start in range(0, len(ids), _ROWS_AT_ONCE):
-            chosen = {"ids": list(ids[start : start + _ROWS_AT_ONCE])}
-            for row in self._call(
-                "query", self._name, filter="id in {ids}", filter_params=chosen, output_fields=["*"]
-            ):
+            chosen = json.dumps(
+                list(ids[start : start + _ROWS_AT_ONCE]), ensure_ascii=False
+            )  # Lite takes no parameters
+            for row in self._call("query", self._name, filter=f"id in {chosen}", output_fields=["*"]):
                 found[row["id"]] = {name: value for name, value in row.items() if name not in ("id", "vector")}
         if missing := [id_ for id_ in ids if id_ not in found]:
             raise ValueError(f"the collection has no row {missing[0]!r}")

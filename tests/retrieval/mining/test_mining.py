@@ -4,11 +4,20 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from conjoin.retrieval.store import EmbeddingStore
 from datasets import Dataset, IterableDataset
 from PIL import Image
 
-from conjoin.retrieval import Finding, ItemEncoder, Miner, load_mined, mine_hard_negatives, parse_miners, plan_mining
+from conjoin.retrieval import (
+    Collection,
+    Finding,
+    ItemEncoder,
+    Miner,
+    exact_search,
+    load_mined,
+    mine_hard_negatives,
+    parse_miners,
+    plan_mining,
+)
 from conjoin.storage import locked
 from tiny_encoder import tiny_encoder
 
@@ -46,7 +55,7 @@ def pairs(count=30, groups=False):
 
 
 def mine(rows, folder, miners=MINERS, **options):
-    options = {"load_encoder": Loader(), "shard_size": 7, "k": 4} | options
+    options = {"load_encoder": Loader(), "block": 7, "k": 4} | options
     return mine_hard_negatives(Dataset.from_list(rows), miners, folder, **options)
 
 
@@ -169,25 +178,22 @@ def test_every_view_is_encoded_once_and_every_model_loaded_once(tmp_path):
     loader = Loader()
     mine(pairs(), tmp_path, load_encoder=loader)
     assert loader.loaded == ["one", "two"]
-    stores = sorted(path.name.rsplit("-", 2)[0] for path in (tmp_path / "embeddings").iterdir())
-    assert stores == ["corpus-fused", "corpus-image", "corpus-text"]
+    collections = sorted(path.name.rsplit("-", 2)[0] for path in (tmp_path / "embeddings").iterdir())
+    assert collections == ["corpus-fused", "corpus-image", "corpus-text"]
 
 
 def test_a_cut_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     rows = pairs()
     whole = mine(rows, tmp_path / "whole").path.read_bytes()
     searched = []
-    from conjoin.retrieval import ExactIndex
 
-    search = ExactIndex.search
-
-    def cut(self, queries, k):
+    def cut(queries, vectors, k, **options):
         searched.append(len(queries))
         if len(searched) == 8:
             raise KeyboardInterrupt
-        return search(self, queries, k)
+        return exact_search(queries, vectors, k, **options)
 
-    monkeypatch.setattr(ExactIndex, "search", cut)
+    monkeypatch.setattr("conjoin.retrieval.mining.search.exact_search", cut)
     with pytest.raises(KeyboardInterrupt):
         mine(rows, tmp_path / "cut")
     assert not (tmp_path / "cut" / "negatives.parquet").exists()
@@ -225,10 +231,24 @@ def test_other_settings_are_refused(tmp_path):
         mine(rows, tmp_path, [other])
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_another_index_finds_the_same(tmp_path, kind):
+@pytest.mark.parametrize("index", ["Flat", "HNSW8", "IVF2,Flat"])
+def test_an_index_of_faiss_finds_the_same(tmp_path, index):
+    pytest.importorskip("faiss")
     rows = pairs()
-    assert as_ranks(mine(rows, tmp_path, index_kind=kind)) == naive(rows, MINERS, 4)
+    assert as_ranks(mine(rows, tmp_path, index=index)) == naive(rows, MINERS, 4)
+    with pytest.raises(ValueError, match=f"was made with index '{index}', not 'exact'"):
+        mine(rows, tmp_path)
+    with pytest.raises(ValueError, match="FAISS cannot make 'nonsense'"):
+        mine(rows, tmp_path / "other", index="nonsense")
+
+
+def test_rows_that_changed_are_encoded_and_searched_again_elsewhere(tmp_path):
+    rows = pairs()
+    mine(rows, tmp_path)
+    rows[4]["text"] = "another text"
+    with pytest.raises(ValueError, match=r"was made with anchors .*, not "):
+        mine(rows, tmp_path)
+    assert as_ranks(mine(rows, tmp_path / "new")) == naive(rows, MINERS, 4)
 
 
 @pytest.mark.parametrize("knows_its_columns", [False, True])
@@ -238,13 +258,13 @@ def test_streamed_rows(tmp_path, knows_its_columns):
     if not knows_its_columns:
         streamed = IterableDataset.from_generator(lambda: iter(rows))
         assert streamed.column_names is None
-    mined = mine_hard_negatives(streamed, MINERS, tmp_path, k=4, load_encoder=Loader(), shard_size=7)
+    mined = mine_hard_negatives(streamed, MINERS, tmp_path, k=4, load_encoder=Loader(), block=7)
     assert as_ranks(mined) == naive(rows, MINERS, 4)
 
 
 def test_half_precision_on_disk(tmp_path):
     mined = mine(pairs(), tmp_path, dtype="float16")
-    assert EmbeddingStore.open(next((tmp_path / "embeddings").iterdir())).dtype == "float16"
+    assert Collection.open(next((tmp_path / "embeddings").iterdir())).dtype == "float16"
     assert all(len(negatives) >= 4 for negatives in mined.values())
 
 
@@ -316,7 +336,7 @@ class TestPlan:
             "a: 10 rows, about 119 s",
             "b: 10 rows, about 10 min",
             "c: 10 rows, about 3 h 0 min",
-            "in all about 3 h 12 min; 1.00 GiB for the largest exact index",
+            "in all about 3 h 12 min; 1.00 GiB for the largest embeddings",
         ]
 
 

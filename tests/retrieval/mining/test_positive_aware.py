@@ -8,7 +8,8 @@ import torch
 from datasets import Dataset, IterableDataset
 from test_mining import Loader, mine, pairs
 
-from conjoin.retrieval import Miner, Reranker, encode_corpus, load_mined, mine_hard_negatives, parse_miners
+from conjoin.retrieval import Miner, Reranker, encode_collection, load_mined, mine_hard_negatives, parse_miners
+from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
 from tiny_encoder import tiny_encoder
 
@@ -79,7 +80,7 @@ def test_texts_as_sentence_transformers_mines_them(sentence_folders, cross_encod
         anchors=Dataset.from_list(anchors),
         k=3,
         load_reranker=lambda name: Reranker(cross_encoder, name=name),
-        shard_size=7,
+        block=7,
     )
     texts = {row["id"]: row["text"] for row in corpus}
     rest = {name: value for name, value in limits.items() if name != "reranker"}
@@ -173,10 +174,11 @@ def test_a_folder_of_other_limits_is_not_reused(tmp_path):
 
 def test_the_scores_of_a_large_group_take_little_memory(tmp_path):
     rows = [{"id": str(number), "text": f"word {number}"} for number in range(300)]
-    store = encode_corpus(rows, tiny_encoder(batch_size=300, config={"width": 64}), tmp_path)
-    groups = dict.fromkeys(store.ids, "one")
-    ids, vectors = store.load()
-    positives = Positives(store, Excluded(groups, groups), True, "m")
+    collection = encode_collection(rows, tiny_encoder(batch_size=300, config={"width": 64}), tmp_path)
+    corpus = Embedded.load(collection, Dataset.from_list(rows))
+    ids, vectors = corpus.ids, corpus.vectors
+    groups = dict.fromkeys(ids, "one")
+    positives = Positives(corpus, Excluded(groups, groups), True, "m")
     tracemalloc.start()
     found = positives.scores(ids, vectors)
     peak = tracemalloc.get_traced_memory()[1]

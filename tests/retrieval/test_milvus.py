@@ -1,0 +1,181 @@
+"""A collection that was copied to Milvus answers as it does here; readers see whole copies."""
+
+from datetime import date
+
+import numpy as np
+import pytest
+
+from conjoin.retrieval import Collection, MilvusCollection, copy_to_milvus, encode_collection, open_collection
+from conjoin.retrieval.milvus import is_milvus
+from tiny_collections import clustered, lookup_encoder, lookup_rows, made, names
+from tiny_encoder import tiny_encoder
+
+pytest.importorskip("pymilvus")
+pytest.importorskip("milvus_lite")
+VECTORS, QUERIES = clustered(1200, 16), clustered(6, 16, seed=3)
+
+
+def kept(number):
+    label = ["apple", 'b\'s "x"\\', None][number % 3]
+    return {"price": number % 50, "half": number / 2, "sale": number % 2 == 0, "label": label, "day": date(2026, 1, 2)}
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("made") / "it", VECTORS, kept)
+
+
+@pytest.fixture(scope="module")
+def copied(collection, tmp_path_factory):
+    uri = f"{tmp_path_factory.mktemp('milvus') / 'rows.db'}/photos"
+    copy_to_milvus(collection, uri)
+    return open_collection(uri)
+
+
+def near(found, right):
+    assert found.ids == right.ids
+    np.testing.assert_allclose(found.scores, right.scores, atol=1e-5)
+
+
+def test_search_rows_and_what_is_known(collection, copied):
+    assert isinstance(copied, MilvusCollection) and len(copied) == 1200 and copied.dimension == 16
+    assert copied.model == collection.model and copied.schema == collection.schema
+    for k in (1, 10, 150):
+        near(copied.search(QUERIES, k), collection.search(QUERIES, k))
+    near(copied.search(QUERIES[:1], np.int64(3)), collection.search(QUERIES[:1], 3))
+    ids = ["doc/00007", "doc/01000", "doc/00007"]
+    assert copied.rows(ids) == [row | {"day": "2026-01-02"} for row in collection.rows(ids)]
+    assert copied.rows([]) == []
+    with pytest.raises(ValueError, match="the collection has no row 'stranger'"):
+        copied.rows(["doc/00001", "stranger"])
+    with pytest.raises(ValueError, match="has no index of words"):
+        copied.search(QUERIES, 3, text="word")
+    for queries, k, message in ((2 * QUERIES, 1, "query 0 has norm 2"), (QUERIES, 0, "k must be a positive integer")):
+        with pytest.raises(ValueError, match=message):
+            copied.search(queries, k)
+
+
+@pytest.mark.parametrize(
+    ("where", "here"),
+    [
+        ("price < 5", "price < 5"),
+        ("not (price < 5)", "price >= 5"),
+        ('price in [1, 3] or (sale == true and label like "a%")', "price in (1, 3) or (sale and label = 'apple')"),
+        ("half >= 512.5", "half >= 512.5"),
+        (r'label == "b\'s \"x\"\\"', "label = 'b''s \"x\"\\'"),
+        ('id in ["doc/00001", "elsewhere"]', "id = 'doc/00001'"),
+        ("price == 77", "price = 77"),
+    ],
+)
+def test_conditions(where, here, collection, copied):
+    assert sorted(copied.select(where)) == sorted(collection.select(here))
+    near(copied.search(QUERIES, 9, where=where), collection.search(QUERIES, 9, where=here))
+
+
+@pytest.mark.parametrize("where", ["price <", "price < 'x' (", "))"])
+def test_bad_conditions(where, copied):
+    for use in (lambda: copied.select(where), lambda: copied.search(QUERIES, 3, where=where)):
+        with pytest.raises(ValueError, match=r"Milvus at .*rows.db/photos' refuses"):
+            use()
+
+
+def test_more_results_than_rows(tmp_path):
+    copied = copy_to_milvus(made(tmp_path / "it", VECTORS[:5]), f"{tmp_path / 'm.db'}/few")
+    assert copied.search(QUERIES, 9).scores.shape == (6, 5) and copied.select('id != ""') == names(5)
+
+
+def test_odd_ids_and_texts(tmp_path):
+    ids = ["dir\\name", '12" lamp', "it's", "two\nlines", "50%_", "ü/🙂", "{ids}", "]"]
+    rows = [{"id": id_, "text": f"text {n} {id_}"} for n, id_ in enumerate(ids)]
+    here = encode_collection(rows, tiny_encoder(), tmp_path / "it")
+    copied = copy_to_milvus(here, f"{tmp_path / 'm.db'}/odd")
+    assert copied.rows(ids) == here.rows(ids) and sorted(copied.select("")) == sorted(ids)
+    near(copied.search(here.vectors(), 8), here.search(here.vectors(), 8))
+
+
+def test_pictures_in_one_and_in_several_files(tmp_path, pictures):
+    paths = []
+    for number, picture in enumerate(pictures[:2]):
+        paths.append(str(tmp_path / f"{number}.png"))
+        picture.save(paths[-1])
+    rows = [{"id": "one", "image": paths[0]}, {"id": "two", "image": paths, "text": "x"}, {"id": "text", "text": "x"}]
+    here = encode_collection(rows, tiny_encoder(input_type="cat"), tmp_path / "it", keep_pictures=8)
+    copied = copy_to_milvus(here, f"{tmp_path / 'm.db'}/pictures")
+    assert copied.rows(["one", "two", "text"], pictures=True) == here.rows(["one", "two", "text"])
+    assert copied.model.input_type == "cat"
+
+
+def test_a_copy_replaces_the_one_before_and_readers_see_one(collection, tmp_path, monkeypatch):
+    uri, other = f"{tmp_path / 'm.db'}/photos", f"{tmp_path / 'm.db'}/other"
+    encoder = lookup_encoder(VECTORS)
+    made(tmp_path / "it", VECTORS, kept, count=50)
+    copy_to_milvus(Collection.open(tmp_path / "it"), uri)
+    copy_to_milvus(collection, other)
+    opened = MilvusCollection.open(uri)
+    newer = encode_collection(lookup_rows(90, 20, kept), encoder, tmp_path / "it", sync=True)
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("conjoin.retrieval.milvus._records", interrupted)
+        copy_to_milvus(newer, uri)
+    assert len(opened) == len(MilvusCollection.open(uri)) == 50
+    for _ in range(2):
+        copied = copy_to_milvus(newer, uri)
+        near(copied.search(QUERIES, 9), newer.search(QUERIES, 9))
+        assert len(copied) == len(opened) == 90 and len(MilvusCollection.open(other)) == 1200
+    client = copied._client
+    assert sum(name.startswith("photos") for name in client.list_collections()) <= 2  # the interrupted copy
+
+
+def test_addresses(tmp_path):
+    assert is_milvus("http://host:19530/photos") and is_milvus("https://a.b/c") and is_milvus("x/rows.db/photos")
+    for uri in ("http://host:19530", "http://host/a/b", "rows.db", "runs/photos", "s3://bucket/rows"):
+        assert not is_milvus(uri)
+        with pytest.raises(ValueError, match=f"'{uri}' is no address of a collection in Milvus; expected http://HOST"):
+            MilvusCollection.open(uri)
+    with pytest.raises(FileNotFoundError, match=r"there is no collection at '.*/m.db/none': run `conjoin copy`"):
+        MilvusCollection.open(f"{tmp_path / 'm.db'}/none")
+
+
+def test_a_collection_of_another_program(tmp_path):
+    import pymilvus
+
+    client = pymilvus.MilvusClient(str(tmp_path / "m.db"))
+    client.create_collection("theirs", dimension=4)
+    with pytest.raises(ValueError, match=r"the collection at '.*/theirs' was not copied there by `conjoin copy`"):
+        MilvusCollection.open(f"{tmp_path / 'm.db'}/theirs")
+    collection = made(tmp_path / "it", VECTORS[:5])
+    with pytest.raises(ValueError, match="theirs"):
+        copy_to_milvus(collection, f"{tmp_path / 'm.db'}/theirs")
+    assert client.has_collection("theirs")
+
+
+def test_a_server_that_is_not_there_and_one_that_is_gone(collection, copied, monkeypatch):
+    import pymilvus
+
+    for use in (MilvusCollection.open, lambda uri: copy_to_milvus(collection, uri), open_collection):
+        with pytest.raises(ConnectionError, match=r"Milvus at 'http://127.0.0.1:9/photos' does not answer: "):
+            use("http://127.0.0.1:9/photos")
+
+    def gone(*args, **options):
+        raise pymilvus.MilvusException(code=2, message="Fail connecting to server")
+
+    monkeypatch.setattr(copied._client, "search", gone)
+    with pytest.raises(ConnectionError, match=r"does not answer: "):
+        copied.search(QUERIES, 3)
+
+
+def test_what_milvus_cannot_hold_is_named_and_nothing_is_left(tmp_path):
+    collection = encode_collection([{"id": "x" * 70_000, "text": "a"}], tiny_encoder(), tmp_path / "it")
+    with pytest.raises(ValueError, match="refuses insert"):
+        copy_to_milvus(collection, f"{tmp_path / 'm.db'}/long")
+    with pytest.raises(FileNotFoundError, match="there is no collection"):
+        MilvusCollection.open(f"{tmp_path / 'm.db'}/long")
+
+
+def test_missing_package_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "pymilvus", None)
+    with pytest.raises(ImportError, match=r'pip install "conjoin\[milvus\]"'):
+        MilvusCollection.open(f"{tmp_path / 'm.db'}/photos")
