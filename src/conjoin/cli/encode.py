@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.options import (
+    AUTO,
     DATA_HELP,
     MODEL_HELP,
     add_compute_options,
@@ -58,7 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--sync", action="store_true", help="also remove the rows of the store that are no longer in DATA"
     )
-    add_compute_options(parser)
+    add_compute_options(parser, bf16={"default": AUTO})
     group = parser.add_argument_group("where to compute")
     group.add_argument(
         "--engine",
@@ -99,6 +100,8 @@ def _encode(args: argparse.Namespace, rows: Any, options: dict[str, Any], rank: 
     from conjoin.storage import DamagedError
 
     found = _manifest(args)
+    if args.bf16 == AUTO and (found is not None or args.engine == "ray"):  # machines of a cluster may differ
+        args.bf16 = found is not None and found.key["precision"] == "bfloat16"
     is_encoded = found is None or not (found.complete or args.sync)
     if found is not None and not is_encoded:
         if rank > 0:
