@@ -29,8 +29,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="train, index, search and evaluate on the embedded sample",
         description="Build the emoji sample, train a joint encoder on it, encode and index a held-out gallery, search "
         "it, evaluate all nine modality combinations, and write a report. About five minutes on two CPU cores; needs "
-        'pip install "conjoin[sample]" and no network. --recipe solar runs SOLAR on scenes of several objects, '
-        "beside baselines. --SECTION.KEY VALUE changes a key of the recipe.",
+        "the sample, which the README installs, and no network. --recipe solar runs SOLAR on scenes of several "
+        "objects, beside baselines. --SECTION.KEY VALUE changes a key of the recipe.",
         epilog="example: conjoin demo --recipe solar",
     )
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/demo, or runs/demo-NAME)")
