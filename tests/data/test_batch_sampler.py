@@ -90,7 +90,7 @@ def test_accelerate_deals_steps_out_and_sets_the_epoch(processes):
     [
         (([1, 2], 0), "batch_size=0 and processes=1 must be at least 1"),
         (([1, 2], 1, ["a"]), "1 sources but 2 rows"),
-        (([1, 1, 1], 2), "3 rows do not fill a step of 2 with different positives$"),
+        (([1, 1, 1], 2), "3 rows do not fill a step of 2 with different positives; lower"),
         ((["x", "y"], 2, ["a", "b"]), "2 rows do not fill a step of 2 with different positives of one dataset"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import datasets
 import pytest
@@ -54,6 +55,15 @@ def test_folders_and_tables_name_files_inside_their_folder_or_an_allowed_one(
     allow_root(tmp_path)
     for source in (folder, table):
         assert len(list(load_pairs(source, streaming=streaming))) == 1
+
+
+def test_the_error_has_the_option_that_allows_the_folder(folder, outside, monkeypatch):
+    monkeypatch.setenv(ALLOW_ROOTS, "")
+    with pytest.raises(ValueError, match="outside of the dataset") as error:
+        load_pairs(write(folder, "link.png"))
+    (root,) = re.findall(r"pass --root (\S+) ", str(error.value))
+    allow_root(root)
+    assert len(load_pairs(folder)) == 1
 
 
 def test_a_root_is_a_folder(outside):

@@ -272,9 +272,26 @@ def test_a_changed_text_or_image_of_any_row_is_noticed(recipe, tmp_path):
     assert moved.nonzero().flatten().tolist() == [6]
 
 
-def test_a_batch_larger_than_the_data_is_refused(recipe):
-    with pytest.raises(ValueError, match=r"a batch of 64 rows .* larger than the training data of 7"):
-        _trainer(recipe, training__per_device_train_batch_size="64")
+def test_a_batch_larger_than_the_data_is_lowered(recipe, caplog):
+    trainer = _trainer(recipe, training__per_device_train_batch_size="64")
+    assert trainer.args.train_batch_size == 7 and len(trainer.get_train_dataloader()) == 1
+    assert "per_device_train_batch_size lowered from 64 to 7: there are 7 rows" in caplog.text
+
+
+def test_one_row_is_no_batch(recipe, tmp_path):
+    (tmp_path / "one").mkdir()
+    for suffix in ("png", "txt"):
+        (tmp_path / f"one/row.{suffix}").write_bytes((tmp_path / f"pairs/row0.{suffix}").read_bytes())
+    with pytest.raises(ValueError, match="1 rows of training data are too few"):
+        _trainer(recipe, data__source=str(tmp_path / "one"))
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_the_chosen_precision_is_stored_and_recorded(recipe, faster, monkeypatch):
+    monkeypatch.setattr("conjoin.ops.precision._is_bf16_faster", lambda kind: faster)
+    chosen, fixed = (_trainer(recipe, features__bf16=value) for value in ("auto", str(not faster).lower()))
+    types = [trainer.train_dataset.tensors["image_features"].dtype for trainer in (chosen, fixed)]
+    assert types == ([torch.bfloat16, torch.float32] if faster else [torch.float32, torch.bfloat16])
 
 
 def test_a_second_machine_waits_for_the_features_of_the_first(tiny_checkpoints, tmp_path, monkeypatch):

@@ -31,8 +31,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="train, encode, search and evaluate on the embedded sample",
         description="Build the emoji sample, train a joint encoder on it, encode a held-out gallery, search "
         "it, evaluate all nine modality combinations, and write a report. About five minutes on two CPU cores; needs "
-        'pip install "conjoin[sample]" and no network. --recipe solar runs SOLAR on scenes of several objects, '
-        "beside baselines. --SECTION.KEY VALUE changes a key of the recipe.",
+        "the sample, which the README installs, and no network. --recipe solar runs SOLAR on scenes of several "
+        "objects, beside baselines. --SECTION.KEY VALUE changes a key of the recipe.",
         epilog="example: conjoin demo --recipe solar",
     )
     parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/demo, or runs/demo-NAME)")
@@ -44,8 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--bf16",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compute in bfloat16; --no-bf16 is faster on a CPU without bfloat16 instructions (default: %(default)s)",
+        help="compute in bfloat16, or in float32 (default: as the recipe says; the sample's take what is faster here)",
     )
     parser.set_defaults(func=run, overrides=[])
 
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 
     _say("2/4  Encoding and evaluating the held-out gallery")
     encoder = ItemEncoder.from_pretrained(
-        model, batch_size=64, device=device, dtype=torch.bfloat16 if args.bf16 else None
+        model, batch_size=64, device=device, dtype=torch.bfloat16 if trainer.args.bf16 else None
     )
     for folder in made:  # vectors of an earlier model
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,9 +119,11 @@ def _overrides(args: argparse.Namespace, use_cpu: bool) -> dict[str, str]:
     from conjoin.training import DEMOS
 
     bf16 = str(args.bf16).lower()
-    overrides = {"training.use_cpu": str(use_cpu).lower(), "training.bf16": bf16}
-    if args.recipe is None or args.recipe in DEMOS:  # these recipes cache features
-        overrides["features.bf16"] = bf16
+    overrides = {"training.use_cpu": str(use_cpu).lower()}
+    if args.bf16 is not None:
+        overrides["training.bf16"] = bf16
+        if args.recipe is None or args.recipe in DEMOS:  # these recipes cache features
+            overrides["features.bf16"] = bf16
     return overrides | parse_overrides(args.overrides)
 
 

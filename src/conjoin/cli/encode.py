@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.options import (
+    AUTO,
     DATA_HELP,
     MODEL_HELP,
     add_compute_options,
@@ -69,7 +70,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--sync", action="store_true", help="also remove the rows of the collection that are no longer in DATA"
     )
-    add_compute_options(parser)
+    add_compute_options(parser, bf16={"default": AUTO})
     group = parser.add_argument_group("where to compute")
     group.add_argument(
         "--engine",
@@ -89,13 +90,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from conjoin.retrieval import encode_collection
-    from conjoin.retrieval.processes import launched_processes
+    from conjoin.retrieval.processes import from_first, launched_processes
 
     if args.ray_workers is not None and args.engine != "ray":
         raise ValueError(f"--ray-workers {args.ray_workers} needs --engine ray")
     if args.keep_pictures is not None and args.keep_pictures < 1:
         raise ValueError(f"--keep-pictures must be at least 1, got {args.keep_pictures}")
     processes = launched_processes()
+    if args.bf16 == AUTO:
+        args.bf16 = from_first(processes, _is_bf16(args))
     is_first = processes is None or processes.process_index == 0
     options: dict[str, Any] = {
         "sync": args.sync,
@@ -115,6 +118,17 @@ def run(args: argparse.Namespace) -> None:
     collection = encode_collection(rows, encoder, args.out, processes=processes, **options)
     if is_first:
         _report(args, collection)
+
+
+def _is_bf16(args: argparse.Namespace) -> bool:
+    """Whether to compute in bfloat16: as the collection was made, else as is faster here; machines of Ray may differ."""
+    from conjoin.ops import choose_bf16
+    from conjoin.retrieval.collection_table import open_table, read_metadata
+
+    try:
+        return bool(read_metadata(open_table(args.out))["key"]["precision"] == "bfloat16")
+    except FileNotFoundError:
+        return args.engine == "local" and choose_bf16(AUTO, args.device)
 
 
 def _encode_on_ray(args: argparse.Namespace, options: dict[str, Any]) -> "Collection":

@@ -38,7 +38,11 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "help": "items per forward pass (default: %(default)s)",
     },
     "--device": {"help": "cpu, cuda, cuda:1, ... (default: a GPU when there is one)"},
-    "--bf16": {"action": "store_true", "help": "compute in bfloat16: faster, slightly less exact"},
+    "--bf16": {
+        "action": argparse.BooleanOptionalAction,
+        "default": False,
+        "help": "compute in bfloat16: faster where the hardware has it, slightly less exact (default: %(default)s)",
+    },
     "--workers": {
         "type": int,
         "default": 0,
@@ -63,6 +67,8 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "help": "run Python code from the model's folder, if it needs any; models of this package need none",
     },
 }
+AUTO = "auto"
+"""What `conjoin.ops.choose_bf16` takes, known without importing it."""
 _STORING: dict[str, dict[str, Any]] = {
     "--dtype": {
         "choices": ("float32", "float16"),
@@ -223,7 +229,7 @@ def encoder_loader(
     given = vars(args)
     options: dict[str, Any] = {target: given[name] for name, target in names.items() if name in given}
     if given.get("bf16"):
-        options["dtype"] = torch.bfloat16
+        options["dtype"] = AUTO if given["bf16"] == AUTO else torch.bfloat16
     if device is not None:
         options["device"] = device
 

@@ -59,6 +59,7 @@ class RetrievalBatchSampler(Sampler[list[int]]):
             raise ValueError(
                 f"{len(positives)} rows do not fill a step of {batch_size * processes} with different positives"
                 + ("" if sources is None else " of one dataset")
+                + "; lower the batch size"
             )
 
     @property

@@ -1,6 +1,7 @@
 """Which files and URLs the rows of a source may name as their images."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  
     """Return the folders that hold all images of a source; None if its rows may name any file.
 
     The rows of a folder name files inside it, those of a table files beside it or below, and both files in the folders
-    of `allow_root`. Those of archives and Hub datasets name files in the caches of the libraries. Only a loaded
+    of `allow_root`. A table may come from a stranger, and results show its images: naming it on the command line
+    allows no other folder. Those of archives and Hub datasets name files in the caches of the libraries. Only a loaded
     dataset may name any file.
 
     Args:
@@ -68,9 +70,10 @@ def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: st
     elif "://" in path and not path.startswith("data:"):
         raise ValueError(f"{label}: expected a path, or a URL of http or https")
     elif folders is not None and not path.startswith("data:") and not _is_inside(path, folders):
+        own = shlex.quote(os.path.dirname(os.path.realpath(path)))
         raise ValueError(
-            f"{label}: the file is outside of the dataset; to allow its folder, pass --root FOLDER, call "
-            f"conjoin.data.allow_root() or set {ALLOW_ROOTS}"
+            f"{label}: the file is outside of the dataset; if you trust the dataset, pass --root {own} (or a folder "
+            f"above that holds all its images), call conjoin.data.allow_root() or set {ALLOW_ROOTS}"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: similarities in blocks, the gather across devices, and the choice of a device."""
+"""Tensors in, tensors out: similarities in blocks, the gather across devices, the choice of device and precision."""
 
 from .devices import choose_device as choose_device
 from .exclusion import Exclusion as Exclusion
@@ -14,3 +14,4 @@ from .logsumexp import (
     pair_logsumexp as pair_logsumexp,
     self_logsumexp as self_logsumexp,
 )
+from .precision import choose_bf16 as choose_bf16

@@ -8,7 +8,8 @@ from transformers.utils import cached_file
 
 from conjoin.hub.load import REMEDY, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
-from conjoin.ops import choose_device
+from conjoin.ops import choose_bf16, choose_device
+from conjoin.ops.precision import AUTO
 from conjoin.retrieval.encoder import ItemEncoder, model_name
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
 from conjoin.retrieval.sentence_encoder import load_sentence_transformer
@@ -22,7 +23,7 @@ def load_encoder(
     trust_remote_code: bool = False,
     batch_size: int = 32,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     num_workers: int = 0,
     input_type: str | None = None,
     revision: str | None = None,
@@ -40,7 +41,8 @@ def load_encoder(
         trust_remote_code: Run Python code from the folder where a model of another package needs it.
         batch_size: Items per forward pass.
         device: Where to run; `None` takes a GPU when there is one.
-        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are.
+        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are,
+            `"auto"` in bfloat16 if `conjoin.ops.choose_bf16` finds it faster here.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
@@ -56,10 +58,12 @@ def load_encoder(
     options["dims"] = dims
     chosen = choose_device(device)  # refuses a wrong one before anything is loaded
     if _is_onnx(path, revision):
-        _check_onnx(path, device, dtype)
+        _check_onnx(path, device, None if dtype == AUTO else dtype)
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **options)
     model, processor = _load(path, trust_remote_code, revision)
+    if isinstance(dtype, str):
+        dtype = torch.bfloat16 if choose_bf16(dtype, chosen) else None
     return ItemEncoder(model, processor, batch_size, chosen, dtype, **options)
 
 
@@ -68,7 +72,7 @@ def _is_onnx(path: str | Path, revision: str | None) -> bool:
     return has_config and is_own_model(path, revision) and _has_file(path, ONNX_SETTINGS, revision)
 
 
-def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
+def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
     if device is not None and choose_device(device).type != "cpu":
         raise ValueError(f"{str(path)!r} is an ONNX export, which runs on the CPU, not on {device}")
     if dtype is not None:

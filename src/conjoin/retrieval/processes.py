@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 _LONGEST_WAIT = timedelta(days=30)
@@ -50,6 +50,15 @@ def gather(processes: PartialState | None, report: dict[str, Any]) -> list[dict[
     if processes is None or processes.num_processes == 1:
         return [report]
     return list(_together(lambda: gather_object([report])))
+
+
+def from_first(processes: PartialState | None, value: Any) -> Any:  # noqa: ANN401 - whatever it is
+    """The value of the first process, in all of them.
+
+    Raises:
+        ConnectionError: One of them has ended.
+    """
+    return value if processes is None else _together(lambda: broadcast_object_list([value]))[0]
 
 
 def _together(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the call returns

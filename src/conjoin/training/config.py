@@ -1,11 +1,14 @@
 """Training arguments shared by all trainers of this package."""
 
 import logging
+import os
 import sys
 from dataclasses import dataclass, field, fields
 
 import torch
 from transformers import TrainingArguments
+
+from conjoin.ops import choose_bf16
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,8 @@ class RetrievalConfig(TrainingArguments):
     gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
 
     Args:
+        bf16: Compute in bfloat16, with weights in float32; `"auto"` as for `conjoin.ops.choose_bf16`, unless `fp16` or
+            `accelerate launch` sets the precision. It holds the choice afterwards.
         gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, but costs a second
             forward pass; 0 runs the plain step.
         gradient_cache_chunk_tokens: Text tokens embedded at once, padding included. Rows are sorted by length and
@@ -43,6 +48,7 @@ class RetrievalConfig(TrainingArguments):
 
     remove_unused_columns: bool = field(default=False)
     dataloader_drop_last: bool = field(default=True)
+    bf16: bool | str = field(default=False)  # type: ignore[assignment]
     lr_scheduler_type: str = field(default="cosine")
     logging_steps: float = field(default=10)
     save_total_limit: int | None = field(default=2)
@@ -58,6 +64,11 @@ class RetrievalConfig(TrainingArguments):
     def __post_init__(self) -> None:
         if self.activation_checkpointing and "activation_checkpointing" not in {one.name for one in _INHERITED}:
             self.gradient_checkpointing = True
+        if isinstance(self.bf16, str):
+            gpu = None if self.use_cpu else torch.accelerator.current_accelerator(check_available=True)
+            is_set = self.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no"
+            self.bf16 = not is_set and choose_bf16(self.bf16, gpu or "cpu")
+            self.use_cpu |= self.bf16 and gpu is None  # else transformers refuses bfloat16
         super().__post_init__()
         if self.n_gpu > 1:  # nn.DataParallel would split a contrastive batch
             logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)

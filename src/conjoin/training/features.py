@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 from conjoin.data import EpochRows, ImageAugmentation, name_rows
 from conjoin.data.interleaved import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.ops import choose_bf16
 from conjoin.processing import load_image
 from conjoin.storage import RowCache, name_ids, processor_digest, rows_digest, weights_digest
 
@@ -175,6 +176,7 @@ def cache_run_features(
         if any(parameter.requires_grad for parameter in model.get_submodule(name).parameters()):
             raise ValueError(f"features: {name} is being trained; set model.freeze_towers, or remove the section")
     nn.Module.to(model, training.device)  # the trainer moves it only later
+    arguments.bf16 = choose_bf16(arguments.bf16, training.device)
     settings = asdict(arguments) | {"folder": None, "batch_size": None}
     key = {
         "towers": weights_digest(model, ("vision_model.", "text_model.")),

@@ -72,7 +72,8 @@ class FeatureArguments:
         augment: Apply `conjoin.data.ImageAugmentation` to the other copies.
         batch_size: Images per forward.
         seed: Seed of the augmentation.
-        bf16: Compute and store image features in bfloat16: faster on hardware with bfloat16 instructions.
+        bf16: Compute and store image features in bfloat16; `"auto"` as for `conjoin.ops.choose_bf16`. It holds the
+            choice after training.
     """
 
     folder: str = "runs/features"
@@ -80,7 +81,7 @@ class FeatureArguments:
     augment: bool = True
     batch_size: int = 64
     seed: int = 0
-    bf16: bool = False
+    bf16: bool | str = "auto"
 
 
 @dataclass

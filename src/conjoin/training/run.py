@@ -1,6 +1,7 @@
 """Run a recipe: build the trainer, train, and save the model."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ from .models import build_model
 from .recipe import Recipe
 from .run_folder import open_run_folder, remove_checkpoints, saving
 from .trainer import RetrievalTrainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -50,7 +53,7 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     """Load the data of a recipe, cache tower features if the recipe asks for it, and build the trainer.
 
     Raises:
-        ValueError: A batch is larger than the training data, or a section does not fit the model or the data.
+        ValueError: There are too few rows for a batch, or a section does not fit the model or the data.
     """
     method, training = METHODS[recipe.method], recipe.training
     rows, evaluation = recipe.data.load()
@@ -59,7 +62,7 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
         if training.should_save:
             LeftOutFile(str(training.output_dir)).add(bad)
     run = Run(recipe, model, processor, rows, rows, evaluation)
-    _check_batch(rows, training)
+    _fit_batch(rows, training)
     collator = None
     if recipe.features is not None:
         if recipe.data.has_queries:
@@ -83,13 +86,16 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     return make_trainer(model, training, **arguments)
 
 
-def _check_batch(rows: Any, training: RetrievalConfig) -> None:  # noqa: ANN401 - any dataset
-    rows_per_step = training.per_device_train_batch_size * training.world_size
-    if isinstance(rows, Sized) and len(rows) < rows_per_step:
-        raise ValueError(
-            f"a batch of {rows_per_step} rows (per_device_train_batch_size times devices) is larger than the training "
-            f"data of {len(rows)} rows: no step is possible"
-        )
+def _fit_batch(rows: Any, training: RetrievalConfig) -> None:  # noqa: ANN401 - any dataset
+    """Lower a batch size that exceeds the training data: a partial batch is dropped, so no step would be possible."""
+    if not isinstance(rows, Sized) or training.per_device_train_batch_size * training.world_size <= len(rows):
+        return
+    fitting = len(rows) // training.world_size
+    if fitting < 2:
+        raise ValueError(f"{len(rows)} rows of training data are too few: each device needs 2 or more in a batch")
+    note = "per_device_train_batch_size lowered from %d to %d: there are %d rows of training data"
+    logger.warning(note, training.per_device_train_batch_size, fitting, len(rows))
+    training.per_device_train_batch_size = fitting
 
 
 def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> RetrievalTrainer:

@@ -1,0 +1,69 @@
+"""Choice of the precision: bfloat16 where the hardware computes faster in it, else float32."""
+
+import logging
+import time
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from .devices import choose_device
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+_ROUNDS = 5
+
+
+def choose_bf16(bf16: bool | str, device: str | torch.device | None = None) -> bool:
+    """Return whether to compute in bfloat16.
+
+    Args:
+        bf16: True or False is the answer; `"auto"` asks the device, once per process, and logs a line that says what
+            was chosen and why. A GPU computes in bfloat16 if it has instructions for it; a CPU if that is faster in a
+            test of about 50 ms; other devices do not.
+        device: As for `choose_device`.
+
+    Raises:
+        ValueError: `bf16` is something else, or there is no such device.
+    """
+    if isinstance(bf16, bool):
+        return bf16
+    if bf16 != AUTO:
+        raise ValueError(f"bf16 is {bf16!r}; expected true, false or {AUTO!r}")
+    return _is_bf16_faster(choose_device(device).type)
+
+
+@cache
+def _is_bf16_faster(kind: str) -> bool:
+    if kind == "cuda":
+        faster = torch.cuda.is_bf16_supported(including_emulation=False)
+        reason = f"this GPU has {'' if faster else 'no '}bfloat16 instructions"
+    elif kind == "cpu":
+        full, half = time_cpu()
+        faster = half < full
+        ratio = max(full, half) / min(full, half)
+        reason = f"bfloat16 is {ratio:.1f} times as {'fast' if faster else 'slow'} as float32 on this CPU"
+    else:
+        faster, reason = False, f"bfloat16 is not chosen on {kind}"
+    logger.warning("computing in %s: %s", "bfloat16" if faster else "float32", reason)
+    return faster
+
+
+def time_cpu() -> tuple[float, float]:
+    """Time a linear layer and a layer norm on one thread of the CPU; returns the seconds in float32 and bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (torch.randn(size, 384, generator=generator) for size in (128, 1536))
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine, several threads wait for one another
+    try:
+        for _ in range(_ROUNDS):
+            for dtype in seconds:
+                with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                    start = time.perf_counter()
+                    F.layer_norm(F.linear(rows, weight), (len(weight),))
+                seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return seconds[torch.float32], seconds[torch.bfloat16]
