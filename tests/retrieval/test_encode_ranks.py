@@ -1,189 +1,195 @@
-"""Several processes encode one store: the bytes of one process, whichever is killed and however many resume."""
+"""Launched processes share the rows of one collection: the rows and the bits of one process, whichever is killed."""
 
+import json
+import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
+from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
-import tiny_encoder as tiny
-from conjoin.retrieval import EmbeddingStore, encode_corpus, encode_rank
-from conjoin.retrieval.store import STORE
-from conjoin.storage import read_manifest
-from tiny_encoder import tiny_encoder, tiny_rows
+import tiny_ranks
+from conjoin.retrieval import Collection, encode, encode_collection
+from conjoin.retrieval.processes import launched_processes
+from tiny_encoder import tiny_encoder
 
-SHARD = 5
-
-
-def contents(directory):
-    return {path.name: path.read_bytes() for path in sorted(directory.glob("[!.]*"))}
+pytestmark = pytest.mark.slow
+SCRIPT = tiny_ranks.__file__
 
 
-def encode(directory, rank, world_size, rows=None, **options):
-    rows = tiny_rows() if rows is None else rows
-    return encode_rank(rows, tiny_encoder(), directory, rank, world_size, shard_size=SHARD, **options)
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def start(*args, launcher="torchrun", count=2):
+    commands = {
+        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", free_port()],
+        "accelerate": [
+            *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(count)),
+            *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+            *("--main_process_port", free_port()),
+        ],
+    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment |= {"ACCELERATE_USE_CPU": "true"}
+    return subprocess.Popen(
+        [sys.executable, *commands[launcher], SCRIPT, *map(str, args)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def finish(run, code=0):
+    output, _ = run.communicate(timeout=300)
+    assert (run.returncode == 0) == (code == 0), output
+    return output
+
+
+def contents(uri):
+    """All rows by id, in the order of their ids; the vectors as bytes."""
+    table = Collection(uri)._table.to_arrow().sort_by("id")
+    names = sorted(name for name in table.column_names if name != "vector")
+    vectors = [np.array(vector, dtype=np.float32).tobytes() for vector in table["vector"].to_pylist()]
+    return dict(zip(table["id"].to_pylist(), vectors, strict=True)), table.select(names).to_pylist()
+
+
+def alone(uri, on_error="raise", sync=False, **options):
+    return encode_collection(tiny_ranks.rows_of(**options), tiny_encoder(), uri, on_error=on_error, sync=sync)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(encode, "_BATCHES_AT_ONCE", tiny_ranks.CHUNK)
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("reference")
-    encode_corpus(tiny_rows(), tiny_encoder(), directory, shard_size=SHARD)
-    return contents(directory)
+def launched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    steps = ["one", "one", "one:changed=5", "one:changed=5,gone=4,sync=1", "bad:bad=6,skip=1", "late:price=9"]
+    finish(start(folder, *steps))
+    return folder
 
 
-@pytest.mark.parametrize("world_size, order", [(2, (1, 0)), (3, (0, 2, 1)), (7, range(7))])
-def test_ranks_write_the_bytes_of_one_process(reference, tmp_path, world_size, order):
-    found = [encode(tmp_path, rank, world_size) for rank in order]
-    assert found[:-1] == [None] * (world_size - 1) and found[-1].ids == [row["id"] for row in tiny_rows()]
-    assert contents(tmp_path) == reference
+def reports(folder, name):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
-def test_a_stream_is_shared_too(reference, tmp_path):
-    assert encode(tmp_path, 0, 2, iter(tiny_rows())) is None
-    assert sorted(path.name[6:11] for path in tmp_path.glob("shard-*")) == ["00000", "00002", "00004"]
-    encode(tmp_path, 1, 2, iter(tiny_rows()))
-    assert contents(tmp_path) == reference
+def test_first_run_update_and_sync(launched, tmp_path):
+    steps = [{}, {}, {"changed": 5}, {"changed": 5, "gone": 4, "sync": True}]
+    expected = [alone(tmp_path / "one", **step).changes._asdict() for step in steps]
+    found = reports(launched, "one")
+    assert [report["changes"] for report in found] == expected and {report["processes"] for report in found} == {2}
+    assert contents(launched / "one") == contents(tmp_path / "one")
+    Collection(launched / "one").verify()
 
 
-@pytest.mark.parametrize("before, after", [(2, 1), (1, 2), (3, 2), (2, 3)])
-def test_another_number_of_ranks_resumes(reference, tmp_path, before, after):
-    class StopError(Exception):
-        pass
-
-    def stopping():
-        yield from tiny_rows()[:17]
-        raise StopError
-
-    for rank in range(before):
-        with pytest.raises(StopError):
-            encode(tmp_path, rank, before, stopping())
-    finished = len(list(tmp_path.glob("shard-*")))
-    assert finished == 3 and len(read_manifest(tmp_path, STORE).files) == finished
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shard-*")}
-    for rank in range(after):
-        encode(tmp_path, rank, after)
-    assert contents(tmp_path) == reference
-    assert times == {path: path.stat().st_mtime_ns for path in times}  # nothing is encoded twice
+def test_skipped_rows(launched, tmp_path):
+    one = alone(tmp_path / "bad", bad=6, on_error="skip")
+    assert Collection(launched / "bad").skipped == one.skipped and [row.row for row in one.skipped] == [3, 9, 15, 21]
+    assert contents(launched / "bad") == contents(tmp_path / "bad")
 
 
-@pytest.mark.parametrize("killed, world_size", [(0, 1), (1, 3)])
-def test_a_killed_rank(tmp_path, killed, world_size):
-    """One of two processes is killed in the middle; others finish the store."""
-    whole, store = tmp_path / "whole", tmp_path / "store"
-    encode_corpus(tiny_rows(), tiny_encoder(batch_size=1), whole, shard_size=SHARD)
-    delays = ["0.2" if rank == killed else "0.01" for rank in range(2)]
-    command = [sys.executable, tiny.__file__, str(store)]
-    ranks = [subprocess.Popen([*command, delay, str(rank), "2"]) for rank, delay in enumerate(delays)]
+def test_columns_that_both_meet_at_once(launched, tmp_path):
+    alone(tmp_path / "late", price=9)
+    assert contents(launched / "late") == contents(tmp_path / "late")
+
+
+def test_accelerate_launch(tmp_path):
+    finish(start(tmp_path, "one", launcher="accelerate", count=3))
+    assert reports(tmp_path, "one")[0]["processes"] == 3
+    alone(tmp_path / "alone")
+    assert contents(tmp_path / "one") == contents(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("step, message", [
+    ("one:twice=7", r"row 7: the id 'row/0' occurs twice"),
+    ("one:bad=24", "broken"),
+    ("one:bad=7", "broken"),
+])  # fmt: skip
+def test_an_error_of_one_ends_all_and_publishes_nothing(tmp_path, step, message):
+    assert message in finish(start(tmp_path, step), code=1)
+    with pytest.raises(ValueError, match="is unfinished"):
+        Collection(tmp_path / "one")
+
+
+@pytest.mark.parametrize("killed", [(0,), (1,), (0, 1)])
+def test_killed_and_run_again(tmp_path, killed):
+    run = start(tmp_path, "one:delay=100")
+    ranks = written(run, tmp_path / "one")
+    for rank in killed:
+        ranks[rank].send_signal(signal.SIGKILL)
+    finish(run, code=1)
+    with pytest.raises(ValueError, match="is unfinished"):
+        Collection(tmp_path / "one")
+    finish(start(tmp_path, "one"))
+    alone(tmp_path / "alone")
+    assert contents(tmp_path / "one") == contents(tmp_path / "alone")
+    assert reports(tmp_path, "one")[0]["changes"]["unchanged"] > 0
+
+
+def test_a_second_launch_is_refused(tmp_path):
+    run = start(tmp_path, "one:delay=400")
+    written(run, tmp_path / "one")
+    with pytest.raises(ValueError, match="another process is writing into"):
+        alone(tmp_path / "one")
+    finish(run)
+    alone(tmp_path / "alone")
+    assert contents(tmp_path / "one") == contents(tmp_path / "alone")
+
+
+def test_a_rank_that_goes_on_alone_keeps_others_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("conjoin.storage.locks._PATIENCE", 0.1)
+    run = start(tmp_path, "one:delay=300")
+    ranks = written(run, tmp_path / "one")
+    ranks[1].suspend()
+    run.kill()  # the launcher, which would end the other
+    ranks[0].kill()
     try:
-        deadline = time.monotonic() + 120
-        while not (store / f"manifest-{killed}.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.3)  # into the middle of its second shard
-        assert ranks[killed].poll() is None
-        ranks[killed].send_signal(signal.SIGKILL)
-        assert ranks[1 - killed].wait(120) == 0
+        with pytest.raises(ValueError, match="another process is writing into"):
+            alone(tmp_path / "one")
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    with pytest.raises(ValueError, match="is unfinished"):
-        EmbeddingStore.open(store)
-    for rank in range(world_size):
-        encode_rank(tiny_rows(), tiny_encoder(batch_size=1), store, rank, world_size, shard_size=SHARD)
-    assert contents(store) == contents(whole)
+        ranks[1].kill()
+    run.communicate()
+    ranks[1].wait(10)
+    alone(tmp_path / "one")
+    alone(tmp_path / "alone")
+    assert contents(tmp_path / "one") == contents(tmp_path / "alone")
 
 
-def test_a_damaged_shard_is_made_again_by_any_rank(reference, tmp_path):
-    encode(tmp_path, 1, 2)
-    (tmp_path / "shard-00003.safetensors").write_bytes(b"torn")
-    for rank in range(3):
-        encode(tmp_path, rank, 3)
-    assert contents(tmp_path) == reference
-    (tmp_path / "shard-00001.safetensors").write_bytes(b"torn")
-    encode(tmp_path, 1, 2)  # of a complete store
-    assert contents(tmp_path) == reference
+def written(run, folder):
+    """The processes of a run by rank, once it has written some rows."""
+    deadline = time.monotonic() + 120
+    while len(list(Path(folder).glob("data/*.lance/data/*"))) < 2 and time.monotonic() < deadline:
+        assert run.poll() is None, run.communicate()[0]
+        time.sleep(0.01)
+    children = psutil.Process(run.pid).children()
+    ranks = {int(child.environ()["RANK"]): child for child in children if SCRIPT in child.cmdline()}
+    assert sorted(ranks) == [0, 1]
+    return ranks
 
 
-def test_left_out_rows_are_listed_in_order(tmp_path):
-    rows = tiny_rows()
-    for place in (3, 7, 21):
-        rows[place] = {"id": f"bad/{place}", "problem": "broken"}
-    encode_corpus(rows, tiny_encoder(), tmp_path / "one", shard_size=SHARD, on_error="skip")
-    for rank in (1, 2, 0):
-        store = encode(tmp_path / "three", rank, 3, rows, on_error="skip")
-    assert [row.row for row in store.left_out] == [3, 7, 21]
-    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+class TestLaunchedProcesses:
+    def test_none_without_a_launcher(self, monkeypatch):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        assert launched_processes() is None
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert launched_processes() is None
 
-
-def test_an_id_of_two_ranks_is_noticed(tmp_path):
-    rows = tiny_rows()
-    rows[14]["id"] = "row/6"
-    encode(tmp_path, 0, 2, rows)
-    with pytest.raises(ValueError, match="row 14: the id 'row/6' occurs twice"):
-        encode(tmp_path, 1, 2, rows)
-    with pytest.raises(ValueError, match="is unfinished"):
-        EmbeddingStore.open(tmp_path)
-
-
-def test_ranks_that_read_other_data_are_noticed(tmp_path):
-    encode(tmp_path, 1, 2, tiny_rows(24))
-    with pytest.raises(ValueError, match=r"do not read the same data: they count \[23, 24\] rows"):
-        encode(tmp_path, 0, 2, tiny_rows(23))
-
-
-def test_the_end_of_an_earlier_run_counts(tmp_path):
-    encode(tmp_path, 0, 2)
-    with pytest.raises(ValueError, match="it holds 18 rows and now the data ends after 15"):
-        encode(tmp_path, 1, 2, tiny_rows(15))
-    with pytest.raises(ValueError, match="ended after 23 rows, and now the data continues with id 'row/23'"):
-        encode(tmp_path, 0, 1, tiny_rows(24))
-
-
-class TestTwoRuns:
-    def during(self, directory, rank, world_size, call):
-        """Call during the run of a rank."""
-        found = []
-
-        def rows():
-            for number, row in enumerate(tiny_rows()):
-                if number == 8:
-                    with pytest.raises(ValueError) as caught:
-                        call()
-                    found.append(caught.value)
-                yield row
-
-        encode(directory, rank, world_size, rows())
-        return str(found[0])
-
-    @pytest.mark.parametrize("other", [(0, 2), (0, 1), (2, 3)])
-    def test_the_second_is_refused(self, reference, tmp_path, other):
-        message = self.during(tmp_path, 0, 2, lambda: encode(tmp_path, *other))
-        assert f"another process is writing into '{tmp_path}'" in message
-        encode(tmp_path, 1, 2)
-        assert contents(tmp_path) == reference
-
-    def test_ranks_wait_for_no_other_writer(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("conjoin.storage.writer._PATIENCE", 0.1)
-        message = self.during(tmp_path, 0, 1, lambda: encode(tmp_path, 0, 2))
-        assert f"another process is writing into '{tmp_path}'" in message
-
-    def test_other_settings_are_refused(self, tmp_path):
-        encode(tmp_path, 0, 2)
-        with pytest.raises(ValueError, match="was made with dtype 'float32', not 'float16'"):
-            encode(tmp_path, 1, 2, dtype="float16")
-
-    def test_ranks_begin_at_once(self, reference, tmp_path):
-        ranks = [threading.Thread(target=encode, args=(tmp_path, rank, 4)) for rank in range(4)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        assert contents(tmp_path) == reference
-
-
-@pytest.mark.parametrize("rank, world_size", [(2, 2), (-1, 2), (0, 0)])
-def test_ranks_that_cannot_be(rank, world_size, tmp_path):
-    with pytest.raises(ValueError, match="rank must be from 0"):
-        encode(tmp_path, rank, world_size)
+    @pytest.mark.parametrize("name, value, message", [
+        ("RANK", "one", "RANK must be a number, got 'one'"),
+        ("WORLD_SIZE", "-2", "WORLD_SIZE must be a number, got '-2'"),
+        ("RANK", "2", "RANK must be below WORLD_SIZE, got 2 of 2"),
+        ("MASTER_PORT", "http", "MASTER_PORT must be a number"),
+    ])  # fmt: skip
+    def test_bad_numbers(self, monkeypatch, name, value, message):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=message):
+            launched_processes()

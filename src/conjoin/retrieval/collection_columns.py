@@ -1,5 +1,7 @@
 """The columns of a collection that come from the data: their types, and what changes them."""
 
+import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from lancedb.table import Table
 from conjoin.retrieval.collection_table import VECTOR
 
 _WIDER = "_{}_as_double"
+_ATTEMPTS = 20
 
 
 def kept_types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
@@ -41,18 +44,22 @@ def make_column(name: str, values: Sequence[Any]) -> pa.Array:
     return column
 
 
-def fit(rows: pa.Table, table: Table) -> pa.Table:
+def fit(rows: pa.Table, table: Table, is_shared: bool = False) -> pa.Table:
     """Give rows the columns of the table, and the table the columns of the rows.
+
+    Args:
+        rows: To be written.
+        table: To write them into.
+        is_shared: Whether other processes write into it at the same time.
 
     Raises:
         ValueError: A column holds values of another type than before.
     """
-    schema = table.schema
-    for field in rows.schema:
-        if field.name not in schema.names and not pa.types.is_null(field.type):
-            table.add_columns([pa.field(field.name, field.type)])
-        elif field.name in schema.names and pa.types.is_floating(field.type):
-            _widen(table, schema.field(field.name))
+    fields = [field for field in rows.schema if not pa.types.is_null(field.type)]
+    _add_columns(table, fields)
+    for field in fields:
+        if pa.types.is_floating(field.type):
+            _widen(table, table.schema.field(field.name), is_shared)
     schema = table.schema
     columns = []
     for field in schema:
@@ -81,10 +88,34 @@ def finish_widening(table: Table) -> None:
             _rename(table, wider, wider.removeprefix("_").removesuffix("_as_double"))
 
 
-def _widen(table: Table, field: pa.Field) -> None:
-    """Make a column of integers one of fractions."""
+def _add_columns(table: Table, fields: list[pa.Field]) -> None:
+    """Add the columns that the table lacks; other processes may add columns or rows at the same time."""
+    for attempt in range(_ATTEMPTS):
+        missing = [pa.field(field.name, field.type) for field in fields if field.name not in table.schema.names]
+        if not missing:
+            return
+        try:
+            table.add_columns(missing)
+        except RuntimeError as error:
+            if "commit conflict" not in str(error) or attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(attempt * random.random() / 10)
+        table.checkout_latest()
+
+
+def _widen(table: Table, field: pa.Field, is_shared: bool) -> None:
+    """Make a column of integers one of fractions.
+
+    Raises:
+        ValueError: Other processes write: the integers that they add meanwhile would be lost.
+    """
     if field.name == VECTOR or not pa.types.is_integer(field.type):
         return
+    if is_shared:
+        raise ValueError(
+            f"the column {field.name!r} of the collection holds {field.type}, and some rows have fractions: give all "
+            "its values one type, or run the same with one process, which changes the column"
+        )
     wider = _WIDER.format(field.name)
     quoted = "`" + field.name.replace("`", "``") + "`"
     table.add_columns({wider: f"cast({quoted} as double)"})

@@ -14,7 +14,7 @@ from lancedb.index import FTS, BTree
 from lancedb.table import Table
 
 from conjoin.retrieval.collection_files import check_files, publish_files
-from conjoin.storage import DamagedError, lock_folder
+from conjoin.storage import DamagedError, lock_also, lock_folder
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
@@ -190,8 +190,12 @@ def id_conditions(ids: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def writing(uri: str | Path) -> Iterator[None]:
-    """Be the one writer of a collection on this machine; elsewhere, Lance orders the commits of several.
+def writing(uri: str | Path, process: str | None = None) -> Iterator[None]:
+    """Be the one writer of a collection in a folder; elsewhere, Lance orders the commits of several.
+
+    Args:
+        uri: Of the collection.
+        process: The name of a further process of the same run.
 
     Raises:
         ValueError: Another process writes, the folder holds something else, or the collection can only be read.
@@ -203,7 +207,7 @@ def writing(uri: str | Path) -> Iterator[None]:
     if folder is not None:
         check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(folder)
+        lock = lock_folder(folder) if process is None else lock_also(folder, process)
     try:
         yield
     finally:

@@ -5,10 +5,8 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 """
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +15,6 @@ import pyarrow as pa
 import torch
 import transformers
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
@@ -56,6 +53,7 @@ from conjoin.retrieval.encode_rows import (
 )
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.retrieval.processes import gather, wait
 from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import differences, item_digest, write_text
 
@@ -106,47 +104,40 @@ def encode_collection(
             made with another model or other settings, or that another process writes.
         OSError: The disk is full or fails; the same call resumes.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"unknown on_error {on_error!r}; expected 'raise' or 'skip'")
-    if dtype not in ("float32", "float16"):
-        raise ValueError(f"unknown dtype {dtype!r}; expected 'float32' or 'float16'")
+    check_options(on_error, dtype)
     rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     source = RowSource(rows, _BATCHES_AT_ONCE * encoder.batch_size, rank, world_size)
     key = collection_key(encoder, instruction, dtype, settings)
-    writer = CollectionWriter(uri, encoder, key, on_error == "skip", keep_pictures)
-    bar = progress(total=source.count, unit="row", desc="encoding", show=show_progress and rank == 0)
-    with bar:
+    writer = CollectionWriter(uri, encoder, key, on_error == "skip", keep_pictures, is_shared=world_size > 1)
+    changes = None
+    with progress(total=source.count, unit="row", desc="encoding", show=show_progress and rank == 0) as bar:
         if rank > 0:
-            _wait(processes)
-            writer.open()
-            _encode_chunks(writer, source, bar)
-            _gather(processes, writer)
-            _wait(processes)
-            return Collection(uri)
-        with writing(uri):
-            writer.create(kept_types(rows), encoder.dimension if world_size > 1 else None)
-            _wait(processes)
-            _encode_chunks(writer, source, bar)
-            writer.merge(_gather(processes, writer))
-            changes = writer.finish(source.position, sync)
-    _wait(processes)
+            _encode_share(writer, source, bar, processes)
+        else:
+            with writing(uri):
+                writer.create(kept_types(rows), encoder.dimension if world_size > 1 else None)
+                wait(processes)  # the others lock the folder too, and open the table
+                wait(processes)
+                _encode_chunks(writer, source, bar)
+                if processes is not None:
+                    _merge(writer, source, gather(processes, _report(writer, source)))
+                changes = writer.finish(source.position, sync)
+    wait(processes)
     collection = Collection(uri)
     collection.changes = changes
     return collection
 
 
-def launched_processes() -> PartialState | None:
-    """The processes of `accelerate launch` or `torchrun`; None if this process was started alone.
+def check_options(on_error: str, dtype: str) -> None:
+    """Refuse unknown values of two options of `encode_collection`.
 
     Raises:
-        ValueError: What the launcher says of them is no number.
+        ValueError: One is unknown.
     """
-    for name in ("RANK", "WORLD_SIZE"):
-        if not os.environ.get(name, "0").isdecimal():
-            raise ValueError(f"the environment variable {name} must be a number, got {os.environ[name]!r}")
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    return PartialState(cpu=True, backend="gloo", timeout=timedelta(days=30))
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"unknown on_error {on_error!r}; expected 'raise' or 'skip'")
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"unknown dtype {dtype!r}; expected 'float32' or 'float16'")
 
 
 def collection_key(
@@ -174,7 +165,7 @@ class CollectionWriter:
         key: What they are made from; see `collection_key`.
         skip: Whether rows that cannot be used are left out.
         side: Of the thumbnails to keep, if any.
-        always_upsert: Whether rows may be in the table that were not there when it was opened.
+        is_shared: Whether other processes write into the table as well, other rows.
     """
 
     def __init__(
@@ -184,9 +175,9 @@ class CollectionWriter:
         key: Mapping[str, Any],
         skip: bool,
         side: int | None,
-        always_upsert: bool = False,
+        is_shared: bool = False,
     ) -> None:
-        self.uri, self.key, self.side, self.always_upsert = uri, dict(key), side, always_upsert
+        self.uri, self.key, self.side, self.is_shared = uri, dict(key), side, is_shared
         self.encoder, self.skip = encoder, skip
         self.rows = RowEncoder(encoder, key["instruction"], skip)
         self.changes = Changes()
@@ -196,7 +187,7 @@ class CollectionWriter:
         self._known = RowDigests()
         self._gone: list[str] = []
         self._pending: list[pa.Table] = []
-        self._replaces = False
+        self._replaces: list[np.ndarray] = []
         self._written = time.monotonic()
 
     def create(self, kept_types: Mapping[str, pa.DataType], dimension: int | None = None) -> None:
@@ -219,6 +210,8 @@ class CollectionWriter:
                 table = None  # it was just begun
             if table is not None:
                 finish_widening(table)
+                if self.is_shared and published_version(table) != table.version:
+                    _remove_repeated(table)
             elif dimension is not None:
                 table = create_table(self.uri, self._schema(dimension))
         if table is not None:
@@ -274,7 +267,7 @@ class CollectionWriter:
         unchanged = int(is_same.sum())
         self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(reasons), len(new) - len(reasons)))
         if used:
-            self._replaces |= replaced > 0
+            self._replaces.append(found[used])
             table = self._records(
                 [ids[p] for p in used], [rows[p] for p in used], np.stack([vectors[p] for p in used])
             )
@@ -297,7 +290,7 @@ class CollectionWriter:
         self._known.find(id_keys(ids))
 
     def flush(self) -> None:
-        """Write the rows that are encoded: all of them or, if it fails, none.
+        """Write the rows that are encoded; if it fails, the next run encodes them again.
 
         Raises:
             OSError: The disk is full or fails.
@@ -308,33 +301,34 @@ class CollectionWriter:
                 rows = pa.concat_tables(self._pending, promote_options="permissive")
                 if self._table is None:
                     self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
-                rows = fit(rows, self._table)
-                if self._replaces or self.always_upsert:
+                rows = fit(rows, self._table, self.is_shared)
+                replaces = np.concatenate(self._replaces)
+                if replaces.any():
                     merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                    merge.execute(rows)
-                else:
-                    self._table.add(rows)
-        self._pending, self._replaces, self._written = [], False, time.monotonic()
+                    merge.execute(rows.filter(pa.array(replaces)))
+                if not replaces.all():
+                    self._table.add(rows.filter(pa.array(~replaces)))
+        self._pending, self._replaces, self._written = [], [], time.monotonic()
 
-    def merge(self, reports: Iterable[dict[str, Any]]) -> None:
-        """Add what other processes report of the rows that they wrote."""
-        for report in reports:
-            self._count(report["changes"])
-            self.skipped += [Skipped(*row) for row in report["skipped"]]
-            self._gone += report["gone"]
-            self.rows.parts |= set(report["parts"])
-            self.rows.has_several |= report["several"]
+    def merge(self, report: Mapping[str, Any]) -> None:
+        """Add what `take_report` gave in another process."""
+        self._count(report["changes"])
+        self.skipped += [Skipped(*row) for row in report["skipped"]]
+        self._gone += report["gone"]
+        self.rows.parts |= set(report["parts"])
+        self.rows.has_several |= report["several"]
 
-    @property
-    def report(self) -> dict[str, Any]:
-        """What another process needs to know of the rows that this one wrote."""
-        return {
+    def take_report(self) -> dict[str, Any]:
+        """What another process needs to know of the rows that this one took since the last report."""
+        report = {
             "changes": tuple(self.changes),
             "skipped": [tuple(row) for row in self.skipped],
             "gone": self._gone,
             "parts": sorted(self.rows.parts),
             "several": self.rows.has_several,
         }
+        self.changes, self.skipped, self._gone = Changes(), [], []
+        return report
 
     def finish(self, total: int, sync: bool) -> Changes:
         """Remove the rows that are gone, record what the collection holds, and publish it.
@@ -357,6 +351,8 @@ class CollectionWriter:
         return self.changes
 
     def _publish(self, table: Table, total: int, sync: bool) -> None:
+        if self.is_shared and table.count_rows() != len(self._known) + self.changes.added:
+            _remove_repeated(table)
         if sync:
             self._gone += self._unseen(table)
         self.changes = self.changes._replace(removed=len(self._gone))
@@ -468,14 +464,45 @@ def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> Non
     writer.flush()
 
 
-def _wait(processes: PartialState | None) -> None:
-    if processes is not None:
-        processes.wait_for_everyone()
+def _encode_share(writer: CollectionWriter, source: RowSource, bar: Any, processes: PartialState | None) -> None:  # noqa: ANN401
+    """Encode the rows of a process that is not the first."""
+    wait(processes)
+    with writing(writer.uri, f"process-{source.rank}"):
+        writer.open()
+        wait(processes)
+        _encode_chunks(writer, source, bar)
+        gather(processes, _report(writer, source))
 
 
-def _gather(processes: PartialState | None, writer: CollectionWriter) -> list[dict[str, Any]]:
-    """What the other processes report, once all have written their rows."""
-    return [] if processes is None or processes.num_processes == 1 else gather_object([writer.report])[1:]
+def _report(writer: CollectionWriter, source: RowSource) -> dict[str, Any]:
+    return writer.take_report() | {"read": (source.position, source.sums[source.rank])}
+
+
+def _merge(writer: CollectionWriter, source: RowSource, reports: list[dict[str, Any]]) -> None:
+    """Add up the reports of all processes.
+
+    Raises:
+        ValueError: They did not read the same rows.
+    """
+    for rank, report in enumerate(reports):
+        if report["read"] != (source.position, source.sums[rank]):
+            raise ValueError(
+                f"process {rank} read {report['read'][0]} rows and process 0 {source.position}, or others: all must "
+                "read the same rows in the same order"
+            )
+        writer.merge(report)
+
+
+def _remove_repeated(table: Table) -> None:
+    """Remove all rows of an id but one: a process that was cut off may have written them before another one did."""
+    keys, numbers = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.uint64)]
+    for batch in table.search().select(["id"]).with_row_id(True).to_batches():
+        keys.append(id_keys(batch["id"].to_pylist()))
+        numbers.append(batch["_rowid"].to_numpy())
+    first = np.unique(np.concatenate(keys), return_index=True)[1]
+    repeated = np.delete(np.concatenate(numbers), first).tolist()
+    for start in range(0, len(repeated), _ROWS_PER_COMMIT):
+        table.delete(f"_rowid in ({', '.join(map(str, repeated[start : start + _ROWS_PER_COMMIT]))})")
 
 
 def _kept(row: Row, name: str) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class RowDigests:
         self._values: list[np.ndarray] = []
         self._seen: list[np.ndarray] = []
 
+    def __len__(self) -> int:
+        return sum(map(len, self._keys))
+
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Add numbers `(N,)` int64 for ids of these keys `(N,)` uint64."""
         for start in range(0, len(keys), _DIGESTS_AT_ONCE):
@@ -83,12 +86,18 @@ class RowSource:
         chunk: Rows of a chunk.
         rank: Which of several processes this is; it gets the chunks `rank`, `rank + world_size` ...
         world_size: How many they are.
+
+    Attributes:
+        count: How many rows there are, if that is known.
+        position: How many were read so far.
+        sums: A checksum of the ids of the chunks of each process, as far as this one reads them.
     """
 
     def __init__(self, rows: Iterable[Row], chunk: int, rank: int = 0, world_size: int = 1) -> None:
         self.chunk, self.rank, self.world_size = chunk, rank, world_size
         self.count = len(rows) if isinstance(rows, Sized) else None
         self.position = 0
+        self.sums = [0] * world_size
         self._seen = SeenIds()
         self._dataset: datasets.Dataset | None = None
         self._iterator: Iterator[Row] = iter(())
@@ -109,7 +118,9 @@ class RowSource:
             if not rows:
                 return
             ids = [self._id(row, place) for place, row in enumerate(rows)] if is_own or self.rank == 0 else []
-            if ids and (repeated := self._seen.first_repeated(id_keys(ids))) is not None:
+            keys = id_keys(ids)
+            self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(keys))
+            if ids and (repeated := self._seen.first_repeated(keys)) is not None:
                 raise ValueError(
                     f"row {self.position + repeated}: the id {ids[repeated]!r} occurs twice; ids must be unique"
                 )

@@ -35,4 +35,4 @@ from .fingerprints import (
     tokenizer_digest as tokenizer_digest,
     weights_digest as weights_digest,
 )
-from .locks import lock_folder as lock_folder, locked as locked
+from .locks import lock_also as lock_also, lock_folder as lock_folder, locked as locked

@@ -1,0 +1,69 @@
+"""Two writers of one table at the same time, as the processes of a run and the workers of Ray are."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from conjoin.retrieval import Collection
+from conjoin.retrieval.collection_table import open_table
+from conjoin.retrieval.encode import CollectionWriter, collection_key
+from tiny_encoder import tiny_encoder, tiny_rows
+
+BAR = SimpleNamespace(update=lambda count: None)
+
+
+def two_writers(uri):
+    encoder = tiny_encoder()
+    key = collection_key(encoder, None, "float32", None)
+    writers = [CollectionWriter(uri, encoder, key, False, None, is_shared=True) for _ in range(2)]
+    writers[0].create({}, encoder.dimension)
+    writers[1].open()
+    return writers
+
+
+def write(writer, first, end, **kept):
+    rows = [row | {"kept": kept} for row in tiny_rows()[first:end]]
+    writer.take(first, [row["id"] for row in rows], rows, BAR)
+    writer.flush()
+
+
+def publish(one, other):
+    one.merge(other.take_report())
+    one.finish(23, False)
+
+
+def test_columns_of_both(tmp_path):
+    one, other = two_writers(tmp_path)
+    write(one, 0, 5, price=1, name="a")
+    write(other, 5, 10, price=2, colour="red")  # it opened the table before the others' columns
+    write(one, 10, 15, name="b")
+    write(other, 15, 23, price=None, name="c", colour="blue")
+    publish(one, other)
+    rows = Collection(tmp_path).rows([f"row/{number}" for number in (0, 5, 10, 15)])
+    kept = [{name: row[name] for name in ("price", "name", "colour") if name in row} for row in rows]
+    assert kept == [{"price": 1, "name": "a"}, {"price": 2, "colour": "red"}, {"name": "b"},
+                    {"name": "c", "colour": "blue"}]  # fmt: skip
+
+
+def test_fractions_in_a_column_of_integers(tmp_path):
+    one, other = two_writers(tmp_path)
+    write(one, 0, 5, price=1)
+    with pytest.raises(
+        ValueError, match="'price' of the collection holds int64, and some rows have fractions"
+    ):
+        write(other, 5, 10, price=2.5)
+
+
+@pytest.mark.parametrize("when", ["the end", "the next run"])
+def test_rows_that_two_wrote(tmp_path, when):
+    one, other = two_writers(tmp_path)
+    write(one, 0, 23)
+    write(other, 0, 7)
+    other.take_report()  # lost, as that of a killed worker
+    assert open_table(tmp_path).count_rows() == 30
+    if when == "the next run":
+        one, other = two_writers(tmp_path)
+        write(one, 0, 23)
+    publish(one, other)
+    collection = Collection(tmp_path)
+    assert sorted(collection.ids) == sorted(row["id"] for row in tiny_rows()) and len(collection) == 23
