@@ -144,12 +144,12 @@ def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch
         conjoin("search", tmp_path / "shop-price", "--image", data / "red.png", "--where", "price < 11")
 
 
-def test_a_store_keeps_its_precision(data, model, tmp_path, monkeypatch):
+def test_a_collection_keeps_its_precision(data, model, tmp_path, monkeypatch):
     """Whichever a machine computes faster in: rows that are encoded later are like the others."""
     for faster in (True, False):
         monkeypatch.setattr("conjoin.ops.precision._is_bf16_faster", lambda kind, faster=faster: faster)
         conjoin("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path / "store")
-        assert EmbeddingStore.open(tmp_path / "store").manifest.key["precision"] == "bfloat16"
+        assert Collection.open(tmp_path / "store").metadata["key"]["precision"] == "bfloat16"
     with pytest.raises(ValueError, match="was made with precision 'bfloat16', not 'full'"):
         conjoin("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path / "store", "--no-bf16")
 

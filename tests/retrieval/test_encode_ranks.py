@@ -143,7 +143,8 @@ def test_a_second_launch_is_refused(tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "alone")
 
 
-def test_a_rank_that_runs_alone_keeps_others_out(tmp_path):
+def test_a_rank_that_goes_on_alone_keeps_others_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("conjoin.storage.locks._PATIENCE", 0.1)
     run = start(tmp_path, "one:delay=300")
     ranks = written(run, tmp_path / "one")
     ranks[1].suspend()

@@ -98,6 +98,41 @@ def load_pairs(
             is a URL and URLs are not allowed, an image lies outside of a folder, archive or Hub dataset, or `only` or
             `on_error` is unknown.
     """
+    dataset, first, reader = open_pairs(
+        source,
+        image_column=image_column,
+        text_column=text_column,
+        id_column=id_column,
+        group_column=group_column,
+        split=split,
+        streaming=streaming,
+        only=only,
+        on_error=on_error,
+        keep=keep,
+    )
+    if isinstance(dataset, datasets.IterableDataset):
+        return reader.stream(dataset, first)
+    pairs = reader.collect(dataset)
+    return pairs.to_iterable_dataset() if streaming else pairs
+
+
+def open_pairs(
+    source: PairSource,
+    *,
+    image_column: str | None = None,
+    text_column: str | None = None,
+    id_column: str | None = None,
+    group_column: str | None = None,
+    split: str = "train",
+    streaming: bool = False,
+    only: Literal["image", "text"] | None = None,
+    on_error: Literal["raise", "keep"] = "raise",
+    keep: Sequence[str] = (),
+) -> "tuple[AnyDataset, dict[str, Any], PairReader]":
+    """Open a source; returns its rows as they are, undecoded, the first of them, and what reads them as pairs.
+
+    Arguments and errors are those of `load_pairs`.
+    """
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
     if on_error not in ("raise", "keep"):
@@ -109,11 +144,7 @@ def load_pairs(
     columns = choose_columns(list(first), given, dataset.features or {}, only)
     dataset = with_lists(dataset, columns.picture, first)
     kept = choose_kept(keep, list(first), dataset.features or {})
-    reader = _RowReader(columns, folder, image_folders(source, folder), on_error == "keep", kept)
-    if isinstance(dataset, datasets.IterableDataset):
-        return reader.stream(dataset, first)
-    pairs = reader.collect(dataset)
-    return pairs.to_iterable_dataset() if streaming else pairs
+    return dataset, first, PairReader(columns, folder, image_folders(source, folder), on_error == "keep", kept)
 
 
 def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:  # noqa: ANN401
@@ -164,7 +195,7 @@ def _first_row(dataset: AnyDataset) -> dict[str, Any]:
     return dict(first)
 
 
-class _RowReader:
+class PairReader:
     """Reads rows as pairs.
 
     Args:
@@ -184,6 +215,13 @@ class _RowReader:
         kept: Mapping[str, bool],
     ) -> None:
         self.columns, self.folder, self.folders, self.keep, self.kept = columns, folder, folders, keep, kept
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that `pairs` reads."""
+        columns = self.columns
+        read = (columns.image, columns.text, columns.id, columns.group, *self.kept)
+        return list(dict.fromkeys(name for name in read if name is not None))
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
         """Check ids and texts and join them with the image column, which stays unchanged on disk."""
@@ -266,13 +304,13 @@ class _RowReader:
         )
 
         def one(row: Mapping[str, Any], index: int) -> dict[str, Any]:
-            pairs = self._pairs(row, index)
+            pairs = self.pairs(row, index)
             if len(pairs) > 1:
                 raise ValueError(f"row {index}: {len(pairs)} texts, but the rows before have one each")
             return {name: pairs[0].get(name) for name in features}
 
         def all_of_one(batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-            pairs = self._pairs({name: values[0] for name, values in batch.items()}, indices[0])
+            pairs = self.pairs({name: values[0] for name, values in batch.items()}, indices[0])
             return {name: [pair.get(name) for pair in pairs] for name in features}
 
         options: dict[str, Any] = {"with_indices": True, "remove_columns": list(first), "features": features}
@@ -282,8 +320,17 @@ class _RowReader:
             return dataset.map(all_of_one, batched=True, batch_size=1, **options)
         return dataset.map(one, **options)
 
-    def _pairs(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
-        """Return the pairs of a row of a stream."""
+    def pairs(self, row: Mapping[str, Any], index: int | str) -> list[dict[str, Any]]:
+        """Return the pairs of a row of a stream.
+
+        Args:
+            row: As `open_pairs` gives it.
+            index: Its place; its id, if it has none of its own.
+
+        Raises:
+            ValueError: It cannot be used, and such rows are not kept.
+            FileNotFoundError: Its image does not exist, likewise.
+        """
         columns = self.columns
         row_id = _check_id(index, row[columns.id] if columns.id else index)
         name = row_name(index, row_id)
@@ -383,7 +430,7 @@ class _RowReader:
         return images
 
 
-def _check_id(index: int, value: Any) -> str:  # noqa: ANN401
+def _check_id(index: int | str, value: Any) -> str:  # noqa: ANN401
     if value is None or value == "":
         raise ValueError(f"row {index}: the id is missing")
     return str(value)

@@ -47,7 +47,7 @@ class RowChecks:
         self.problems.setdefault(row, str(error))
 
 
-def row_name(index: int, row_id: str) -> str:
+def row_name(index: int | str, row_id: str) -> str:
     """Return the name of a row for error messages."""
     return f"row {index} (id {row_id!r})"
 

@@ -7,6 +7,7 @@ from conjoin.retrieval.collection import (
     Skipped as Skipped,
 )
 from conjoin.retrieval.encode import encode_collection as encode_collection
+from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
 from conjoin.retrieval.exact import exact_search as exact_search
 from conjoin.retrieval.faiss_index import FaissIndex as FaissIndex
@@ -20,6 +21,7 @@ from conjoin.retrieval.mining.negatives import (
     load_mined as load_mined,
 )
 from conjoin.retrieval.mining.plan import plan_mining as plan_mining
+from conjoin.retrieval.processes import launched_processes as launched_processes
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.search import (
     Searchable as Searchable,

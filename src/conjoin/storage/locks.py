@@ -13,19 +13,21 @@ from filelock import BaseFileLock, FileLock, Timeout
 from .atomic import remove_temporary
 
 LOCK = ".lock"
+_PATIENCE = 10.0
+"""Seconds to wait for the further processes of a run whose first one has ended."""
 
 
 def lock_folder(folder: Path) -> BaseFileLock:
     """Lock an existing folder for writing, until `release` or the end of the process.
 
     Raises:
-        ValueError: Another process holds a lock.
+        ValueError: Another process holds the lock, or one of `lock_also`.
     """
-    lock = _acquire(folder / LOCK)
+    lock = _acquire(folder / LOCK, 0)
     try:
-        for path in folder.glob(f"{LOCK}-*"):  # of further processes, see `lock_also`
-            _acquire(path).release()
-            path.unlink(missing_ok=True)
+        for other in folder.glob(f"{LOCK}-*"):
+            _acquire(other, _PATIENCE).release()
+            other.unlink(missing_ok=True)
     except BaseException:
         lock.release()
         raise
@@ -35,20 +37,18 @@ def lock_folder(folder: Path) -> BaseFileLock:
 def lock_also(folder: Path, name: str) -> BaseFileLock:
     """Lock a folder for a further process of the run whose first one holds `lock_folder`.
 
-    If the first process is killed, no run begins while this lock is held.
-
     Args:
-        folder: To write into.
+        folder: To write into; no other run begins while this lock is held, even if the first process has ended.
         name: Of the process, unique in the run.
 
     Raises:
-        ValueError: A process of that name holds a lock.
+        ValueError: A process of that name holds the lock.
     """
-    return _acquire(folder / f"{LOCK}-{name}")
+    return _acquire(folder / f"{LOCK}-{name}", 0)
 
 
-def _acquire(path: Path) -> BaseFileLock:
-    lock = FileLock(path, blocking=False, thread_local=False)
+def _acquire(path: Path, patience: float) -> BaseFileLock:
+    lock = FileLock(path, timeout=patience, blocking=patience > 0, thread_local=False)
     try:
         lock.acquire()
     except Timeout as error:
