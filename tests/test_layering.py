@@ -89,7 +89,7 @@ def test_a_file_names_one_method_at_most(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_are_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600
 
 
 def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():

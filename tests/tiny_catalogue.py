@@ -36,7 +36,7 @@ def write_catalogue(folder, rows=None, name="shop.csv"):
     rows = products() if rows is None else rows
     for number in range(6):
         buffer = io.BytesIO()
-        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(buffer, "PNG")
+        Image.new("RGB", (8, 8), (40 * number, 0, 9)).save(buffer, "PNG")
         (folder / f"{number}.png").write_bytes(buffer.getvalue())
     path = folder / name
     if name.endswith(".jsonl"):

@@ -40,20 +40,19 @@ def conjoin(*words):
 
 
 @pytest.fixture(scope="module", params=["cat", "avg"])
-def index(place, request):
-    """An index of rows with several images."""
+def collection(place, request):
+    """A collection of rows with several images."""
     out = place / request.param
-    words = ("--input", request.param, "--out", out / "store", "--quiet", "--device", "cpu")
+    words = ("--input", request.param, "--out", out, "--quiet", "--device", "cpu", "--no-bf16")
     assert conjoin("encode", place / "model", place / "several.jsonl", *words) == 0
-    assert conjoin("index", out / "store", "--out", out / "index") == 0
-    return request.param, out / "index"
+    return request.param, out
 
 
-def test_an_interleaved_query_finds_its_row(place, index, capsys):
-    input_type, folder = index
+def test_an_interleaved_query_finds_its_row(place, collection, capsys):
+    input_type, folder = collection
     query = ("--image", place / "green.png", "--image", place / "blue.png", "--text", "a <image> b <image>")
     capsys.readouterr()
-    assert conjoin("search", folder, *query, "-k", 2) == 0  # reads the input type from the index
+    assert conjoin("search", folder, *query, "-k", 2) == 0  # reads the input type from the collection
     header, first, _ = capsys.readouterr().out.splitlines()
     assert header.split() == ["rank", "score", "id", "text", "image"]
     assert first.split()[1:3] == ["1.0000", "green-blue"]
@@ -68,14 +67,13 @@ def test_an_interleaved_query_finds_its_row(place, index, capsys):
 
 
 def test_queries_of_several_images_against_single_images(place, capsys):
-    words = ("--only", "image", "--out", place / "single-store", "--quiet", "--device", "cpu")
+    words = ("--only", "image", "--out", place / "single", "--quiet", "--device", "cpu", "--no-bf16")
     assert conjoin("encode", place / "model", place / "single.jsonl", *words) == 0
-    assert conjoin("index", place / "single-store", "--out", place / "single-index") == 0
     query = ("--image", place / "red.png", "--image", place / "red.png")
     capsys.readouterr()
-    assert conjoin("search", place / "single-index", *query) == 2
+    assert conjoin("search", place / "single", *query) == 2
     assert "2 images, but this model takes one image per item; choose input type cat" in capsys.readouterr().err
-    assert conjoin("search", place / "single-index", *query, "--input", "avg", "-k", 1) == 0
+    assert conjoin("search", place / "single", *query, "--input", "avg", "-k", 1) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[1:3] == ["1.0000", "red"]
 
 
@@ -90,8 +88,8 @@ def test_queries_of_several_images_against_single_images(place, capsys):
         (["--text", "a", "--image", "none.png", "--image", "b.png"], "image 'none.png': no such file"),
     ],
 )
-def test_bad_queries(place, index, query, message, capsys):
-    assert conjoin("search", index[1], *query) == 2
+def test_bad_queries(place, collection, query, message, capsys):
+    assert conjoin("search", collection[1], *query) == 2
     assert message in capsys.readouterr().err
 
 

@@ -171,11 +171,11 @@ def test_a_finished_folder_of_other_rows_or_settings_is_refused(change, model, d
         settings = json.loads((mine_by / "tokenizer_config.json").read_text())
         (mine_by / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 3}))
     if change == "damaged":
-        (manifest,) = out.glob("embeddings/*/manifest.json")
-        manifest.write_bytes(b"")
+        (sums,) = out.glob("embeddings/*/SHA256SUMS")
+        sums.write_bytes(b"")
     capsys.readouterr()
     assert main([*command, "--text-column", "other" if change == "column" else "text"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    message = {"column": "row 0 with the id '0' has another text", "processor": "it was made with processor '"}
-    assert message.get(change, "manifest.json' is damaged") in error and str(out) in error
+    message = {"column": "it was made with corpus '", "processor": "was made with processor '"}
+    assert message.get(change, "SHA256SUMS' is truncated or damaged") in error and str(out) in error
     assert (out / "negatives.parquet").read_bytes() == before

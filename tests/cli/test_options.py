@@ -35,7 +35,6 @@ def test_commands_share_defaults():
     for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "workers", "quiet"):
         assert vars(encoding)[name] == vars(mining)[name] == vars(caching)[name]
     assert (encoding.split, encoding.batch_size, encoding.workers, encoding.bf16) == ("train", 32, 0, "auto")
-    assert (encoding.shard_size, mining.shard_size, caching.shard_size) == (4096, 4096, 1024)
     assert encoding.only is None and not encoding.streaming and not encoding.trust_remote_code
     assert parse(teacher_cache, "m", "d", "--vision", "v", "--text", "t", "--out", "x", "--dtype", "bfloat16")
     with pytest.raises(SystemExit):
@@ -127,11 +126,12 @@ def test_the_parser_knows_every_kind_of_index():
     assert set(options.INDEX_KINDS) == set(INDEX_KINDS)
 
 
-@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json", "manifest.json", "cache.json"])
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json", "cache.json", "data/train.lance"])
 def test_an_output_folder_that_holds_something_is_refused(tmp_path, name, capsys):
     assert options.check_out(str(tmp_path)) == options.check_out(f"{tmp_path}/") == tmp_path
     (tmp_path / "notes.txt").write_text("x")
     options.check_out(str(tmp_path))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")
     commands = (
         ["mine", "emoji", "--miner", "a", "m", "text", "text"],

@@ -110,7 +110,7 @@ def _table(results: "list[dict[str, Any]]") -> list[str]:
     columns = [name for name in names if name != "image"] + [name for name in names if name == "image"]
     cells = [["rank", "score", "id", *columns]]
     for result in results:
-        values = [str(result["row"].get(name, "")) for name in columns]
+        values = [_text(result["row"].get(name, "")) for name in columns]
         shown = [value if name == "image" else _short(value) for name, value in zip(columns, values, strict=True)]
         cells.append([str(result["rank"]), f"{result['score']:.4f}", result["id"], *shown])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -119,6 +119,10 @@ def _table(results: "list[dict[str, Any]]") -> list[str]:
         "  ".join(align(cell, width) for align, cell, width in zip(numbers, row, widths, strict=True)).rstrip()
         for row in cells
     ]
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - a value of a row
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _short(text: str) -> str:

@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add_data_options(parser, COLUMN_OPTIONS)
     add_image_options(parser)
     types = {"choices": ("float32", "float16", "bfloat16")}
-    add_storing_options(parser, shard_size={"default": 1024}, dtype=types)
+    add_storing_options(parser, dtype=types)
     add_compute_options(parser, ("--batch-size", "--device", "--workers", "--quiet"))
     parser.set_defaults(func=run)
 
@@ -80,7 +80,6 @@ def run(args: argparse.Namespace) -> None:
         rows,
         args.out,
         batch_size=args.batch_size,
-        shard_size=args.shard_size,
         dtype=dtype,
         device=device,
         num_workers=args.workers,
