@@ -1,4 +1,4 @@
-"""Every kind of encoder embeds items with several images, as `input_type` says; stores and indexes remember it."""
+"""Every kind of encoder embeds items with several images, as `input_type` says; collections remember it."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,7 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import apply_input_type
-from conjoin.retrieval import (
-    ItemEncoder,
-    build_index,
-    encode_corpus,
-    load_encoder,
-    load_index,
-    search_items,
-    update_index,
-)
+from conjoin.retrieval import Collection, ItemEncoder, encode_collection, load_encoder, search_items
 from tiny_encoder import TinyModel, tiny_encoder, tiny_processor
 
 
@@ -132,31 +124,25 @@ def test_a_model_saved_with_cat_encodes_so(own_export, query, tmp_path):
         load_encoder(folder, device="cpu", input_type="seq").encode([query])
 
 
-def test_stores_and_indexes_record_the_input_type(pictures, tmp_path):
+def test_collections_record_the_input_type(pictures, tmp_path):
     rows = [{"id": "two", "image": pictures[:2]}, {"id": "one", "image": pictures[2]}, {"id": "text", "text": "a"}]
     encoder = tiny_encoder(input_type="cat")
-    store = encode_corpus(rows, encoder, tmp_path / "store", shard_size=1)
-    build_index(store).save(tmp_path / "index")
-    index = load_index(tmp_path / "index")
-    assert store.model.input_type == index.model.input_type == "cat"
-    assert search_items(index, encoder, [{"image": pictures[:2]}], 1).ids == [["two"]]
+    encode_collection(rows, encoder, tmp_path)
+    collection = Collection.open(tmp_path)
+    assert collection.model.input_type == "cat"
+    assert search_items(collection, encoder, [{"image": pictures[:2]}], 1).ids == [["two"]]
     with pytest.raises(ValueError, match="several images under input type cat, these queries are encoded under avg"):
-        search_items(index, tiny_encoder(input_type="avg"), ["a"], 1)
-    with pytest.raises(ValueError, match="input_type"):
-        encode_corpus(rows, tiny_encoder(input_type="avg"), tmp_path / "store", shard_size=1)
-    other = encode_corpus(rows, tiny_encoder(input_type="avg"), tmp_path / "other")
-    with pytest.raises(
-        ValueError, match="the index has vectors of input type 'cat', the store of 'avg'; build it again"
-    ):
-        update_index(index, other)
-    single = encode_corpus([{"id": "one", "image": pictures[2]}], tiny_encoder(), tmp_path / "single")
-    assert update_index(index, single).removed == 2 and index.model.input_type is None
-    assert update_index(index, other).added == 2 and index.model.input_type == "avg"
+        search_items(collection, tiny_encoder(input_type="avg"), ["a"], 1)
+    with pytest.raises(ValueError, match="was made with input_type 'cat', not 'avg'"):
+        encode_collection(rows, tiny_encoder(input_type="avg"), tmp_path)
+    assert encode_collection(rows[1:], encoder, tmp_path).model.input_type == "cat"  # the row of two is still there
+    assert encode_collection(rows[1:], encoder, tmp_path, sync=True).model.input_type is None
+    assert encode_collection(rows, encoder, tmp_path).model.input_type == "cat"
 
 
-def test_an_index_of_single_images_takes_every_input_type(pictures, tmp_path):
+def test_a_collection_of_single_images_takes_every_input_type(pictures, tmp_path):
     rows = [{"id": str(place), "image": picture} for place, picture in enumerate(pictures[:3])]
-    index = build_index(encode_corpus(rows, tiny_encoder(), tmp_path))
-    assert index.model.input_type is None
+    collection = encode_collection(rows, tiny_encoder(), tmp_path)
+    assert collection.model.input_type is None
     for name in ("seq", "cat", "avg"):
-        assert search_items(index, tiny_encoder(input_type=name), [pictures[1]], 1).ids == [["1"]]
+        assert search_items(collection, tiny_encoder(input_type=name), [pictures[1]], 1).ids == [["1"]]

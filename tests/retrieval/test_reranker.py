@@ -83,8 +83,9 @@ def test_models_that_do_not_fit(tiny_checkpoints, text_reranker, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def index(tiny_checkpoints, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("index")
+def made(tiny_checkpoints, tmp_path_factory):
+    """A folder with a model and a collection of texts."""
+    folder = tmp_path_factory.mktemp("made")
     torch.manual_seed(0)
     model = JointEncoderModel.from_backbones(
         tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], hidden_size=16, num_attention_heads=2
@@ -92,14 +93,13 @@ def index(tiny_checkpoints, tmp_path_factory):
     processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
     export(model, processor, folder / "model")
     (folder / "rows.csv").write_text("id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(TEXTS)))
-    words = ["encode", folder / "model", folder / "rows.csv", "--only", "text", "--out", folder / "store", "--quiet"]
+    words = ["encode", folder / "model", folder / "rows.csv", "--only", "text", "--out", folder / "texts", "--quiet"]
     assert main([*map(str, words), "--device", "cpu"]) == 0
-    assert main(["index", str(folder / "store"), "--out", str(folder / "index")]) == 0
     return folder
 
 
-def test_search(index, text_reranker, capsys):
-    words = ["search", str(index / "index"), "--text", "what", "--json", "--device", "cpu"]
+def test_search(made, text_reranker, capsys):
+    words = ["search", str(made / "texts"), "--text", "what", "--json", "--device", "cpu"]
     assert main([*words, "-k", "5"]) == 0
     plain = [hit["id"] for hit in json.loads(capsys.readouterr().out)["results"]]
     scores = load_reranker(text_reranker, device="cpu").score("what", TEXTS)
@@ -119,21 +119,21 @@ def test_search(index, text_reranker, capsys):
 def test_rows_of_several_images_are_read_at_once(tmp_path):
     for name, level in (("a", 10), ("b", 80), ("c", 200)):
         Image.new("RGB", (4, 4), (level,) * 3).save(tmp_path / f"{name}.png")
-    kept = [{"image": f"{tmp_path}/{some[0]}.png, {tmp_path}/{some[1]}.png"} for some in ("ac", "bb")]
+    kept = [{"image": [f"{tmp_path}/{name}.png" for name in some]} for some in ("ac", "bb")]
     asked = []
-    index = SimpleNamespace(rows=lambda ids: asked.append(ids) or [kept[int(id_)] for id_ in ids])
+    collection = SimpleNamespace(rows=lambda ids: asked.append(ids) or [kept[int(id_)] for id_ in ids])
     found = SearchResult([["0", "1"], ["1", "0"]], np.array([[0.9, 0.8]] * 2, dtype=np.float32))
     queries = [Image.new("RGB", (2, 2), (level,) * 3) for level in (80, 105)]
-    again = rerank_rows(index, found, queries, Reranker(MeanBrightness()), 2)
+    again = rerank_rows(collection, found, queries, Reranker(MeanBrightness()), 2)
     assert again.ids == [["1", "0"], ["0", "1"]] and [sorted(ids) for ids in asked] == [["0", "1"]]
 
 
-def test_run_files_carry_the_new_order(index, tmp_path, monkeypatch):
+def test_run_files_carry_the_new_order(made, tmp_path, monkeypatch):
     data = tmp_path / "merit"
     data.mkdir()
     write_merit(data)
     monkeypatch.setattr("conjoin.retrieval.load_reranker", lambda name, **options: Reranker(Averages(), name=name))
-    words = ["evaluate", str(index / "model"), "--benchmark", "merit", "--data", str(data), "--input", "avg"]
+    words = ["evaluate", str(made / "model"), "--benchmark", "merit", "--data", str(data), "--input", "avg"]
     words += ["--device", "cpu", "--quiet"]
     assert main([*words, "--out", str(tmp_path / "plain")]) == 0
     assert main([*words, "--out", str(tmp_path / "new"), "--rerank", "averages", "--rerank-top", "4"]) == 0
@@ -159,7 +159,7 @@ class Averages(Brightness):
         return [np.asarray(candidate["image"], float).mean() for _, candidate in inputs]
 
 
-def test_a_benchmark_without_a_ranking_refuses_it(index, text_reranker, tmp_path, capsys):
-    words = ["evaluate", str(index / "model"), "--benchmark", "emoji", "--out", str(tmp_path)]
+def test_a_benchmark_without_a_ranking_refuses_it(made, text_reranker, tmp_path, capsys):
+    words = ["evaluate", str(made / "model"), "--benchmark", "emoji", "--out", str(tmp_path)]
     assert main([*words, "--rerank", str(text_reranker)]) == 2
     assert "--benchmark emoji takes no --rerank; these do: mbeir, merit" in capsys.readouterr().err

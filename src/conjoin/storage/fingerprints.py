@@ -146,8 +146,16 @@ def item_digest(item: Mapping[str, Any]) -> int:
     """A 63-bit fingerprint, never 0, of what an item holds: of an image file, the bytes in it.
 
     A file that was moved or touched has the same one, and a picture that was changed another one. An image that is no
-    file here, such as a URL, counts as its name.
+    file here, such as a URL, counts as its name. What is no item counts as in `row_bytes`.
     """
+    try:
+        digest = _content_of(item)
+    except Exception:  # as in `row_bytes`
+        digest = hashlib.sha256(row_bytes(item))
+    return max(1, int.from_bytes(digest.digest()[:8], "big") >> 1)
+
+
+def _content_of(item: Mapping[str, Any]) -> "hashlib._Hash":
     image = item.get("image")
     images = image if isinstance(image, list) else [] if image is None else [image]
     words = sorted((name, value) for name, value in item.items() if name != "image")
@@ -159,7 +167,7 @@ def item_digest(item: Mapping[str, Any]) -> int:
                 digest.update(b"\0" + hashlib.file_digest(file, "sha256").digest())
         elif one is not None:
             digest.update(b"\1" + row_bytes({"image": one}))
-    return max(1, int.from_bytes(digest.digest()[:8], "big") >> 1)
+    return digest
 
 
 def content_digest(image: Image.Image) -> str:
