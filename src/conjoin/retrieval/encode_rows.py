@@ -26,21 +26,32 @@ class RowDigests:
         self._keys: list[np.ndarray] = []
         self._values: list[np.ndarray] = []
         self._seen: list[np.ndarray] = []
+        self._recent: list[tuple[np.ndarray, np.ndarray]] = []
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._keys))
+        return self._count
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Add numbers `(N,)` int64 for ids of these keys `(N,)` uint64."""
-        for start in range(0, len(keys), _DIGESTS_AT_ONCE):
-            some = slice(start, start + _DIGESTS_AT_ONCE)
-            order = np.argsort(keys[some])
-            self._keys.append(keys[some][order])
-            self._values.append(values[some][order])
+        self._recent.append((keys, values))
+        self._count += len(keys)
+        if sum(len(some) for some, _ in self._recent) >= _DIGESTS_AT_ONCE:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Make a block of what was added since the last one: each of them costs time in `find`."""
+        if self._recent:
+            keys, values = (np.concatenate(parts) for parts in zip(*self._recent, strict=True))
+            order = np.argsort(keys)
+            self._keys.append(keys[order])
+            self._values.append(values[order])
             self._seen.append(np.zeros(len(order), dtype=bool))
+            self._recent = []
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whether each of some keys `(N,)` is there, and its number; marks it as seen."""
+        self._sort()
         found, values = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int64)
         for own, numbers, seen in zip(self._keys, self._values, self._seen, strict=True):
             places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
@@ -50,6 +61,7 @@ class RowDigests:
 
     def unseen(self, keys: np.ndarray) -> np.ndarray:
         """Which of some keys `(N,)` are there, and `find` was not asked for."""
+        self._sort()
         left = np.zeros(len(keys), dtype=bool)
         for own, seen in zip(self._keys, self._seen, strict=True):
             places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
