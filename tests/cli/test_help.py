@@ -75,7 +75,7 @@ def test_bash_completes_commands_options_values_and_files(bash, tmp_path):
     (tmp_path / "recipe.yaml").touch()
     assert complete(bash, tmp_path, "tea") == ["teacher-cache"]
     assert complete(bash, tmp_path, "data", "make-mini-me") == ["make-mini-merit"]
-    assert complete(bash, tmp_path, "index", "--kind", "") == list(INDEX_KINDS)
+    assert complete(bash, tmp_path, "index", "--kind", "") == ["none", *INDEX_KINDS]
     assert complete(bash, tmp_path, "train", "rec") == ["recipe.yaml"]
     assert "symmetric" in complete(bash, tmp_path, "evaluate", "m", "--benchmark", "sy")
     assert complete(bash, tmp_path, "evaluate", "m", "--exclude") == ["--exclude-query-products"]
