@@ -20,14 +20,14 @@ from conjoin.cli.train import parse_overrides
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.retrieval import ItemEncoder, new_index
+from conjoin.retrieval import encode_collection, load_encoder
 from conjoin.training import load_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"(<!-- test: compile -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECIPES = sorted(path for path in (ROOT / "training_args").rglob("*.yaml") if path.parent.name != "accelerate")
-RUN_HERE = ("encode", "index", "search")
+RUN_HERE = ("encode", "index", "search", "verify")
 PATHS = re.compile(r"`((?:training_args|docs|src|hub_upload|model_cards)/[\w./-]+)`")
 
 
@@ -73,10 +73,8 @@ def folder(tmp_path_factory, tiny_checkpoints, pictures):
         writer = csv.DictWriter(file, ["image", "text"])
         writer.writeheader()
         writer.writerows(rows)
-    encoder = ItemEncoder.from_pretrained(folder / "runs/demo/model")
-    index = new_index("exact", encoder.identity)
-    index.add(["a", "b", "c"], encoder.encode(["red", "green", "blue"]))
-    index.save(folder / "runs/demo/index")
+    words = [{"id": word, "text": word} for word in ("red", "green", "blue")]
+    encode_collection(words, load_encoder(str(folder / "runs/demo/model")), folder / "runs/demo/gallery")
     (folder / "training_args").symlink_to(ROOT / "training_args")
     return folder
 
@@ -96,9 +94,9 @@ def test_python_runs(page, folder, monkeypatch):
 
 
 def run_retrieval(page):
-    """Run the commands that encode, index and search `photos.csv`, except on a server."""
+    """Run the commands that encode and search `photos.csv` on this machine."""
     for arguments in commands(page, "conjoin"):
-        if arguments[0] in RUN_HERE and "--uri" not in arguments and "runs/photos" in " ".join(arguments):
+        if arguments[0] in RUN_HERE and "runs/photos" in " ".join(arguments):
             fitting = ["8" if before == "--dims" else now for before, now in pairwise(["conjoin", *arguments])]
             assert cli.main(fitting) == 0, fitting
 

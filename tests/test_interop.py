@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conjoin import load_encoder, load_index, search_items
+from conjoin import load_encoder, open_collection, search_items
 from conjoin.cli.main import main
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -28,10 +28,9 @@ def found(tiny_checkpoints, pictures, tmp_path, monkeypatch):
         lines.append(f"row{number},p{number}.png,a picture {number}")
     Path("photos.csv").write_text("\n".join(lines))
     pictures[0].save("photo.jpg")
-    assert main(["encode", "runs/demo/model", "photos.csv", "--out", "runs/store", "--quiet"]) == 0
-    assert main(["index", "runs/store", "--out", "runs/photos-index"]) == 0
+    assert main(["encode", "runs/demo/model", "photos.csv", "--out", "runs/photos", "--quiet"]) == 0
     items = ["a red apple", {"image": "photo.jpg", "text": "but green"}]
-    return search_items(load_index("runs/photos-index"), load_encoder("runs/demo/model"), items, 4)
+    return search_items(open_collection("runs/photos"), load_encoder("runs/demo/model"), items, 4)
 
 
 def test_langchain(found):

@@ -36,13 +36,13 @@ def test_what_the_system_says_is_one_line(capsys, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device\nwhile writing")
 
     monkeypatch.setattr("conjoin.cli.index.run", fail)
-    assert main(["index", "photos"]) == 2
+    assert main(["index", "runs/photos"]) == 2
     assert capsys.readouterr().err == "conjoin: [Errno 28] No space left on device while writing\n"
 
 
 def test_stray_options_are_refused_where_there_are_no_overrides(capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["index", "photos", "--colour", "red"])
+        main(["index", "runs/photos", "--colour", "red"])
     assert stopped.value.code == 2
     assert "unrecognized arguments: --colour red" in capsys.readouterr().err
 

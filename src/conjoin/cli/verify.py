@@ -14,7 +14,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "new or changed since they were hashed on this machine.",
         epilog="example: conjoin verify runs/photos",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="a collection or a model")
+    parser.add_argument("folder", metavar="FOLDER", help="folder of a collection or a model")
     parser.set_defaults(func=run)
 
 
