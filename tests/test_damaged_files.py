@@ -2,26 +2,23 @@
 
 The exceptions are texts for people and other programs, which have no checksum: `results.json`, run files and qrels. In
 these, a flip that leaves a valid file (another digit) is not noticed; any other is a `ValueError` that names the file.
+Collections and FAISS indexes are in `tests/retrieval/test_collection_damage.py`.
 """
 
 import random
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from conjoin.evaluation.results import Results, Table
 from conjoin.evaluation.run_file import read_qrels, read_run, write_qrels, write_run
 from conjoin.hub import export, load_model
-from conjoin.retrieval import EmbeddingStore, build_index, encode_corpus, load_index, update_store
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import load_mined, write_mined
 from conjoin.storage import RowCache, write_checksums
 from conjoin.training.features import CachedFeatures, FeatureCache
 from conjoin.training.run_folder import check_checkpoint, publish
-from tiny_encoder import tiny_encoder, tiny_rows
 
 MODEL = Path(__file__).parent / "fixtures/joint_encoder"
 FLIPS = 6
@@ -31,42 +28,6 @@ FLIPS = 6
 class Rows(RowCache):
     kind = "cache"
     remedy = "make it"
-
-
-def rows_with_a_gap():
-    rows = [row | {"kept": {"n": place}} for place, row in enumerate(tiny_rows(12))]
-    return [*rows, {"id": "gap", "image": b"no picture"}]
-
-
-def read_store(folder):
-    store = EmbeddingStore(folder)
-    parts = [(ids, vectors.tolist()) for ids, vectors in store]
-    digests = [(store.digests(number).tolist(), store.contents(number).tolist()) for number in range(store.shards)]
-    return parts, digests, [table.to_pylist() for table in store.kept], store.left_out, store.dtype, len(store)
-
-
-def make_store(folder):
-    encode_corpus(rows_with_a_gap(), tiny_encoder(), folder, shard_size=5, on_error="skip")
-
-
-def make_updated(folder):
-    make_store(folder)
-    update_store(rows_with_a_gap()[3:], tiny_encoder(), folder, sync=True, on_error="skip")
-
-
-def make_index(kind):
-    def make(folder):
-        store = folder.parent / f"store-{kind}"
-        make_store(store)
-        build_index(store, kind, recall_queries=0).save(folder)
-
-    return make
-
-
-def read_index(folder):
-    index = load_index(folder)
-    found = index.search(np.eye(8, dtype=np.float32), 4)
-    return index.ids, index.rows(index.ids), found.ids, found.scores.tolist(), index.model
 
 
 def make_mined(folder):
@@ -144,11 +105,6 @@ def read_texts(folder):
 
 
 KINDS = {
-    "a store": (make_store, read_store),
-    "an updated store": (make_updated, read_store),
-    "an exact index": (make_index("exact"), read_index),
-    "a FAISS index": (make_index("flat"), read_index),
-    "a graph of FAISS": (make_index("hnsw"), read_index),
     "mined negatives": (make_mined, read_mined),
     "a cache of rows": (make_rows, read_rows),
     "a cache of features": (make_features, read_features),
@@ -182,8 +138,6 @@ def checked_files(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_named_or_harmless(kind, tmp_path):
-    if "FAISS" in kind:
-        pytest.importorskip("faiss")
     make, read = KINDS[kind]
     folder = tmp_path / "made"
     make(folder)
@@ -207,22 +161,3 @@ def test_damage_is_named_or_harmless(kind, tmp_path):
     assert read(folder) == whole
     assert not wrong, "\n".join(wrong)
     assert noticed >= (3 if kind in NO_CHECKSUM else 8) * len(files)  # of ten
-
-
-def test_a_journal_that_is_damaged_is_encoded_again(tmp_path):
-    """The records before the damage count; the store ends with the same bytes."""
-
-    def interrupted():
-        yield from rows_with_a_gap()[:11]
-        raise KeyboardInterrupt
-
-    make_store(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(interrupted(), tiny_encoder(), tmp_path / "begun", shard_size=5, on_error="skip")
-    (journal,) = (tmp_path / "begun").glob("*.jsonl")
-    for damage, content in dict(damages("journal", journal.read_bytes())).items():
-        folder = tmp_path / damage
-        shutil.copytree(tmp_path / "begun", folder)
-        (folder / journal.name).write_bytes(content)
-        make_store(folder)
-        assert read_store(folder) == read_store(tmp_path / "whole"), damage

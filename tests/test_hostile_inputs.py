@@ -23,7 +23,7 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.item_urls import ALLOW_URLS
-from conjoin.retrieval import ItemEncoder, build_index, encode_corpus
+from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.serving import Limits
 from conjoin.serving.app import SearchPage
 from conjoin.serving.searcher import Searcher
@@ -153,30 +153,28 @@ def rows_of(folder):
     return rows
 
 
-def test_a_store_leaves_out_what_cannot_be_used(encoders, folder, tmp_path):
+def test_a_collection_leaves_out_what_cannot_be_used(encoders, folder, tmp_path):
     rows = rows_of(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = [
-            encode_corpus(
-                [row for _, row in rows], encoders["joint encoder"], tmp_path, shard_size=64, on_error="skip"
-            )
-            for _ in range(2)  # a run that resumes compares all rows
+            encode_collection([row for _, row in rows], encoders["joint encoder"], tmp_path / "it", on_error="skip")
+            for _ in range(2)  # the second compares all rows
         ]
-    assert made[0].checksum == made[1].checksum
-    ids, vectors = made[1].load()
+    assert made[1].changes.encoded == 0 and made[1].version == made[0].version
+    collection = made[1]
+    ids, vectors = collection.ids, collection.vectors()
     assert are_unit(vectors)
-    left_out = {row.id: row.reason for row in made[1].left_out}
+    left_out = {row.id: row.reason for row in collection.skipped}
     assert len(ids) + len(left_out) == len(rows) and all(name in reason for name, reason in left_out.items())
     rules = [(hostile, "error" if str(hostile) in left_out else "vector") for hostile, row in rows]
     known = [(hostile, came) for hostile, came in rules if not isinstance(hostile.value, bytes | list | str | dict)]
     known += [(hostile, came) for hostile, came in rules if hostile.kind != "item"]
     assert not [wrong for hostile, came in known if (wrong := judge(hostile, came))]
-    index = build_index(made[1])
-    found = index.search(vectors[:1], len(ids))
+    found = collection.search(vectors[:1], len(ids))
     results = [
         {"rank": rank, "score": 0.5, "id": id_, "row": row}
-        for rank, (id_, row) in enumerate(zip(found.ids[0], index.rows(found.ids[0]), strict=True), start=1)
+        for rank, (id_, row) in enumerate(zip(found.ids[0], collection.rows(found.ids[0]), strict=True), start=1)
     ]
     page = write_search_page({"text": TEXTS["a closing tag"][0]}, results, tmp_path / "page.html").read_text("utf-8")
     assert len(results) > 100 and is_inert(page)
@@ -202,21 +200,21 @@ def test_a_table_keeps_the_reasons(folder, encoders, tmp_path, monkeypatch):
     with guarded("the table"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pairs = load_pairs(folder, on_error="keep")
-        store = encode_corpus(pairs, encoders["joint encoder"], tmp_path, on_error="skip")
-    left_out = {row.id for row in store.left_out}
+        collection = encode_collection(pairs, encoders["joint encoder"], tmp_path / "it", on_error="skip")
+    left_out = {row.id for row in collection.skipped}
     assert {str(hostile) for hostile in outside.values()} <= left_out
     assert not [
         hostile for hostile in paths.values() if judge(hostile, "error" if str(hostile) in left_out else "vector")
     ]
-    assert are_unit(store.load()[1]) and len(store) + len(left_out) == len(lines)
+    assert are_unit(collection.vectors()) and len(collection) + len(left_out) == len(lines)
 
 
 @pytest.fixture(scope="module")
 def searcher(encoders, folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("serving")
     hit = {"id": TEXTS["a closing tag"][0], "text": TEXTS["a script"][0], "kept": {"price": 5, "<i>": "<b>"}}
-    store = encode_corpus([hit, {"id": "b", "text": "b"}], encoders["joint encoder"], place)
-    return Searcher(encoders["joint encoder"], build_index(store), Limits(), "index")
+    collection = encode_collection([hit, {"id": "b", "text": "b"}], encoders["joint encoder"], place)
+    return Searcher(encoders["joint encoder"], collection, Limits())
 
 
 def test_the_endpoint(searcher, folder):

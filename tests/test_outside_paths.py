@@ -7,14 +7,13 @@ from pathlib import Path
 
 import datasets
 import pytest
-from safetensors.numpy import save_file
 
 from conjoin.data import load_pairs
 from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
 from conjoin.hub.mbeir_parquet import CANDIDATES, pack_mbeir, unpack_mbeir
 from conjoin.processing.item_urls import ALLOW_URLS
-from conjoin.retrieval import EmbeddingStore, encode_corpus
-from conjoin.storage import DamagedError, StoredFile, check_checksums, file_digest, read_manifest
+from conjoin.retrieval import Collection, encode_collection
+from conjoin.storage import DamagedError, check_checksums
 from hostile import CANARY, outside_paths
 from hostile_images import encoded, picture
 from test_hostile_inputs import guarded
@@ -32,29 +31,15 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def rewritten(folder, change):
-    """Write a manifest with another content, and with the checksum of that."""
-    from conjoin.retrieval.store import STORE
-
-    manifest = read_manifest(folder, STORE)
-    change(manifest)
-    manifest.save(folder)
-
-
-def test_the_removed_rows_of_a_manifest_lie_in_its_folder(folder):
-    outside = folder.parent / "outside.safetensors"
-    save_file({}, outside)
-    encode_corpus(tiny_rows(6), tiny_encoder(), folder)
-    stored = StoredFile(f"../{outside.name}", 0, outside.stat().st_size, file_digest(outside))
-    rewritten(folder, lambda manifest: manifest.details.update(removed=vars_of(stored)))
-    with pytest.raises(
-        DamagedError, match=r"manifest\.json' is damaged .*outside\.safetensors' is not a bare file name"
-    ):
-        EmbeddingStore(folder)
-
-
-def vars_of(stored):
-    return {name: getattr(stored, name) for name in ("file", "rows", "size", "sha256")}
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "data/../../outside"])
+def test_the_checksums_of_a_collection_name_files_of_its_folder(folder, name):
+    encode_collection(tiny_rows(6), tiny_encoder(), folder)
+    sums = folder / "SHA256SUMS"
+    count = int(sums.read_text().split()[1])
+    lines = sums.read_text().replace(f"# {count} files", f"# {count + 1} files")
+    sums.write_text(f"{lines}{'0' * 64}  {name}\n")
+    with guarded(name), pytest.raises(DamagedError, match=r"SHA256SUMS' is truncated or damaged"):
+        Collection.open(folder)
 
 
 @pytest.mark.parametrize("name", ["../outside.png", "/etc/passwd", "a/../../outside.png", "a\\b"])
