@@ -1,8 +1,8 @@
 """Stop a process at a chosen system call: kill it, fill its disk, interrupt it, or hold it while another one runs.
 
-A child is forked, so nothing is imported again, and traced (ptrace). A filter of the kernel (seccomp) stops each of its
-threads at the system calls that change files, whichever library makes them: Python, Rust (Lance) or C++. The calls are
-counted, so a moment is a number, not a time. Linux on x86-64 only.
+A child is forked, so nothing is imported again, and traced (ptrace). A filter of the kernel (seccomp) stops each
+of its threads at the system calls that change files, whichever library makes them: Python, Rust (Lance) or C++. The
+calls are counted, so a moment is a number, not a time. Linux on x86-64 only.
 """
 
 import ctypes

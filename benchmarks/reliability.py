@@ -6,8 +6,8 @@ of equal parts of the run, so they cover all the writing evenly, and the same se
 Each attempt is a forked process, so nothing is imported again. After each:
 
 * a reader must refuse what is there, or see all of the old state or all of the new one;
-* the same command again must end with the files of the undisturbed run, no more and no fewer; of a collection, with its
-  rows and vectors to the bit, as Lance draws the names of its files.
+* the same command again must end with the files of the undisturbed run, no more and no fewer; of a collection, with
+  its rows and vectors to the bit, as Lance draws the names of its files.
 
 Besides: the disk is full from a moment on, Ctrl-C at a moment, and a second process that starts at a moment. Linux on
 x86-64 only.
