@@ -3,7 +3,7 @@
 All weights and vectors are random. Each number is the median over the turns of the processor time of one call: other
 programs on the machine affect it less than wall time. Four charts are drawn as SVG.
 
-    vectors  `ExactIndex`, FAISS flat and FAISS HNSW (up to --most-hnsw): milliseconds for a query
+    vectors  `exact_search`, FAISS flat and FAISS HNSW (up to --most-hnsw): milliseconds for a query
     batch    a joint encoder's text and vision tower: milliseconds for an item
     length   its text tower: milliseconds for a text
     layers   a Qwen2-VL of 28 layers cut to the first: milliseconds for a text
@@ -21,15 +21,15 @@ from typing import Any
 
 import faiss
 import joint_encoder
+import numpy as np
 import pruned_mllm
 import torch
-from conjoin.retrieval.index.exact import ExactIndex
 from plot import draw
-from search import unit_vectors
 from turns import setup, timed, write_json
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
+from conjoin.retrieval.exact import exact_search
 
 Line = list[tuple[float, float]]
 
@@ -41,18 +41,22 @@ def milliseconds(function: Callable[[], object], turns: int) -> float:
     return 1e3 * max(found[turns // 2], 1e-6)
 
 
+def unit_vectors(rows: int, dimension: int, seed: int) -> np.ndarray:
+    """Random `(rows, dimension)`, float32, of length 1."""
+    vectors = np.random.default_rng(seed).standard_normal((rows, dimension), dtype=np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
 def by_vectors(args: argparse.Namespace) -> dict[str, Line]:
     """Lines of milliseconds per query."""
     lines: dict[str, Line] = {"exact": [], "FAISS flat": [], "FAISS HNSW": []}
     queries = unit_vectors(16, args.dimension, 1)
     for count in args.vectors:
         vectors = unit_vectors(count, args.dimension, 0)
-        index = ExactIndex(device="cpu")
-        index.add([str(row) for row in range(count)], vectors, copy=False)
         indexes: dict[str, Any] = {"FAISS flat": faiss.IndexFlatIP(args.dimension)}
         if count <= args.most_hnsw:
             indexes["FAISS HNSW"] = faiss.IndexHNSWFlat(args.dimension, 32, faiss.METRIC_INNER_PRODUCT)
-        runs: dict[str, Callable[[], object]] = {"exact": lambda index=index: index.search(queries, 10)}
+        runs: dict[str, Callable[[], object]] = {"exact": lambda vectors=vectors: exact_search(queries, vectors, 10)}
         for name, made in indexes.items():
             made.add(vectors)
             runs[name] = lambda made=made: made.search(queries, 10)

@@ -4,8 +4,8 @@ All weights are random. The pictures are JPEG files of 640 x 480 pixels, the tex
 the same files with the same batch size and number of threads, in turns; the order is reversed in every second turn. A
 ratio is the median over the turns of (time of sentence-transformers / time of ours), with its range. `cpu` is
 processor time, worker processes included: other programs on the machine affect it less than wall time. Ours writes a
-collection: its commits, checksums and the digests of the rows are part of its time. The row `array` returns an array instead, as
-sentence-transformers does.
+collection: its commits, checksums and the digests of the rows are part of its time. The row `array` returns an array
+instead, as sentence-transformers does.
 
 `free_cores` is computed, not timed: the processor time of theirs over the larger of that of our process with the model
 and that of one worker. It is the ratio that workers give when each process has a core of its own.

@@ -65,8 +65,8 @@ class Command:
         before: What is in `out` before, made by these commands.
         again: Further words, that depend on what the output folder holds.
         volatile: Names of files with times in them, whose bytes are not compared.
-        is_regrouped: Whether the files may have other names and their vectors other last bits, as those of an update,
-            which encodes in other batches when it is resumed; then only their sizes are compared.
+        is_collection: Whether the output is a collection: then rows and vectors are compared to the bit, not files,
+            whose names Lance draws.
         is_push: Whether the output is a repository of the hub.
     """
 
@@ -75,7 +75,7 @@ class Command:
     before: tuple[Callable[[Place], list[str]], ...] = ()
     again: Callable[[Path], list[str]] = lambda out: []
     volatile: tuple[str, ...] = ()
-    is_regrouped: bool = False
+    is_collection: bool = False
     is_push: bool = False
 
 
@@ -99,18 +99,18 @@ def make_inputs(inputs: Path) -> None:
 def _encode(data: str, *more: str) -> Callable[[Place], list[str]]:
     return lambda place: [
         *("encode", f"{place.inputs}/train", f"{place.inputs}/{data}", "--out", str(place.out), *more),
-        *("--shard-size", str(SHARD), "--batch-size", "4", "--device", "cpu", "--quiet"),
+        *("--batch-size", "4", "--device", "cpu", "--quiet"),
     ]
 
 
-def _index(store: str, *more: str) -> Callable[[Place], list[str]]:
-    return lambda place: ["index", f"{place.inputs}/{store}", "--out", str(place.out), *more]
+def _index(*more: str) -> Callable[[Place], list[str]]:
+    return lambda place: ["index", str(place.out), *more]
 
 
 def _mine(place: Place) -> list[str]:
     model = f"{place.inputs}/train"
     return [
-        *("mine", f"{place.inputs}/pairs", "--out", str(place.out), "--shard-size", str(SHARD), "-k", "2"),
+        *("mine", f"{place.inputs}/pairs", "--out", str(place.out), "-k", "2"),
         *("--miner", "fused", model, "fused", "fused", "--miner", "cross", model, "text", "image"),
         *("--duplicate-above", "1.1", "--device", "cpu", "--quiet"),
     ]
@@ -167,29 +167,38 @@ def _read_model(place: Place) -> State:
     return own
 
 
-def _read_store(place: Place) -> State:
-    from conjoin.retrieval import EmbeddingStore
+def _read_collection(place: Place) -> State:
+    """Every row with all that is known of it, its vector to the bit; how it is searched, and what a search finds."""
+    from conjoin.retrieval import Collection
 
-    ids, vectors = EmbeddingStore.open(place.out).load()
-    return {id_: _digest(vector.tobytes()) for id_, vector in zip(ids, vectors, strict=True)}
+    collection = Collection.open(place.out)
+    ids = collection.ids
+    rows, vectors = collection.rows(ids), collection.vectors()
+    state = {
+        id_: _digest(vector.tobytes() + repr(row).encode())
+        for id_, vector, row in zip(ids, vectors, rows, strict=True)
+    }
+    if len(state) != len(ids):
+        raise RuntimeError("an id is there twice")
+    found = collection.search(_queries(collection.dimension), 10)
+    return state | {"searched by": (collection.metadata["index"] or {}).get("kind", ""), "found": _found(found)}
 
 
-def _read_updated(place: Place) -> State:
-    """To four decimals."""
-    from conjoin.retrieval import EmbeddingStore
+def _read_faiss(place: Place) -> State:
+    """The rows, and what FAISS finds; without an index of FAISS, the rows alone."""
+    from conjoin.retrieval import FaissIndex
 
-    ids, vectors = EmbeddingStore.open(place.out).load()
-    rounded = (vectors * 1e4).round().astype("int64")
-    return {id_: _digest(vector.tobytes()) for id_, vector in zip(ids, rounded, strict=True)}
+    state = _read_collection(place)
+    try:
+        index = FaissIndex.open(place.out)
+    except FileNotFoundError:
+        return state
+    return {**state, "found by FAISS": _found(index.search(_queries(index.dimension), 10))}
 
 
-def _read_index(place: Place) -> State:
-    from conjoin.retrieval import load_index
-
-    index: Any = load_index(place.out)
-    queries = _queries(index.dimension)
-    found = index.search(queries, 10)
-    return {"ids": _digest("\n".join(sorted(index.ids)).encode()), "found": _digest(repr(found).encode())}
+def _found(result: Any) -> str:  # noqa: ANN401
+    """Scores to five decimals: FAISS adds up in another order than numpy."""
+    return _digest(repr((result.ids, result.scores.round(5).tolist())).encode())
 
 
 def _queries(dimension: int) -> Any:  # noqa: ANN401
@@ -227,11 +236,14 @@ _VOLATILE = ("recipe.json", "trainer_state.json", "training_args.bin", "SHA256SU
 
 COMMANDS: dict[str, Command] = {
     "train": Command(lambda place: ["train", f"{place.inputs}/recipe.yaml"], volatile=_VOLATILE, **_TRAINED),
-    "encode": Command(_encode("pairs"), _read_store),
-    "encode --sync": Command(_encode("pairs", "--sync"), _read_updated, before=(_encode("older"),), is_regrouped=True),
-    "index": Command(_index("encode"), _read_index),
-    "index, over another": Command(_index("encode", "--kind", "hnsw"), _read_index, before=(_index("older-store"),)),
-    "index --update": Command(_index("encode --sync", "--update"), _read_index, before=(_index("older-store"),)),
+    "encode": Command(_encode("pairs"), _read_collection, is_collection=True),
+    "encode --sync": Command(
+        _encode("pairs", "--sync"), _read_collection, before=(_encode("older"),), is_collection=True
+    ),
+    "index": Command(_index("--kind", "ivf_flat"), _read_collection, before=(_encode("pairs"),), is_collection=True),
+    "index --faiss": Command(
+        _index("--faiss", "IVF2,Flat"), _read_faiss, before=(_encode("pairs"),), is_collection=True
+    ),
     "mine": Command(_mine, _read_mined),
     "teacher-cache": Command(_teacher_cache, _read_cache),
     "push": Command(_push("train"), _read_repository, is_push=True),
@@ -240,8 +252,6 @@ COMMANDS: dict[str, Command] = {
 """In an order in which each finds what it reads among the outputs of those before."""
 SOURCES = {"train"}
 """What all others read."""
-STORES, INDEXES = {"encode", "encode --sync"}, {name for name in COMMANDS if name.startswith("index")}
-"""What reads which."""
 
 
 def keep_output(name: str, place: Place) -> None:

@@ -90,7 +90,7 @@ def _row(name: str, count: int, kills: list[Attempt]) -> str:
 
 def circumstances(seed: int) -> str:
     """When, with what and where."""
-    names = ("torch", "transformers", "datasets", "safetensors", "huggingface_hub", "faiss", "filelock")
+    names = ("torch", "transformers", "datasets", "safetensors", "huggingface_hub", "lancedb", "faiss", "filelock")
     found = ", ".join(f"{name} {importlib.import_module(name).__version__}" for name in names)
     return (
         f"{datetime.date.today()}; seed {seed}; Python {platform.python_version()}, {found}; {platform.system()} "

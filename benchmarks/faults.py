@@ -1,8 +1,8 @@
 """Stop a process at a chosen system call: kill it, fill its disk, interrupt it, or hold it while another one runs.
 
-A child is forked, so nothing is imported again, and traced (ptrace). A filter of the kernel (seccomp) stops it at the
-system calls that change files, whichever library makes them: Python, Rust or C++. The calls are counted, so a moment
-is a number, not a time. Linux on x86-64 only.
+A child is forked, so nothing is imported again, and traced (ptrace). A filter of the kernel (seccomp) stops each
+of its threads at the system calls that change files, whichever library makes them: Python, Rust (Lance) or C++. The
+calls are counted, so a moment is a number, not a time. Linux on x86-64 only.
 """
 
 import ctypes
@@ -28,6 +28,8 @@ _ARGUMENTS = (14, 13, 12, 7, 9, 8)  # rdi, rsi, rdx, r10, r8, r9
 _RESULT, _NUMBER = 10, 15  # rax, orig_rax
 _CREATES = 0o1100  # O_CREAT, O_TRUNC
 _AT_FDCWD = -100
+_MOST_SECONDS = 300
+"""After which a child that hangs is ended by SIGALRM."""
 
 
 class Call(NamedTuple):
@@ -175,6 +177,7 @@ def in_child(function: Callable[[], Any]) -> Any:  # noqa: ANN401
         os.close(reader)
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        signal.alarm(_MOST_SECONDS)
         try:
             found = (True, function())
         except Exception as error:
@@ -271,6 +274,8 @@ def _be_traced(function: Callable[[], int], log: Path) -> None:
         _ptrace(_TRACEME, 0)
         os.kill(os.getpid(), signal.SIGSTOP)
         _filter_calls()
+        _restart_threads()
+        signal.alarm(_MOST_SECONDS)
         code = function()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -282,6 +287,12 @@ def _be_traced(function: Callable[[], int], log: Path) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _restart_threads() -> None:
+    """Let LanceDB start its threads anew: they inherit the filter and the tracer only of a thread that has them."""
+    if "lancedb.background_loop" in sys.modules:
+        sys.modules["lancedb.background_loop"].LOOP._start()
 
 
 def _filter_calls() -> None:
