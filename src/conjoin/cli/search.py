@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> None:
         from conjoin.evaluation.report.search_page import write_search_page
 
         write_search_page(item, results, args.html, args.where)
+        for row in rows:
+            row.pop("picture", None)  # the bytes of its thumbnail
     if args.json:
         import json
 
