@@ -126,7 +126,9 @@ def test_the_parser_knows_every_kind_of_index():
     assert set(options.INDEX_KINDS) == set(INDEX_KINDS)
 
 
-@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json", "cache.json", "data/train.lance"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "modules.json", "adapter_config.json", "cache.json", "data/train.lance"]
+)
 def test_an_output_folder_that_holds_something_is_refused(tmp_path, name, capsys):
     assert options.check_out(str(tmp_path)) == options.check_out(f"{tmp_path}/") == tmp_path
     (tmp_path / "notes.txt").write_text("x")
