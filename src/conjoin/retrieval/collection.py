@@ -319,7 +319,7 @@ class Collection:
         if TEXT not in index_names(self._table):
             raise ValueError(
                 f"the collection {self.uri!r} has no index of words: run `conjoin index {self.uri}`"
-                if TEXT in self._table.schema.names
+                if TEXT in self._table.schema.names and self._table.count_rows(f"{TEXT} is not null")
                 else f"the collection {self.uri!r} has no texts, so their words cannot be searched"
             )
         if len(texts) != len(queries):

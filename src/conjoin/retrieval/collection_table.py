@@ -307,4 +307,4 @@ def _is_of_lance(error: BaseException) -> bool:
 def _first_line(error: BaseException) -> str:
     """What Lance says, without the place in its source."""
     line = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return _PLACE.split(line)[0].removeprefix("Invalid input, ")
+    return _PLACE.split(line)[0].split(" Valid fields are ")[0].removeprefix("Invalid input, ")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ _INDEX, _ROWS, _SETTINGS = "index.faiss", "rows.npy", "settings.json"
 _POINTS_PER_LIST = 39  # below it FAISS warns that clusters are poorly trained
 _TRAINING_VECTORS = 262_144
 _REMEDY = "run `conjoin index --faiss` again"
+_PLACE = re.compile(r"^Error in .* at \S+:\d+: (Error: )?")
 
 
 class FaissIndex(Collection):
@@ -168,7 +170,7 @@ def train_faiss(factory: str, vectors: np.ndarray) -> Any:  # noqa: ANN401 - fai
         index.add(vectors)
         search_faiss(index, vectors[:1], 1, selector=faiss.IDSelectorAll())  # some kinds take no conditions
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = _PLACE.sub("", str(error).splitlines()[0])
         raise ValueError(f"FAISS cannot make {factory!r} of {len(vectors)} vectors: {reason}") from error
     return index
 
