@@ -128,10 +128,10 @@ def encode_collection(
 
 
 def _digest(function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
-    """A digest of a row; 0, which no digest is, of one that is nested too deeply: encoding it says so."""
+    """A digest of a row; 0, which no digest is, of one that cannot be read: encoding it says why."""
     try:
         return function(*arguments)
-    except RecursionError:
+    except (RecursionError, OSError):
         return 0
 
 
