@@ -255,7 +255,11 @@ class CollectionWriter:
         is_same = found & (np.array(stamps, dtype=np.int64) == before)
         changed = np.flatnonzero(~is_same).tolist()
         contents = {
-            place: (_digest(item_digest, parts[place]) if rows[place].get("kept") or "image" in parts[place] else stamps[place])
+            place: (
+                _digest(item_digest, parts[place])
+                if rows[place].get("kept") or "image" in parts[place]
+                else stamps[place]
+            )
             for place in changed
         }
         vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
