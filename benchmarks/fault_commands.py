@@ -65,8 +65,6 @@ class Command:
         before: What is in `out` before, made by these commands.
         again: Further words, that depend on what the output folder holds.
         volatile: Names of files with times in them, whose bytes are not compared.
-        is_collection: Whether the output is a collection: then rows and vectors are compared to the bit, not files,
-            whose names Lance draws.
         is_push: Whether the output is a repository of the hub.
     """
 
@@ -75,7 +73,6 @@ class Command:
     before: tuple[Callable[[Place], list[str]], ...] = ()
     again: Callable[[Path], list[str]] = lambda out: []
     volatile: tuple[str, ...] = ()
-    is_collection: bool = False
     is_push: bool = False
 
 
@@ -236,14 +233,10 @@ _VOLATILE = ("recipe.json", "trainer_state.json", "training_args.bin", "SHA256SU
 
 COMMANDS: dict[str, Command] = {
     "train": Command(lambda place: ["train", f"{place.inputs}/recipe.yaml"], volatile=_VOLATILE, **_TRAINED),
-    "encode": Command(_encode("pairs"), _read_collection, is_collection=True),
-    "encode --sync": Command(
-        _encode("pairs", "--sync"), _read_collection, before=(_encode("older"),), is_collection=True
-    ),
-    "index": Command(_index("--kind", "ivf_flat"), _read_collection, before=(_encode("pairs"),), is_collection=True),
-    "index --faiss": Command(
-        _index("--faiss", "IVF2,Flat"), _read_faiss, before=(_encode("pairs"),), is_collection=True
-    ),
+    "encode": Command(_encode("pairs"), _read_collection),
+    "encode --sync": Command(_encode("pairs", "--sync"), _read_collection, before=(_encode("older"),)),
+    "index": Command(_index("--kind", "ivf_flat"), _read_collection, before=(_encode("pairs"),)),
+    "index --faiss": Command(_index("--faiss", "IVF2,Flat"), _read_faiss, before=(_encode("pairs"),)),
     "mine": Command(_mine, _read_mined),
     "teacher-cache": Command(_teacher_cache, _read_cache),
     "push": Command(_push("train"), _read_repository, is_push=True),

@@ -187,8 +187,9 @@ def in_child(function: Callable[[], Any]) -> Any:  # noqa: ANN401
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        is_well, result = pickle.load(pipe)
-    os.waitpid(child, 0)
+        content = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    is_well, result = pickle.loads(content) if content else (False, ("no answer", f"a child ended with {code}"))
     if not is_well:
         raise ChildError(*result)
     return result

@@ -34,8 +34,8 @@ from fault_commands import COMMANDS, SOURCES, Command, Place, hub_state, keep_ou
 from fault_tables import KILLS, OTHERS, Attempt, merge, report, table, write_report
 from faults import ChildError, Fault, Kind, Traced, in_child, run_traced
 
-_OF_LANCE = {"data", "SHA256SUMS", ".verified.json"}
-"""What names the files of Lance, or lies among them."""
+_BESIDE_LANCE = {"SHA256SUMS", ".verified.json"}
+"""What names the files of Lance."""
 CLEAR = ("FileNotFoundError", "ValueError", "DamagedError", "OSError")
 
 Learnt = tuple[dict[str, str], dict[str, str], dict[str, str]]
@@ -205,7 +205,8 @@ def files(folder: Path, command: Command) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if command.is_collection and path.relative_to(folder).parts[0] in _OF_LANCE:
+        is_beside = path.name in _BESIDE_LANCE and (path.parent / "data/train.lance").is_dir()
+        if is_beside or "data/train.lance" in name or (path / "train.lance").is_dir():
             continue  # the reader compares what they hold
         if path.is_dir():
             found[f"{name}/"] = ""

@@ -14,7 +14,7 @@ from lancedb.index import FTS, BTree
 from lancedb.table import Table
 
 from conjoin.retrieval.collection_files import check_files, publish_files
-from conjoin.storage import DamagedError, lock_also, lock_folder
+from conjoin.storage import DamagedError, lock_also, lock_folder, remove_temporary
 
 PUBLISHED = "published"
 """The tag of the version that readers see."""
@@ -211,6 +211,8 @@ def writing(uri: str | Path, process: str | None = None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(folder) if process is None else lock_also(folder, process)
     try:
+        if folder is not None and process is None:
+            remove_temporary(folder)  # of killed processes
         yield
     finally:
         if lock is not None:

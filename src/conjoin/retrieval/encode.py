@@ -6,7 +6,7 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,6 +127,14 @@ def encode_collection(
     return collection
 
 
+def _digest(function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
+    """A digest of a row; 0, which no digest is, of one that cannot be read: encoding it says why."""
+    try:
+        return function(*arguments)
+    except (RecursionError, OSError):
+        return 0
+
+
 def check_options(on_error: str, dtype: str) -> None:
     """Refuse unknown values of two options of `encode_collection`.
 
@@ -243,11 +251,15 @@ class CollectionWriter:
         found, before = self._known.find(id_keys(ids))
         pairs = zip(ids, rows, strict=True)
         parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
-        stamps = [row_stamp(row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
+        stamps = [_digest(row_stamp, row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
         is_same = found & (np.array(stamps, dtype=np.int64) == before)
         changed = np.flatnonzero(~is_same).tolist()
         contents = {
-            place: (item_digest(parts[place]) if rows[place].get("kept") or "image" in parts[place] else stamps[place])
+            place: (
+                _digest(item_digest, parts[place])
+                if rows[place].get("kept") or "image" in parts[place]
+                else stamps[place]
+            )
             for place in changed
         }
         vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
