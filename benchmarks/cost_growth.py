@@ -29,7 +29,7 @@ from turns import setup, timed, write_json
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.retrieval.index.exact import ExactIndex
+from conjoin.retrieval import exact_search
 
 Line = list[tuple[float, float]]
 
@@ -47,12 +47,10 @@ def by_vectors(args: argparse.Namespace) -> dict[str, Line]:
     queries = unit_vectors(16, args.dimension, 1)
     for count in args.vectors:
         vectors = unit_vectors(count, args.dimension, 0)
-        index = ExactIndex(device="cpu")
-        index.add([str(row) for row in range(count)], vectors, copy=False)
         indexes: dict[str, Any] = {"FAISS flat": faiss.IndexFlatIP(args.dimension)}
         if count <= args.most_hnsw:
             indexes["FAISS HNSW"] = faiss.IndexHNSWFlat(args.dimension, 32, faiss.METRIC_INNER_PRODUCT)
-        runs: dict[str, Callable[[], object]] = {"exact": lambda index=index: index.search(queries, 10)}
+        runs: dict[str, Callable[[], object]] = {"exact": lambda vectors=vectors: exact_search(queries, vectors, 10)}
         for name, made in indexes.items():
             made.add(vectors)
             runs[name] = lambda made=made: made.search(queries, 10)
