@@ -2,8 +2,8 @@
 
 The rows are synthetic texts with a category and a price; a stand-in gives each a vector from its checksum. Each step
 is a process of its own. Its memory is its peak resident size above that of a process which has imported the same and
-encoded 4,096 rows (`start`). `stand-in` makes the rows and their vectors and does nothing with them: the difference
-to it is the cost of the collection.
+encoded 4,096 rows (`start`). `stand-in` makes the rows and their vectors and does nothing with them: the difference to
+it is the cost of the collection.
 
     python benchmarks/collection_lifecycle.py --rows 1000000 --json lifecycle.json
     python benchmarks/collection_lifecycle.py --rows 10000000 --dimension 16
@@ -129,8 +129,8 @@ def main() -> None:
         run_step(args.step, args.rows[0], args.dimension, args.folder)
         return
     table = []
-    widths = {"s": 8, "CPU s": 8, "CPU µs per row": 16, "MB above start": 16, "bytes per row": 15}
-    print(f"{'rows':>9}  {'step':20}" + "".join(f"{name:>{width}}" for name, width in widths.items()))
+    heads = ("s", 8), ("CPU s", 8), ("CPU µs per row", 16), ("MB above start", 16), ("bytes per row", 15)
+    print(f"{'rows':>9}  {'step':20}" + "".join(f"{head:>{width}}" for head, width in heads))
     for count in args.rows:
         with tempfile.TemporaryDirectory() as folder:
             floor = 0.0

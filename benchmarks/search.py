@@ -1,26 +1,22 @@
-"""Exact search against one matrix product and FAISS, and the building of indexes against plain calls of FAISS.
+"""Exact search of a collection against the numpy oracle, and its time against FAISS and one matrix product.
 
-The vectors are random and of length 1. The ways take turns; the order is reversed in every second turn. A ratio is the
-median over the turns of (time of the other / time of ours). `exact` is `ExactIndex`, whose scores are accumulated in
-float64, so that ties have an order; `matmul` is `(queries @ vectors.T).topk(10)` of torch in float32; `faiss` is
-`IndexFlatIP`. Where the scores of one product need more than 1 GiB, there is no matmul. A single query is searched for
-20 times, one after the other.
+The vectors are random and of length 1. Equality: the ids and scores of `Collection.search` are compared with a product
+in float64 and a sort, for all rows, for those of a filter, after an update that changes, adds and removes rows, and
+with an index of a flat kind of which every partition is searched.
 
-Building: `build_index` of a store without the measurement of recall, against reading the files of the store and FAISS
-with the same factory string, training vectors and parameters.
+Time: the ways take turns; the order is reversed in every second turn. `table` searches the Lance table, `memory` the
+collection with its vectors in memory, `faiss` is `IndexFlatIP`, `matmul` is `(queries @ vectors.T).topk(10)` of torch
+in float32 (not where its scores need more than 1 GiB). A ratio is the median over the turns of (time of the other /
+time of `memory`). A single query is searched for 20 times, one after the other.
 
     python benchmarks/search.py --json search.json
-    python benchmarks/search.py --rows 300 --queries 2 --dimension 16 --build-rows 300 --turns 1   # a quick test
-
-On a GPU (not measured), against the product there:
-
-    python benchmarks/search.py --device cuda --rows 1000000 10000000 --queries 1 100 1000 --build-rows 0
+    python benchmarks/search.py --rows 300 --queries 2 --dimension 16 --turns 1   # a quick test
 """
 
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -28,17 +24,16 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import torch
-from conjoin.retrieval.index.exact import ExactIndex
-from conjoin.retrieval.index.faiss import training_vectors
-from safetensors.numpy import load_file
 from turns import median, setup, speed_up, table, take_turns, write_json
 
-from conjoin.retrieval import ItemEncoder, ModelIdentity, build_index, encode_corpus
+from conjoin.retrieval import Collection, ItemEncoder, ModelIdentity, encode_collection
 
 K = 10
 MOST_SCORES = 2**28
 CALLS = 20
-KINDS = ("exact", "flat", "hnsw", "ivfpq")
+WAYS = ("memory", "table", "faiss", "matmul")
+EVERY = 7
+"""The filter keeps one row in so many, and the update changes one and removes one in so many."""
 
 
 def unit_vectors(rows: int, dimension: int, seed: int) -> np.ndarray:
@@ -49,23 +44,90 @@ def unit_vectors(rows: int, dimension: int, seed: int) -> np.ndarray:
     return vectors
 
 
-def ways(vectors: np.ndarray, queries: np.ndarray, device: str) -> dict[str, Callable[[], object]]:
-    """Each way to search for the queries, ours first."""
-    index = ExactIndex(device=device)
-    index.add([str(row) for row in range(len(vectors))], vectors, copy=False)
-    found: dict[str, Callable[[np.ndarray], object]] = {"exact": lambda some: index.search(some, K)}
+class Vectors:
+    """Has what a collection needs of an encoder; the vector of a text is that at its number."""
+
+    name = "vectors"
+    fingerprint = processing = "0"
+    input_type = "seq"
+    dtype = dims = None
+    batch_size = 256
+    identity = ModelIdentity("vectors", "0")
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self.vectors, self.dimension = vectors, vectors.shape[1]
+
+    def encode(self, items: Sequence[Any], names: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+        """Vectors `(N, D)`."""
+        return self.vectors[[int(item["text"] if isinstance(item, dict) else item) for item in items]]
+
+
+def make(uri: Path, vectors: np.ndarray, numbers: Sequence[int]) -> Collection:
+    """Make a collection, or bring it up to date: row i has the id i and the vector `numbers[i]`; -1 is no row."""
+    rows: Iterator[dict[str, Any]] = (
+        {"id": str(row), "text": str(number), "kept": {"part": row % EVERY}}
+        for row, number in enumerate(numbers)
+        if number >= 0
+    )
+    return encode_collection(rows, cast(ItemEncoder, Vectors(vectors)), uri, sync=True)
+
+
+def compare(
+    collection: Collection, queries: np.ndarray, vectors: np.ndarray, rows: np.ndarray, where: str | None
+) -> float:
+    """The largest difference of scores to the oracle, which ranks the vectors of some rows.
+
+    Raises:
+        ValueError: The ids differ.
+    """
+    scores = queries.astype(np.float64) @ vectors.astype(np.float64).T
+    found = collection.search(queries, K, where=where)
+    worst = 0.0
+    for own, ids, values in zip(scores, found.ids, found.scores, strict=True):
+        order = np.argsort(-own, kind="stable")[:K]
+        if ids != [str(row) for row in rows[order]]:
+            raise ValueError(f"{collection.uri}, where {where}: found {ids}, the oracle {rows[order].tolist()}")
+        worst = max(worst, float(np.abs(values - own[order]).max()))
+    return worst
+
+
+def check(uri: Path, vectors: np.ndarray, queries: np.ndarray) -> dict[str, float]:
+    """The largest difference of scores to the oracle in each state of a collection, whose ids all agree."""
+    count = len(vectors) * (EVERY - 1) // EVERY  # the others come by the update
+    numbers = np.arange(count)
+    found = {}
+
+    def compare_all(name: str, collection: Collection) -> None:
+        rows = np.flatnonzero(numbers >= 0)
+        some = rows[rows % EVERY == 3]
+        found[name] = compare(collection, queries, vectors[numbers[rows]], rows, None)
+        found[f"{name}, filtered"] = compare(collection, queries, vectors[numbers[some]], some, "part = 3")
+
+    compare_all("first", make(uri, vectors, numbers))
+    compare_all("in memory", Collection.open(uri, memory=2**40))
+    changed = np.arange(0, count, EVERY)
+    numbers[changed] = numbers[changed][::-1].copy()
+    numbers = np.concatenate([numbers, np.arange(count, len(vectors))])
+    numbers[5::EVERY] = -1
+    collection = make(uri, vectors, numbers)
+    compare_all("updated", collection)
+    collection.index("ivf_flat", probes=len(vectors), recall_queries=1)
+    compare_all("indexed", collection)
+    return found
+
+
+def ways(uri: Path, vectors: np.ndarray, queries: np.ndarray) -> dict[str, Callable[[], object]]:
+    """Each way to search for the queries."""
+    found: dict[str, Callable[[np.ndarray], object]] = {
+        "memory": partial(Collection.open(uri, memory=2**40).search, k=K),
+        "table": partial(Collection.open(uri).search, k=K),
+    }
+    flat = faiss.IndexFlatIP(vectors.shape[1])
+    flat.add(vectors)
+    found["faiss"] = lambda some: flat.search(some, K)
     if len(vectors) * len(queries) <= MOST_SCORES:
-        corpus = torch.from_numpy(vectors).to(device)
-
-        def product(some: np.ndarray) -> list[Any]:
-            values, places = (torch.from_numpy(some).to(device) @ corpus.T).topk(K)
-            return [values.cpu().numpy(), places.tolist()]
-
-        found["matmul"] = product
-    if device == "cpu":
-        flat = faiss.IndexFlatIP(vectors.shape[1])
-        flat.add(vectors)
-        found["faiss"] = lambda some: flat.search(some, K)
+        corpus = torch.from_numpy(vectors)
+        found["matmul"] = lambda some: (torch.from_numpy(some) @ corpus.T).topk(K)
     return {name: partial(each_call, search, queries) for name, search in found.items()}
 
 
@@ -75,112 +137,47 @@ def each_call(search: Callable[[np.ndarray], object], queries: np.ndarray) -> No
         search(queries)
 
 
-def measure_search(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of the first table."""
+def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """The rows of the table of times."""
     found = []
     for rows in args.rows:
-        vectors = unit_vectors(rows, args.dimension, 0)
+        vectors, uri = unit_vectors(rows, args.dimension, 0), folder / f"{rows}-rows"
+        make(uri, vectors, range(rows))
         for count in args.queries:
-            times = take_turns(
-                ways(vectors, unit_vectors(count, args.dimension, 1), args.device), args.turns, args.device
-            )
-            row: dict[str, Any] = {
-                "rows": rows,
-                "queries": count,
-                "ms_per_query": 1e3 * median(times["exact"]).wall / (count if count > 1 else CALLS),
-            }
-            for name in ("matmul", "faiss"):
-                ratio = speed_up(times[name], times["exact"]) if name in times else {}
-                row |= {f"{name}": ratio.get("wall", "-"), f"{name}_cpu": ratio.get("cpu", "-")}
+            times = take_turns(ways(uri, vectors, unit_vectors(count, args.dimension, 1)), args.turns)
+            row: dict[str, Any] = {"rows": rows, "queries": count}
+            for name in WAYS:
+                calls = count if count > 1 else CALLS
+                row[f"{name}_ms"] = 1e3 * median(times[name]).wall / calls if name in times else "-"
+            for name in WAYS[1:]:
+                ratio = speed_up(times[name], times["memory"]) if name in times else {}
+                row |= {name: ratio.get("wall", "-"), f"{name}_cpu": ratio.get("cpu", "-")}
             found.append(row)
             print(f"{rows} rows, {count} queries: {row}", flush=True)
     return found
 
 
-class Vectors:
-    """Has what a store needs of an encoder; the vector of a text is that at its number."""
-
-    name = "vectors"
-    fingerprint = processing = "0"
-    input_type = "seq"
-    dtype = dims = None
-    batch_size = 4096
-    identity = ModelIdentity("vectors", "0")
-
-    def __init__(self, vectors: np.ndarray) -> None:
-        self.vectors, self.dimension = vectors, vectors.shape[1]
-
-    def encode(self, items: Sequence[Any], names: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Vectors `(N, D)`."""
-        return self.vectors[[int(item["text"]) for item in items]]
-
-
-def plain_build(kind: str, folder: Path) -> object:
-    """Read the files of a store and build an index with the libraries alone."""
-    parts = [load_file(path)["embeddings"] for path in sorted(folder.glob("*.safetensors"))]
-    rows = sum(map(len, parts))
-    if kind == "exact":
-        return [torch.from_numpy(part) for part in parts]
-    vectors = np.concatenate(parts)
-    if kind == "flat":
-        index = faiss.IndexFlatIP(vectors.shape[1])
-    elif kind == "hnsw":
-        index = faiss.index_factory(vectors.shape[1], "HNSW32", faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = 200
-    else:
-        sample = vectors[np.sort(np.random.default_rng(0).choice(rows, training_vectors(rows), replace=False))]
-        lists = min(round(4 * rows**0.5), max(1, len(sample) // 39))
-        factory = f"IVF{lists},PQ{vectors.shape[1] // 4}np"
-        index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-        index.train(sample)
-    index.add(vectors)
-    return index
-
-
-def measure_build(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of the second table."""
-    found = []
-    with tempfile.TemporaryDirectory() as name:
-        store = Path(name) / "store"
-        vectors = unit_vectors(args.build_rows, args.dimension, 0)
-        rows = ({"id": str(row), "text": str(row)} for row in range(len(vectors)))
-        encode_corpus(rows, cast(ItemEncoder, Vectors(vectors)), store)
-        for kind in KINDS:
-            runs: dict[str, Callable[[], object]] = {
-                "ours": lambda kind=kind: build_index(store, kind, recall_queries=0),
-                "plain": lambda kind=kind: plain_build(kind, store),
-            }
-            times = take_turns(runs, args.turns)
-            ratio = speed_up(times["plain"], times["ours"])
-            row = {"index": kind, "rows": len(vectors), "seconds": median(times["ours"]).wall, "wall": ratio["wall"]}
-            found.append(row | {"cpu": ratio["cpu"]})
-            print(f"{kind}: {found[-1]}", flush=True)
-    return found
-
-
 def main() -> None:
-    """Print the tables, and write them as JSON."""
+    """Print what was found, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000])
     parser.add_argument("--queries", type=int, nargs="+", default=[1, 100, 1000])
-    parser.add_argument("--dimension", type=int, default=256)
-    parser.add_argument("--build-rows", type=int, default=20_000, help="vectors of the built indexes; 0 builds none")
+    parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="of torch and of FAISS")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, FAISS and Lance (with LANCE_CPU_THREADS)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     faiss.omp_set_num_threads(args.threads)
-    found: dict[str, Any] = {"setup": setup(args)}
+    found: dict[str, Any] = {"setup": setup(argparse.Namespace(**vars(args), device="cpu"))}
     print(json.dumps(found["setup"]))
-    found["search"] = measure_search(args)
+    with tempfile.TemporaryDirectory() as folder:
+        vectors = unit_vectors(args.rows[0], args.dimension, 0)
+        found["difference"] = check(Path(folder) / "checked", vectors, unit_vectors(20, args.dimension, 1))
+        print(f"the ids equal the oracle's; the scores differ by at most {found['difference']}", flush=True)
+        found["search"] = measure(args, Path(folder))
     print(f"\n{table(found['search'])}\n")
     write_json(args.json, found)
-    if args.build_rows:
-        found["build"] = measure_build(args)
-        print(f"\n{table(found['build'])}")
-        write_json(args.json, found)
 
 
 if __name__ == "__main__":
