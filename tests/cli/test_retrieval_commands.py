@@ -218,8 +218,10 @@ def test_thumbnails_are_shown_where_the_pictures_are_gone(model, data, tmp_path,
     with pytest.raises(ValueError, match="--keep-pictures must be at least 1, got 0"):
         conjoin(*command, "--keep-pictures", 0)
     shutil.rmtree(tmp_path / "pictures")
+    capsys.readouterr()
     conjoin("search", tmp_path / "squares", "--text", "red", "--html", tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count("data:image/") == 7
+    assert "JFIF" not in capsys.readouterr().out
 
 
 def test_verify(model, data, tmp_path, capsys):
