@@ -23,6 +23,7 @@ from conjoin.retrieval.collection_table import (
     TEXT,
     VECTOR,
     committing,
+    condition,
     id_conditions,
     index_names,
     index_words,
@@ -224,7 +225,7 @@ class Collection:
             ValueError: It cannot; the message names the columns.
         """
         with reading(self.uri, where, self.schema):
-            self._table.search().select(["id"]).where(where).limit(1).to_arrow()
+            self._table.search().select(["id"]).where(condition(where)).limit(1).to_arrow()
 
     def scan(self, columns: list[str], where: str | None = None, row_ids: bool = False) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, or of those that a condition holds for, batch by batch.
@@ -239,7 +240,7 @@ class Collection:
         """
         query = self._table.search().select(columns)
         if where is not None:
-            query = query.where(where)
+            query = query.where(condition(where))
         if row_ids:
             query = query.with_row_id(True)
         with reading(self.uri, where, self.schema):
@@ -300,7 +301,7 @@ class Collection:
         else:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
         if where is not None:
-            search = search.where(where)
+            search = search.where(condition(where))
         with reading(self.uri, where, self.schema):
             found = search.to_arrow()
         owners = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
@@ -338,7 +339,7 @@ class Collection:
     def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
-            found = (search if where is None else search.where(where)).to_arrow()
+            found = (search if where is None else search.where(condition(where))).to_arrow()
         pairs = zip(found["_score"].to_pylist(), found["id"].to_pylist(), strict=True)
         return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
 

@@ -184,6 +184,11 @@ def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
         table.update_field_metadata({"path": VECTOR, "metadata": {_METADATA: json.dumps(metadata)}})
 
 
+def condition(where: str) -> str:
+    """A condition as Lance is given it: without the parentheses, it passes over what follows a whole expression."""
+    return f"({where})"
+
+
 def id_conditions(ids: Sequence[str]) -> Iterator[str]:
     """Conditions that hold for the rows under some ids, each for `IDS_AT_ONCE` of them."""
     for start in range(0, len(ids), IDS_AT_ONCE):
