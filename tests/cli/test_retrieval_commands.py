@@ -437,15 +437,18 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
         datasets.enable_progress_bars()
 
 
-def test_two_processes_share_a_store(built, model, data, tmp_path):
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "conjoin", "encode"]
-    words += [model, data, "--only", "image", "--out", tmp_path, "--shard-size", 3, "--quiet"]
+def test_two_processes_share_a_store(model, data, tmp_path_factory):
+    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
+    command = ["encode", model, data, "--only", "image", "--shard-size", 3, "--quiet"]
+    conjoin(*command, "--out", one, "--no-bf16")
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "conjoin"]
+    words += [*command, "--out", two]
     found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.count(f"7 vectors of 16 dimensions in {tmp_path}") == 1
-    assert found.stdout.count(f"of 2 has ended; the last one completes {tmp_path}") == 1
-    for path in (built / "store").glob("[!.]*"):
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+    assert found.stdout.count(f"7 vectors of 16 dimensions in {two}") == 1
+    assert found.stdout.count(f"of 2 has ended; the last one completes {two}") == 1
+    for path in one.glob("[!.]*"):
+        assert path.read_bytes() == (two / path.name).read_bytes()
 
 
 def test_ranks_of_a_launcher(model, data, tmp_path, monkeypatch, capsys):

@@ -100,7 +100,8 @@ def _encode(args: argparse.Namespace, rows: Any, options: dict[str, Any], rank: 
     from conjoin.storage import DamagedError
 
     found = _manifest(args)
-    if args.bf16 == AUTO and (found is not None or args.engine == "ray"):  # machines of a cluster may differ
+    is_shared = args.engine == "ray" or world_size > 1  # all processes must choose the same
+    if args.bf16 == AUTO and (found is not None or is_shared):
         args.bf16 = found is not None and found.key["precision"] == "bfloat16"
     is_encoded = found is None or not (found.complete or args.sync)
     if found is not None and not is_encoded:
