@@ -12,7 +12,9 @@ from .devices import choose_device
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-_ROUNDS = 5
+_ROUNDS, _MOST_ROUNDS = 5, 30
+_CLEAR = 1.4
+"""How many times as fast one type is when a few rounds settle the choice; a busy machine needs more."""
 
 
 def choose_bf16(bf16: bool | str, device: str | torch.device | None = None) -> bool:
@@ -58,7 +60,9 @@ def time_cpu() -> tuple[float, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on a busy machine, several threads wait for one another
     try:
-        for _ in range(_ROUNDS):
+        for number in range(_MOST_ROUNDS):
+            if number >= _ROUNDS and max(seconds.values()) > _CLEAR * min(seconds.values()):
+                break
             for dtype in seconds:
                 with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                     start = time.perf_counter()
