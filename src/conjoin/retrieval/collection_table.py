@@ -34,6 +34,7 @@ _NAME = "train"
 _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
 _PASSES = 4
+_SIGNS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|[()]""")
 _FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 """How long readers of an earlier version find its files."""
 
@@ -185,7 +186,16 @@ def write_metadata(table: Table, metadata: dict[str, Any]) -> None:
 
 
 def condition(where: str) -> str:
-    """A condition as Lance is given it: without the parentheses, it passes over what follows a whole expression."""
+    """A condition as Lance is given it, which passes over all that follows a whole expression.
+
+    Raises:
+        ValueError: It closes a parenthesis that it did not open.
+    """
+    depth = 0
+    for sign in _SIGNS.findall(where):
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if depth < 0:
+            raise ValueError(f"the condition {where!r} cannot be evaluated: a parenthesis is closed that is not open")
     return f"({where})"
 
 
