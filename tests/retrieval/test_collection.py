@@ -118,7 +118,8 @@ class TestSearch:
         with pytest.raises(ValueError, match=message):
             collection.search(queries, k)
 
-    @pytest.mark.parametrize("where", ["", "prize < 3", "price <", "price < 3 label = 'x'", "price < 3; drop", "price < 3) or (true",
+    @pytest.mark.parametrize("where", ["", "prize < 3", "price <", "price < 3 label = 'x'", "price < 3; drop",
+                                       "price < 3) or (true",
                                        "price < 3 order by price", "price = 'x'", "price", "id in (select id from t)",
                                        "day >= 'soon'", "\x00", "ü🙂", "f(price)"])  # fmt: skip
     def test_bad_conditions_name_the_columns(self, collection, where):

@@ -239,11 +239,11 @@ class Collection:
             ValueError: The condition cannot be evaluated; the message names the columns.
         """
         query = self._table.search().select(columns)
-        if where is not None:
-            query = query.where(condition(where))
         if row_ids:
             query = query.with_row_id(True)
         with reading(self.uri, where, self.schema):
+            if where is not None:
+                query = query.where(condition(where))
             yield from query.to_batches()
 
     def search(
@@ -300,10 +300,8 @@ class Collection:
             search = search.bypass_vector_index()
         else:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
-        if where is not None:
-            search = search.where(condition(where))
         with reading(self.uri, where, self.schema):
-            found = search.to_arrow()
+            found = (search if where is None else search.where(condition(where))).to_arrow()
         owners = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
         ids = found["id"].to_pylist()
         candidates = join([matrix(chunk, self.dimension) for chunk in found[VECTOR].chunks], self.dimension)

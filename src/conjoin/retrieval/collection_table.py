@@ -195,7 +195,7 @@ def condition(where: str) -> str:
     for sign in _SIGNS.findall(where):
         depth += {"(": 1, ")": -1}.get(sign, 0)
         if depth < 0:
-            raise ValueError(f"the condition {where!r} cannot be evaluated: a parenthesis is closed that is not open")
+            raise ValueError("a parenthesis is closed that is not open")
     return f"({where})"
 
 
