@@ -98,7 +98,9 @@ COLLECTIONS = {"encode", "sync", "index", "faiss"}
 
 def digests(folder, name):
     """By name the contents; of a collection, whose files Lance names, `read` compares what they hold."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and name not in COLLECTIONS)
+    paths = (
+        path for path in folder.rglob("*") if path.is_file() and not {name, *path.parts} & {*COLLECTIONS, "embeddings"}
+    )
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 

@@ -96,7 +96,9 @@ def test_encode_index_and_search(exported, pictures, tmp_path, capsys):
         args = parser.parse_args([str(argument) for argument in arguments])
         args.func(args)
 
-    conjoin("encode", folder, data, "--out", tmp_path / "pairs", "--batch-size", 3, "--workers", 1, "--quiet")
+    conjoin(
+        "encode", folder, data, "--out", tmp_path / "pairs", "--batch-size", 3, "--quiet", "--no-bf16", "--workers", 1
+    )
     capsys.readouterr()
     query = ("--image", data / "p2.png", "--text", "picture 2")
     conjoin("search", tmp_path / "pairs", *query, "--json", "-k", 4)
