@@ -10,9 +10,9 @@ from solar_scenes import SETS, Scenes
 from solar_training import Trained, shuffled
 from torch import Tensor
 
+from conjoin.demo.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
 from conjoin.evaluation import symmetric_outcomes
 from conjoin.methods.solar.explain import score_intersection
-from conjoin.methods.solar.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
 from conjoin.methods.solar.scores import PairTokens, fit_intersection, mask_intersection, pair_tokens
 from conjoin.models.joint_encoder import JointEncoderModel
 

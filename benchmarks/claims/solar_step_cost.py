@@ -15,7 +15,7 @@ from solar import parse
 from solar_rows import ROWS
 from solar_scenes import Scenes
 
-from conjoin.methods.solar.scenes import collate_trimmed
+from conjoin.demo.scenes import collate_trimmed
 from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.training import METHODS
 from conjoin.training.objective import total_loss

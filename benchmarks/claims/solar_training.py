@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from conjoin.data import PairCollator
-from conjoin.data.scenes.truth import NEITHER, SHARED
+from conjoin.data.make.scenes.truth import NEITHER, SHARED
+from conjoin.demo.scenes import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
 from conjoin.losses import AlignmentTerms
 from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.masking import construct_samples
-from conjoin.methods.solar.scenes import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
 from conjoin.methods.solar.scores import PairTokens
 from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads

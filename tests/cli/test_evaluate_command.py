@@ -15,7 +15,7 @@ from conjoin.cli.evaluate import parse
 from conjoin.cli.main import main
 from conjoin.data import EmojiSample
 from conjoin.data.emoji import sample
-from conjoin.data.mbeir import mini as mini_module
+from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.evaluation import Results
 from conjoin.hub import export
 from conjoin.models.score_fusion import ScoreFusionModel

@@ -3,27 +3,6 @@
 from conjoin.data.augment import ImageAugmentation as ImageAugmentation
 from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
 from conjoin.data.collator import ItemCollator as ItemCollator
-from conjoin.data.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
-from conjoin.data.composition.compose import compose_queries as compose_queries
-from conjoin.data.composition.instructions import (
-    TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
-    load_templates as load_templates,
-)
-from conjoin.data.composition.judges import (
-    Judge as Judge,
-    VisionModel as VisionModel,
-    judge_by_titles as judge_by_titles,
-    judge_with as judge_with,
-)
-from conjoin.data.composition.models import ask_with as ask_with
-from conjoin.data.composition.settings import CompositionSettings as CompositionSettings
-from conjoin.data.construction.models import (
-    describe_with as describe_with,
-    edit_with as edit_with,
-    rewrite_with as rewrite_with,
-    synthesise_with as synthesise_with,
-)
-from conjoin.data.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
 from conjoin.data.emoji.edits import (
     EDIT_FEATURES as EDIT_FEATURES,
     edit_triplets as edit_triplets,
@@ -51,20 +30,42 @@ from conjoin.data.epoch_rows import EpochRows as EpochRows
 from conjoin.data.image_paths import allow_root as allow_root
 from conjoin.data.json_lines import JsonLines as JsonLines
 from conjoin.data.left_out import without_problems as without_problems
+from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
+from conjoin.data.make.composition.compose import compose_queries as compose_queries
+from conjoin.data.make.composition.instructions import (
+    TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
+    load_templates as load_templates,
+)
+from conjoin.data.make.composition.judges import (
+    Judge as Judge,
+    VisionModel as VisionModel,
+    judge_by_titles as judge_by_titles,
+    judge_with as judge_with,
+)
+from conjoin.data.make.composition.models import ask_with as ask_with
+from conjoin.data.make.composition.settings import CompositionSettings as CompositionSettings
+from conjoin.data.make.construction.models import (
+    describe_with as describe_with,
+    edit_with as edit_with,
+    rewrite_with as rewrite_with,
+    synthesise_with as synthesise_with,
+)
+from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
+from conjoin.data.make.mini_mbeir import make_mini_mbeir as make_mini_mbeir
+from conjoin.data.make.mini_merit import make_mini_merit as make_mini_merit
+from conjoin.data.make.scenes.make import make_scenes as make_scenes
 from conjoin.data.mbeir.layout import (
     MBEIR_CELLS as MBEIR_CELLS,
     MbeirCell as MbeirCell,
     find_cells as find_cells,
     load_instructions as load_instructions,
 )
-from conjoin.data.mbeir.mini import make_mini_mbeir as make_mini_mbeir
 from conjoin.data.mbeir.rows import (
     MbeirCandidates as MbeirCandidates,
     MbeirTraining as MbeirTraining,
     mbeir_queries as mbeir_queries,
 )
 from conjoin.data.merit.layout import OOD_VALUES as OOD_VALUES, MeritQuery as MeritQuery
-from conjoin.data.merit.mini import make_mini_merit as make_mini_merit
 from conjoin.data.merit.products import (
     PRODUCT_FEATURES as PRODUCT_FEATURES,
     MeritProduct as MeritProduct,
@@ -95,5 +96,4 @@ from conjoin.data.rows_with_teacher import (
     RowsWithTeacher as RowsWithTeacher,
     TeacherRowCache as TeacherRowCache,
 )
-from conjoin.data.scenes.make import make_scenes as make_scenes
 from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets

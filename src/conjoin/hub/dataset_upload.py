@@ -12,9 +12,9 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from conjoin.data import load_triplets
 from conjoin.data.json_lines import JsonLines
+from conjoin.data.make.mini_mbeir import MARKER as MINI_MBEIR
+from conjoin.data.make.mini_merit import MARKER as MINI_MERIT
 from conjoin.data.mbeir.layout import instructions_file, required
-from conjoin.data.mbeir.mini import MARKER as MINI_MBEIR
-from conjoin.data.merit.mini import MARKER as MINI_MERIT
 from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
 from conjoin.hub.card import CARDS
 from conjoin.hub.commit import Upload

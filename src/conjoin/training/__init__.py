@@ -10,7 +10,7 @@ from .features import (
 )
 from .gradient_cache import cached_backward as cached_backward
 from .lora import LoraArguments as LoraArguments, add_lora as add_lora, merge_lora as merge_lora
-from .method import DEMOS as DEMOS, METHODS as METHODS, Demo as Demo, Method as Method
+from .method import METHODS as METHODS, Method as Method
 from .models import ARCHITECTURES as ARCHITECTURES, build_model as build_model
 from .objective import Objective as Objective
 from .query_candidates import (

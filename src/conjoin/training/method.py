@@ -1,8 +1,7 @@
-"""The registries of training methods and demos, used by recipes, `conjoin train` and `conjoin demo`."""
+"""The registry of training methods, used by recipes and `conjoin train`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from conjoin.registry import Registry
@@ -35,22 +34,5 @@ class Method:
     former_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Demo:
-    """A variant of `conjoin demo` for a method, with its own data and results.
-
-    Args:
-        name: Value of `conjoin demo --recipe`.
-        run: Called as `run(out, overrides, say)` with the demo folder, the overrides of every recipe, and a function
-            that announces a step. Trains, saves its models below `out`, and returns the `Results`.
-    """
-
-    name: str
-    run: Callable[[Path, Mapping[str, str], Callable[[str], None]], Any]
-
-
 METHODS: Registry[Method] = Registry("method", "conjoin.methods", "conjoin.methods")
 """All methods by name."""
-
-DEMOS: Registry[Demo] = Registry("demo", "conjoin.methods", "conjoin.methods")
-"""All demos by name."""

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
 from conjoin.data import make_mini_mbeir
-from conjoin.data.mbeir import mini as mini_module
+from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.methods.puma import prepare
 from conjoin.training import build_model, build_trainer, load_recipe
 from tiny_merit import write_merit

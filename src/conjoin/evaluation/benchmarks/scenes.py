@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conjoin.data import load_pairs, load_triplets
-from conjoin.data.scenes.make import TEST_SETS
+from conjoin.data.make.scenes.make import TEST_SETS
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.evaluation.combinations import Embedded, evaluate_combinations

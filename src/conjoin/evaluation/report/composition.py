@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conjoin.data.composition.compose import DISTRIBUTION_FILE, MARKER
+from conjoin.data.make.composition.compose import DISTRIBUTION_FILE, MARKER
 from conjoin.evaluation.report.page import render_report
 from conjoin.evaluation.results import Curve, Metric, Results, Table, TableRow
 

@@ -1,8 +1,7 @@
 """SOLAR / SUMMR: trains a joint encoder on unlabelled image-text pairs, in two self-supervised stages."""
 
-from conjoin.training import DEMOS, METHODS, Demo, Method
+from conjoin.training import METHODS, Method
 
-from .demo import run_demo
 from .explain.charts import distribution_curves as distribution_curves, score_histogram as score_histogram
 from .explain.pair import (
     explain_pair as explain_pair,
@@ -37,4 +36,3 @@ METHODS.register(
 METHODS.register(
     Method("solar_stage2", SolarStage2Config, SolarStage2Trainer, {"data": MinedPairArguments}, prepare_stage2)
 )
-DEMOS.register(Demo("solar", run_demo))

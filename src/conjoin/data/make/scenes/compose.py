@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from conjoin.data.construction.symmetric import EDITS
+from conjoin.data.make.construction.symmetric import EDITS
 
 Item = TypeVar("Item")
 

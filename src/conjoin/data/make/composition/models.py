@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL import Image
 
-from conjoin.data.construction.models import chat_answer, pipeline_loader
+from conjoin.data.make.construction.models import chat_answer, pipeline_loader
 
 from .judges import VisionModel
 

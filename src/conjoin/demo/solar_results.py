@@ -29,16 +29,16 @@ from conjoin.evaluation import (
     symmetric_outcomes,
 )
 from conjoin.evaluation.results import TableRow
+from conjoin.methods.solar.explain import score_intersection
+from conjoin.methods.solar.explain.charts import MODALITIES, threshold_course
+from conjoin.methods.solar.explain.scenes import draw_scene_scores
+from conjoin.methods.solar.explain.truth import score_scenes
+from conjoin.methods.solar.stage1 import SolarStage1Config
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.training import CachedFeatures, RetrievalTrainer
 
-from .explain import score_intersection
-from .explain.charts import MODALITIES, threshold_course
-from .explain.scenes import draw_scene_scores
-from .explain.truth import score_scenes
 from .scenes import SceneTriplets, Vectors, embed_features, tower_vectors
-from .stage1 import SolarStage1Config
 
 BASELINE, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
 TOWERS = "towers, score fusion"

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from conjoin.data.emoji.art import draw_svg, emoji_drawings
-from conjoin.data.scenes.objects import scene_objects
+from conjoin.data.make.scenes.objects import scene_objects
 
 SCENE_SIZE = 168
 """Side of the pictures in pixels."""

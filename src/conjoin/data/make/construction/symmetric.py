@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from conjoin.data.construction.review_sheet import write_review_sheet
+from conjoin.data.make.construction.review_sheet import write_review_sheet
 from conjoin.processing import load_image
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, content_digest, write_text

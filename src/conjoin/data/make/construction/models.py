@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from conjoin.data.construction.symmetric import EDITS, Edited
+from conjoin.data.make.construction.symmetric import EDITS, Edited
 
 DESCRIBE_PROMPT = (
     "Describe this picture in two or three plain sentences: every object, how many, their colours and where they "

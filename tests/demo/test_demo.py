@@ -11,7 +11,7 @@ import pytest
 from conjoin.cli.main import main
 from conjoin.data import EmojiSample
 from conjoin.data.emoji import sample
-from conjoin.methods.solar import demo as solar_demo
+from conjoin.demo import solar as solar_demo
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conjoin.data.scenes.compose import shuffled
+from conjoin.data.make.scenes.compose import shuffled
 
 PHRASES = {
     "en": (

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_triplets
-from conjoin.data.construction.models import describe_with, edit_with, rewrite_with, synthesise_with
-from conjoin.data.construction.review_sheet import write_review_sheet
-from conjoin.data.construction.symmetric import EDITS, Edited, assemble_triplets, construct_symmetric
+from conjoin.data.make.construction.models import describe_with, edit_with, rewrite_with, synthesise_with
+from conjoin.data.make.construction.review_sheet import write_review_sheet
+from conjoin.data.make.construction.symmetric import EDITS, Edited, assemble_triplets, construct_symmetric
 
 COLOURS = ("red", "green", "blue")
 

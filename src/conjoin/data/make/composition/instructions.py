@@ -93,7 +93,7 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
         FileNotFoundError: There is no such file.
         ValueError: A file is malformed, or a language has no template.
     """
-    own = files("conjoin.data.composition") / "templates"
+    own = files("conjoin.data.make.composition") / "templates"
     texts = {
         f"{language}.json": (own / f"{language}.json").read_text(encoding="utf-8") for language in TEMPLATE_LANGUAGES
     }

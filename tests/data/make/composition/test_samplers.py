@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from conjoin.data import CompositionSettings, load_templates, read_catalogue
-from conjoin.data.composition.composer import Composer
-from conjoin.data.composition.distribution import evenness
-from conjoin.data.composition.pool import Condition, Pool
-from conjoin.data.composition.samplers import (
+from conjoin.data.make.composition.composer import Composer
+from conjoin.data.make.composition.distribution import evenness
+from conjoin.data.make.composition.pool import Condition, Pool
+from conjoin.data.make.composition.samplers import (
     SAMPLERS,
     check_conditions,
     draw_attribute_uniform,
@@ -140,7 +140,7 @@ def test_without_families_the_most_similar_product_is_found(catalogue, tmp_path)
 
 
 def test_near_misses_without_vectors_come_from_all_products(catalogue, monkeypatch):
-    monkeypatch.setattr("conjoin.data.composition.samplers.MOST_COMPARED", 20)
+    monkeypatch.setattr("conjoin.data.make.composition.samplers.MOST_COMPARED", 20)
     pool, found = Pool(catalogue, np.arange(len(catalogue))), []
     for seed in range(50):
         generator = np.random.default_rng(seed)

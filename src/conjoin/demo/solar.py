@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conjoin.data import load_pairs, load_training_pairs, make_scenes
-from conjoin.data.scenes.make import MARKER, TEST_SETS
+from conjoin.data.make.scenes.make import MARKER, TEST_SETS
 from conjoin.evaluation import Results
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
@@ -19,8 +19,8 @@ from conjoin.retrieval.mining.search import MinerResults
 from conjoin.storage import processor_digest, weights_digest
 from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
-from .demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 from .scenes import FeatureEncoder, SceneTriplets, embed_features
+from .solar_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
@@ -28,7 +28,7 @@ _EMBEDDINGS, _MINERS = "embeddings", "miners"
 """The sub-folders of `mined` that the demo removes."""
 
 
-def run_demo(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
+def run_solar(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
     """Make scenes, train both stages of SOLAR and the baseline on them, and compare all with the towers.
 
     Args:

@@ -9,10 +9,10 @@ from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs, load_triplets, make_scenes
-from conjoin.data.scenes.compose import NEGATIVES, Composition, draw_composition
-from conjoin.data.scenes.draw import SCENE_SIZE, draw_scene
-from conjoin.data.scenes.objects import scene_objects
-from conjoin.data.scenes.phrases import PHRASES, Wording
+from conjoin.data.make.scenes.compose import NEGATIVES, Composition, draw_composition
+from conjoin.data.make.scenes.draw import SCENE_SIZE, draw_scene
+from conjoin.data.make.scenes.objects import scene_objects
+from conjoin.data.make.scenes.phrases import PHRASES, Wording
 
 NAMES = [f"object{number}" for number in range(30)]
 SIZES = {"train": 24, "distractors": 6, "triplets": 12}
@@ -99,7 +99,8 @@ def test_a_wording_depends_on_its_seed_and_others_on_their_phrase():
 def test_objects_are_where_their_boxes_are(monkeypatch):
     names = [row.concept for row in scene_objects()][:4]
     monkeypatch.setattr(
-        "conjoin.data.scenes.draw._background", lambda generator: Image.new("RGB", (SCENE_SIZE, SCENE_SIZE), "white")
+        "conjoin.data.make.scenes.draw._background",
+        lambda generator: Image.new("RGB", (SCENE_SIZE, SCENE_SIZE), "white"),
     )
     picture, boxes = draw_scene(tuple(names), "openmoji", np.random.default_rng(3))
     ink = 255 - np.asarray(Image.open(io.BytesIO(picture)).convert("L"), dtype=float)
@@ -163,7 +164,7 @@ def test_fewer_known_objects(tmp_path):
 
 
 def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch):
-    from conjoin.data.scenes import make
+    from conjoin.data.make.scenes import make
 
     draw = make.draw_scene
     drawn = []

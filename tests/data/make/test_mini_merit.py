@@ -10,7 +10,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 from conjoin.data import PRODUCT_FEATURES, MeritProducts, MeritTraining, emoji_concepts, make_mini_merit, merit_queries
-from conjoin.data.merit import catalogue, mini as mini_module
+from conjoin.data.make import mini_merit as mini_module
+from conjoin.data.merit import catalogue
 from conjoin.data.merit.catalogue import class_of, dominant_colour
 from conjoin.data.merit.layout import is_held_out, ood_subsets, ood_values
 from conjoin.data.merit.rows import read_captions

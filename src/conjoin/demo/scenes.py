@@ -13,10 +13,9 @@ from torch import Tensor
 
 from conjoin.data import load_triplets
 from conjoin.evaluation import best_ranks
+from conjoin.methods.solar.scores import PairTokens, pair_tokens
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
-
-from .scores import PairTokens, pair_tokens
 
 VIEWS = ("image", "text", "fused")
 ROLES = ("query", "positive", "negative")

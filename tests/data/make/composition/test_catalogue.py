@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conjoin.data import read_catalogue
-from conjoin.data.composition.catalogue import MISSING
+from conjoin.data.make.composition.catalogue import MISSING
 from tiny_catalogue import products, write_catalogue
 
 

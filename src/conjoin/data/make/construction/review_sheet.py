@@ -49,7 +49,7 @@ def write_review_sheet(candidates: str | Path, out: str | Path, *, size: int = 3
                 pictures[image] = _thumbnail(load_image(source, name), size)
         triplets.append({"id": str(row.get("id", number)), "items": items})
     environment = Environment(
-        loader=PackageLoader("conjoin.data.construction", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("conjoin.data.make.construction", "."), autoescape=True, undefined=StrictUndefined
     )
     page = environment.get_template("review_sheet.html.j2").render(
         title=title if title is not None else candidates.name,

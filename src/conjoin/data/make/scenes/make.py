@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conjoin.data.scenes.compose import Composition, draw_composition, shuffled
-from conjoin.data.scenes.draw import draw_scene
-from conjoin.data.scenes.objects import ARTISTS, scene_objects
-from conjoin.data.scenes.phrases import PHRASES, Wording
+from conjoin.data.make.scenes.compose import Composition, draw_composition, shuffled
+from conjoin.data.make.scenes.draw import draw_scene
+from conjoin.data.make.scenes.objects import ARTISTS, scene_objects
+from conjoin.data.make.scenes.phrases import PHRASES, Wording
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, publish_folder, text_digest, write_text
 

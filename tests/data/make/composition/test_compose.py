@@ -21,9 +21,9 @@ from conjoin.data import (
     merit_queries,
     read_catalogue,
 )
-from conjoin.data.composition import compose
-from conjoin.data.composition.composer import Composer
-from conjoin.data.composition.instructions import TEMPLATE_LANGUAGES
+from conjoin.data.make.composition import compose
+from conjoin.data.make.composition.composer import Composer
+from conjoin.data.make.composition.instructions import TEMPLATE_LANGUAGES
 from conjoin.processing.item_inputs import parse_item
 from tiny_catalogue import products, write_catalogue
 

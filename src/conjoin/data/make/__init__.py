@@ -1,0 +1,1 @@
+"""Generators of data: query composition, symmetric construction, scenes, the mini data sets."""

@@ -1,0 +1,4 @@
+"""What `conjoin demo` runs, over the public names of the package."""
+
+from .sample import run_sample as run_sample
+from .solar import run_solar as run_solar

@@ -1,0 +1,163 @@
+"""`conjoin demo` on the emoji sample: train, encode, search and evaluate."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conjoin.evaluation import Curve, Example, Headline, Results, Shown, format_combinations, picture, search_examples
+from conjoin.evaluation.benchmarks.emoji import EmojiScores, evaluate_emoji
+from conjoin.retrieval import ItemEncoder, encode_collection
+from conjoin.retrieval.collection_table import check_place
+from conjoin.training import CachedFeatures, RetrievalTrainer, load_recipe, recipe_folder, train
+
+from .baseline import compare_heads
+
+DEMO = "sample/demo.yaml"
+TITLE = "A joint encoder for pictures and words"
+SUMMARY = (
+    "A small joint image-text encoder on two frozen towers, trained for {steps} steps on pictures of emoji by two "
+    "artists and their names. All scores are on {test} concepts that are in no training split. The gallery holds one "
+    "artist's picture of each; queries are names, the other artist's pictures, or both."
+)
+_THUMBNAIL = 128
+NAMES = {"image": "image", "text": "text", "image,text": "image + text"}
+
+
+def run_sample(
+    out: Path, overrides: Mapping[str, str], say: Callable[[str], None], recipe: str | None = None
+) -> Results:
+    """Train a joint encoder on the sample, and encode, search and evaluate a held-out gallery.
+
+    Args:
+        out: Folder of the demo: `model`, `gallery` (a collection), `pictures`, `evaluation`.
+        overrides: Overrides of the recipe.
+        say: Announces a step.
+        recipe: A recipe (default: the sample's).
+
+    Raises:
+        ValueError: A folder of collections holds something else; and as training.
+    """
+    made = [out / "gallery", *(out / "evaluation").glob("[!.]*")]
+    for folder in made:
+        check_place(folder)
+    model = str(out / "model")
+    say("1/4  Data and training")
+    loaded = load_recipe(recipe or recipe_folder() / DEMO, {"training.output_dir": model, **overrides})
+    trainer = train(loaded, overwrite=True)
+    seed = trainer.args.seed
+
+    say("2/4  Encoding and evaluating the held-out gallery")
+    encoder = ItemEncoder.from_pretrained(
+        model, batch_size=64, device=trainer.args.device, dtype=torch.bfloat16 if trainer.args.bf16 else None
+    )
+    for folder in made:  # vectors of an earlier model
+        shutil.rmtree(folder, ignore_errors=True)
+    scores = evaluate_emoji(encoder, out / "evaluation", seed=seed)
+
+    say("3/4  Searching")
+    _encode_gallery(encoder, scores, out)
+    examples = _examples(scores, seed)
+    _print_examples(examples)
+
+    say("4/4  Results")
+    results = _results(trainer, scores, examples)
+    if isinstance(trainer.train_dataset, CachedFeatures):
+        results.tables.append(compare_heads(trainer, encoder.processor, scores, results))
+    print(format_combinations(scores.combinations))
+    return results
+
+
+def _encode_gallery(encoder: ItemEncoder, scores: EmojiScores, out: Path) -> None:
+    """Encode the gallery into a collection to search, with its pictures as files and its names."""
+    folder = (out / "pictures").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in scores.candidates:
+        path = folder / (row["id"].replace("/", "-") + ".png")
+        row["image"].save(path)
+        rows.append({"id": row["id"], "image": str(path), "kept": {"text": row["text"]}})
+    encode_collection(rows, encoder, out / "gallery", keep_pictures=_THUMBNAIL)
+
+
+def _examples(scores: EmojiScores, seed: int) -> list[Example]:
+    """Nine searches drawn at random: three each by text, by picture and by both."""
+    import torch
+
+    generator = np.random.default_rng(seed)
+    gallery = [_shown(row) for row in scores.candidates]
+    vectors = torch.from_numpy(scores.collections["image"].vectors(scores.candidates["id"][:]))
+    examples = []
+    for modality, name in NAMES.items():
+        places = generator.choice(len(scores.queries), size=3, replace=False).tolist()
+        rows = scores.queries.select(places).select_columns(modality.split(","))
+        queries, right = [_shown(row) for row in rows], [{place} for place in places]
+        embeddings = scores.query_embeddings[modality][places]
+        examples += search_examples(queries, embeddings, gallery, vectors, right, title=f"{name} → image")
+    return examples
+
+
+def _shown(row: dict[str, Any]) -> Shown:
+    return Shown(row.get("text"), picture(row["image"]) if "image" in row else None)
+
+
+def _print_examples(examples: list[Example]) -> None:
+    for example in examples:
+        asked = example.query.text or "a picture"
+        found = ", ".join(("*" if hit.correct else "") + str(hit.item.text) for hit in example.results[:3])
+        print(f"  {example.title:22s} {asked:28.28s} → {found}   (correct: rank {example.rank})")
+
+
+def _results(trainer: RetrievalTrainer, scores: EmojiScores, examples: list[Example]) -> Results:
+    log = trainer.state.log_history
+    losses = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
+    validation = {
+        f"{query} → {candidate}": [[entry["step"], 100 * entry[key]] for entry in log if key in entry]
+        for query, candidate, key in (
+            ("text", "image", "eval_text_to_image_hit_rate@10"),
+            ("image", "text", "eval_image_to_text_hit_rate@10"),
+        )
+    }
+    model = trainer.encoder
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    test = len(scores.queries)
+    results = Results(
+        title=TITLE,
+        summary=SUMMARY.format(steps=trainer.state.max_steps, test=test),
+        seed=trainer.args.seed,
+        model={
+            "architecture": type(model).__name__,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "trained parameters": trained,
+            "dimension": model.config.hidden_size,
+        },
+        dataset={
+            "name": "emoji sample: Twemoji (CC BY 4.0), OpenMoji (CC BY-SA 4.0), names of the emoji package",
+            "test concepts": test,
+            "gallery": "Twemoji pictures",
+            "queries": "English names, OpenMoji pictures",
+        },
+        config={
+            "steps": trainer.state.max_steps,
+            "batch size": trainer.args.per_device_train_batch_size,
+            "learning rate": trainer.args.learning_rate,
+        },
+        combinations=scores.combinations,
+        symmetric=[scores.symmetric],
+        curves=[Curve("Training loss", {"training": losses}), Curve("Validation R@10, %", validation)],
+        examples=examples,
+        examples_note=f"Drawn at random with seed {trainer.args.seed}, not chosen.",
+        created=date.today().isoformat(),
+    )
+    results.headline = [
+        Headline("text → image, R@10", results.cell("text", "image").metrics["hit_rate@10"], "names, unseen concepts"),
+        Headline("image → image, R@1", results.cell("image", "image").metrics["hit_rate@1"], "across two artists"),
+        Headline(
+            "image + text → image, R@1", results.cell("image,text", "image").metrics["hit_rate@1"], "across artists"
+        ),
+    ]
+    return results
