@@ -12,7 +12,7 @@ LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 -
 
 COMMON := runs/transformers
 
-.PHONY: help demo app docs test test-app test-common test-lowest lock audit check format clean
+.PHONY: help demo app docs test test-all test-app test-common test-lowest lock audit check format clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,7 +44,10 @@ app: $(BIN)/conjoin runs/demo/gallery ## Search the demo's collection in the bro
 docs: $(ALL) ## Build the documentation site, strictly and offline; writes runs/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-test: $(ALL) ## Run the tests
+test: $(ALL) ## Run the fast tests, in minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: $(ALL) ## Run all tests: also clusters, ranks, killed processes, tutorials, the documentation site
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parents[1] / "src/conjoin"
 HUB_CODE = ("processing", "models")
 """Copied into checkpoints: flat folders that import nothing of the package."""
@@ -59,38 +57,33 @@ def test_one_file_modules_stand_above_all_folders():
         assert not list(_imports(path)), f"{name} must import nothing of the package"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_file_imports_only_from_above(path):
-    layer = _layer(path)
-    for level, module, names in _imports(path):
-        assert level <= 1, f"from {'.' * level}{module} leaves its folder"
-        if level == 0 and layer in LAYERS:  # conjoin/__init__.py and __main__.py stand above all
-            if module == "conjoin":
-                assert names <= {"__version__", "conjoin"}, f"from conjoin import {names}"
-                continue
-            above = LAYERS[: LAYERS.index(layer) + 1]
-            allowed = {f"conjoin.{name}" for name in above} | (set() if layer in HUB_CODE else TOP)
-            assert ".".join(module.split(".")[:2]) in allowed, f"{layer} must not import {module}"
+def test_files_import_only_from_above():
+    for path in FILES:
+        layer = _layer(path)
+        for level, module, names in _imports(path):
+            assert level <= 1, f"{path}: from {'.' * level}{module} leaves its folder"
+            if level == 0 and layer in LAYERS:  # conjoin/__init__.py and __main__.py stand above all
+                if module == "conjoin":
+                    assert names <= {"__version__", "conjoin"}, f"{path}: from conjoin import {names}"
+                    continue
+                above = LAYERS[: LAYERS.index(layer) + 1]
+                allowed = {f"conjoin.{name}" for name in above} | (set() if layer in HUB_CODE else TOP)
+                assert ".".join(module.split(".")[:2]) in allowed, f"{path}: {layer} must not import {module}"
 
 
-@pytest.mark.parametrize("room", sorted(path.name for path in (SOURCE / "methods").iterdir() if path.is_dir()))
-def test_a_method_imports_no_other(room):
-    if room != "__pycache__":
-        for path in (SOURCE / "methods" / room).rglob("*.py"):
-            others = {m for _, m, _ in _imports(path) if m.startswith("conjoin.methods.")}
-            assert all(module.split(".")[2] == room for module in others), f"{path.name} imports {others}"
+def test_a_method_imports_no_other():
+    for path in (SOURCE / "methods").glob("*/**/*.py"):
+        room = path.relative_to(SOURCE).parts[1]
+        others = {m for _, m, _ in _imports(path) if m.startswith("conjoin.methods.")}
+        assert all(module.split(".")[2] == room for module in others), f"{path} imports {others}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_file_names_one_method_at_most(path):
-    text = path.read_text(encoding="utf-8").lower()
-    named = {name for name, words in METHODS.items() if re.search(rf"(?<![a-z])({words})(?![a-z])", text)}
-    assert len(named) <= 1 or str(path.relative_to(SOURCE)) in SEVERAL, f"names {sorted(named)}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_are_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600
+def test_files_name_one_method_at_most_and_are_short():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 600, path
+        named = {name for name, words in METHODS.items() if re.search(rf"(?<![a-z])({words})(?![a-z])", text.lower())}
+        assert len(named) <= 1 or str(path.relative_to(SOURCE)) in SEVERAL, f"{path} names {sorted(named)}"
 
 
 def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():

@@ -51,23 +51,15 @@ def test_no_public_name_hides_a_subpackage():
     assert folders & set(conjoin.__all__) == set()
 
 
-@pytest.mark.parametrize("name", sorted(set(conjoin.__all__)))
-def test_public_names_resolve(name):
-    assert getattr(conjoin, name) is not None
-    assert name in dir(conjoin)
+def test_public_names_resolve():
+    for name in conjoin.__all__:
+        assert getattr(conjoin, name) is not None, name
+        assert name in dir(conjoin)
 
 
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="JointEncoder2"):
         conjoin.JointEncoder2  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    "path", sorted(p for p in RECIPES.rglob("*.yaml") if p.parent.name != "accelerate"), ids=lambda path: path.stem
-)
-def test_every_recipe_parses(path, tmp_path):
-    recipe = load_recipe(path, {"training.output_dir": str(tmp_path)})
-    assert recipe.training.output_dir == str(tmp_path)
 
 
 def test_overrides_reach_their_section_and_numbers_are_numbers(tmp_path):

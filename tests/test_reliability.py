@@ -21,9 +21,12 @@ from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-pytestmark = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="system calls of Linux on x86-64"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="system calls of Linux on x86-64"
+    ),
+]
 
 
 class Cache(RowCache):
@@ -147,9 +150,7 @@ def stop(name, work):
         assert not list(out.glob("*.conjoin-tmp"))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "cache" else pytest.param(name, marks=pytest.mark.slow) for name in WRITERS]
-)
+@pytest.mark.parametrize("name", WRITERS)
 def test_stopped(name, tmp_path):
     """Nothing half-written is read, and the same again ends with the same content and no unfinished file."""
     if name == "faiss":

@@ -12,6 +12,8 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 RESOURCE = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
 

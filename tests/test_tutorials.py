@@ -25,6 +25,8 @@ from loopback_hub import ENVIRONMENT
 from test_docs import parse, plain_commands
 from tiny_catalogue import products, write_catalogue
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r'(<!-- test: parse -->\n)?^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

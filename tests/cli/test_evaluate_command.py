@@ -222,6 +222,7 @@ BENCHMARKS.register(Benchmark("toy", "words of a toy", add_arguments, run, reads
 """
 
 
+@pytest.mark.slow
 def test_another_package_registers_a_benchmark(model, tmp_path):
     """An installed distribution that this package has never heard of, as `pip` would leave it."""
     site, out = tmp_path / "site", tmp_path / "out"

@@ -42,12 +42,14 @@ def test_commands_share_defaults():
     assert not hasattr(parse(search, "index"), "batch_size")
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name not in OWN], ids=lambda path: path.name)
-def test_no_command_writes_a_shared_option_itself(path):
+def test_no_command_writes_a_shared_option_itself():
     shared = {*options.DATA_OPTIONS, *options.COMPUTE_OPTIONS, *options.STORING_OPTIONS, *options.URL_OPTIONS}
-    for call in ast.walk(ast.parse(path.read_text())):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            assert not {argument.value for argument in call.args if isinstance(argument, ast.Constant)} & shared
+    for path in (path for path in MODULES if path.name not in OWN):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call in calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+                names = {argument.value for argument in call.args if isinstance(argument, ast.Constant)}
+                assert not names & shared, path
 
 
 def test_rows_are_read_by_the_options(tmp_path):

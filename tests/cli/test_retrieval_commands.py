@@ -421,6 +421,7 @@ def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, t
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_handful_of_lines(model, data, tmp_path):
     command = [sys.executable, "-m", "conjoin", "encode", str(model), str(data), "--out", str(tmp_path / "new")]
     piped = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
@@ -445,6 +446,7 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
         datasets.enable_progress_bars()
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_collection(built, model, data, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "conjoin", "encode"]
     words += [model, data, "--only", "image", "--out", tmp_path / "new", "--quiet"]

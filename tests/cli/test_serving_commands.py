@@ -59,6 +59,7 @@ def test_the_page_starts_without_torch():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_endpoint_answers_until_it_is_stopped(tiny_checkpoints):
     pytest.importorskip("uvicorn")
     command = [sys.executable, "-m", "conjoin", "serve", "--model", tiny_checkpoints["bert"], "--port", "0"]

@@ -215,6 +215,7 @@ def test_a_recipe_in_a_model_folder_has_no_paths_of_the_machine(recipe, tmp_path
     assert str(tmp_path) not in (tmp_path / "out/recipe.json").read_text()
 
 
+@pytest.mark.slow
 def test_accelerate_launch_trains_on_two_processes(recipe, tmp_path, launch):
     printed = launch("train", recipe, "--training.save_strategy=no")
     steps = [entry["step"] for entry in record(tmp_path / "out")["log"] if "loss" in entry]

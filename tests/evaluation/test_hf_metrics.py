@@ -20,6 +20,7 @@ sys.stdout.write(json.dumps([[load_metric(name).name for name in names], *found]
 """
 
 
+@pytest.mark.slow
 def test_shells_equal_the_functions_in_a_fresh_offline_process(tmp_path):
     pytest.importorskip("evaluate")
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -57,6 +57,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictures, run_without_conjoin, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     picture = pictures[1].convert("RGBA")

@@ -64,6 +64,7 @@ def exported(mllm_checkpoints, pictures, tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 def test_the_same_vectors_without_the_package(exported, run_without_conjoin, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     run_without_conjoin(READ.format(folders=[str(folder) for folder in exported]))

@@ -81,6 +81,7 @@ snapshot_download("me/triplets", repo_type="dataset", local_dir=folder / "triple
 """
 
 
+@pytest.mark.slow
 def test_push_then_load(hub, tiny_checkpoints, pictures, tmp_path):
     expected, clip = {}, tiny_checkpoints["clip"]
     for seed, name in enumerate(("pinned", "new")):

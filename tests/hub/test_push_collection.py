@@ -49,6 +49,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("memory", [0, 10**9])
+@pytest.mark.slow
 def test_it_is_searched_from_the_hub(hub, api, folder, tmp_path, memory):
     push(collection_upload(folder, "me/photos", tmp_path / "work", model="me/model", side=20), api=api)
     files = hub.files("me/photos", "dataset")

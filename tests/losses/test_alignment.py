@@ -186,6 +186,7 @@ def _plain(terms):
     }
 
 
+@pytest.mark.slow
 def test_statistics_of_two_ranks_are_those_of_all_their_scores(tmp_path):
     torch.multiprocessing.spawn(_run_rank, args=(str(tmp_path),), nprocs=2)
     (own0, both0), (own1, both1) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

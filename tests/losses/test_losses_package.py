@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import importlib, sys
 names = "gcl", "info_nce", "mac", "multi_positive", "self_distillation"
@@ -19,5 +21,6 @@ for first in files:
 """
 
 
+@pytest.mark.slow
 def test_losses_are_functions_after_any_import_order():
     subprocess.run([sys.executable, "-c", CODE], check=True)

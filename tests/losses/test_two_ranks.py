@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from conjoin.losses import ContrastiveLoss, GclLoss, gcl, info_nce, mac, multi_positive, symmetric_info_nce
 from conjoin.ops import gather_with_gradient as gather, local_positions
 
+pytestmark = pytest.mark.slow
+
 ROWS = 6
 MODALITY = torch.tensor([0, 1, 2, 0, 1, 1])
 IDS = torch.tensor([0, 1, 2, 0, 4, 1])

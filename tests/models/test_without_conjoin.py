@@ -1,5 +1,6 @@
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import ONE_OF_EACH
@@ -37,6 +38,7 @@ except ImportError as error:
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_checkpoints_carry_their_code(built, pictures, tmp_path, run_without_conjoin, monkeypatch):
     """Saved, loaded where the package is not installed, saved and loaded again: the same vectors to the bit."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -52,6 +52,7 @@ def test_the_timing_leaves_the_threads_as_they_are():
     assert min(precision.time_cpu()) > 0 and torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_without_bfloat16_instructions_float32_is_chosen():
     """oneDNN is told not to use them."""
     if not torch.backends.mkldnn.is_available() or "AVX" not in torch.backends.cpu.get_cpu_capability():

@@ -282,6 +282,7 @@ save_file(dict(batch), folder + "/batch.safetensors")
 """
 
 
+@pytest.mark.slow
 def test_loads_where_the_package_is_not_installed(processor, pictures, tmp_path, run_without_conjoin, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     processor.save_pretrained(tmp_path)

@@ -60,6 +60,7 @@ def test_a_damaged_picture_that_is_open_is_named(tmp_path):
         tiny_encoder(num_workers=1).encode(["text", Image.open(tmp_path / "cut.png")], ids=["a", "b"])
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_process():
     code = (
         "import multiprocessing, time\nfrom tiny_encoder import tiny_encoder\n"

@@ -247,6 +247,7 @@ class TestTwoWriters:
         assert len(make(tmp_path)) == 10
         lock.release()
 
+    @pytest.mark.slow
     def test_a_killed_process_leaves_no_lock(self, tmp_path):
         context = multiprocessing.get_context("spawn")
         ready = context.Event()

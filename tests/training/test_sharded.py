@@ -26,6 +26,8 @@ from conjoin.training.sharded import Sharding
 from tiny_trainers import make_any
 from tiny_training import METHODS, make_encoder, make_rows, make_trainer, without_dropout
 
+pytestmark = pytest.mark.slow
+
 LAUNCH_FILES = Path(__file__).parents[2] / "training_args/accelerate"
 CASES = {
     "contrastive": {"method": "contrastive", "max_grad_norm": 1.0},

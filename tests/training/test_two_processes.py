@@ -15,6 +15,8 @@ from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrain
 from conjoin.training.gradient_cache import average_gradients
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     *(("contrastive", 0, 1, 0), ("contrastive", 2, 1, 0), ("gcl", 0, 1, 0), ("gcl", 2, 1, 0), ("gcl", 2, 2, 0)),
     *(("contrastive", 0, 1, 10), ("gcl", 3, 2, 12)),

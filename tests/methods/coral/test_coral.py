@@ -337,6 +337,7 @@ def main(folder, out):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_process(folder, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -286,6 +286,7 @@ def test_four_bits_need_bitsandbytes(recipe_1, monkeypatch, capsys):
     assert "lora.quantize needs bitsandbytes: pip install bitsandbytes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_accelerate_launch_trains_on_two_processes(recipe_1, tmp_path, launch):
     words = ["--training.save_strategy=no", "--training.per_device_train_batch_size=3"]
     launch("train", recipe_1, *words, f"--teacher.cache={tmp_path / 'states'}")
