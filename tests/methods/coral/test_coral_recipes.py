@@ -89,15 +89,24 @@ def test_the_head_is_that_of_an_untied_whole_model_only(mllm_checkpoints, words)
 
 
 @pytest.mark.parametrize("shards", [True, False])
-def test_a_tied_head_is_the_table_of_inputs(shards, mllm_checkpoints, tmp_path):
-    weights = mllm_checkpoints("qwen2_vl")[1].state_dict()
+def test_the_config_says_whether_the_head_is_tied(shards, mllm_checkpoints, tmp_path):
+    folder, mllm = mllm_checkpoints("qwen2_vl")
+    weights = mllm.state_dict()
     head = weights.pop("lm_head.weight")
-    save_file(weights, tmp_path / "model.safetensors")
     index = tmp_path / "model.safetensors.index.json"
-    if shards:
-        index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, "model.safetensors")}))
-    assert load_language_head(tmp_path) is None
-    save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
-    if shards:
-        index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model.safetensors"}}))
+
+    def write(tensors, tied):
+        config = json.loads((Path(folder) / "config.json").read_text())
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = tied
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file(tensors, tmp_path / "model.safetensors")
+        if shards:
+            index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "model.safetensors")}))
+
+    write(weights | {"lm_head.weight": head}, tied=False)
     assert torch.equal(load_language_head(tmp_path), head)
+    write(weights | {"lm_head.weight": head}, tied=True)  # a stale copy
+    assert load_language_head(tmp_path) is None
+    write(weights, tied=False)
+    with pytest.raises(ValueError, match=r"tie_word_embeddings=false, but no file has 'lm_head.weight'"):
+        load_language_head(tmp_path)

@@ -11,6 +11,7 @@ from conjoin.methods.coral.targets import (
     PADDING,
     PromptFrame,
     choose_masked,
+    choose_masked_by_position,
     draw_noise,
     pack_targets,
     recorded_embeddings,
@@ -50,7 +51,7 @@ def test_targets_are_the_tokens_of_the_item_alone(name, readout, chosen, mllm_ch
     images = [1, 0, 1, 1][chosen]
     for row, (text, count) in enumerate(zip(texts, images, strict=True)):
         own = found.ids[row][found.ids[row] >= 0]
-        assert processor.tokenizer.decode(own).replace("\n", "").strip() == text
+        assert processor.tokenizer.decode(own).removeprefix(" ") == text  # a word's own space, no separator
         assert torch.equal(found.embeddings[row][found.ids[row] >= 0], table[own])
         assert ((found.ids[row] == IMAGE).sum() > 0) == (count > 0)
         assert not found.embeddings[row][found.ids[row] == PADDING].any()
@@ -107,6 +108,30 @@ def test_seeds_follow_the_epoch_and_the_row():
     assert "mask_seeds" not in collate([Products(1)[0]])  # a stream
 
 
+def test_a_position_is_masked_for_itself_and_with_others():
+    kind = torch.zeros(2, 12, dtype=torch.bool)
+    kind[0, :10], kind[1, 4:8] = True, True
+    places = torch.tensor([[0, 3, 9], [4, 5, 7]])
+    masked = choose_masked_by_position(kind, places, [1, 2], 0.5)
+    assert masked.shape == (2, 3, 12) and not (masked & ~kind[:, None]).any()
+    assert masked.sum(2).tolist() == [[5] * 3, [2] * 3]
+    assert masked.gather(2, places[..., None]).all()
+    assert not masked[0, 0].equal(masked[0, 1])
+    assert masked.equal(choose_masked_by_position(kind, places, [1, 2], 0.5))
+
+
+def test_the_order_of_the_visible_tokens_matters():
+    torch.manual_seed(0)
+    state, tokens, places = torch.randn(1, 16).double(), torch.randn(1, 6, 16).double(), torch.tensor([[0, 1]])
+    visible, shuffled = torch.tensor([[0, 0, 1, 1, 1, 1]]).bool(), tokens[:, [0, 1, 3, 4, 5, 2]]
+    change = {}
+    for key_positions in (True, False):
+        decoder = ReconstructionDecoder(16, 2, positions=8, key_positions=key_positions).double().eval()
+        moved = decoder(state, shuffled, visible, places) - decoder(state, tokens, visible, places)
+        change[key_positions] = moved.abs().max().item()
+    assert change[False] < 1e-12 < 1e-7 < change[True]
+
+
 @pytest.mark.parametrize("heads", [None, 4])
 def test_a_masked_token_changes_no_prediction_and_any_other_does(heads):
     torch.manual_seed(0)
@@ -124,6 +149,11 @@ def test_a_masked_token_changes_no_prediction_and_any_other_does(heads):
             wanted = torch.zeros_like(moved)
             wanted[row] = attended[row, place]
             assert moved.equal(wanted)
+        each = attended[:, None].expand(-1, 3, -1).clone()
+        torch.testing.assert_close(decoder(state, tokens, each, places), expected)
+        each[0, 1, 0] = False
+        moved = (decoder(state, tokens, each, places) - expected).abs().amax(2) > 1e-9
+        assert moved.nonzero().tolist() == [[0, 1]]
         assert (decoder(state + torch.eye(3, 16), tokens, attended, places) != expected).any(2).all()
     with pytest.raises(ValueError, match="a target has 9 tokens, but decoder_positions=8"):
         decoder(state, torch.randn(3, 9, 16).double(), torch.ones(3, 9).bool(), places)
@@ -135,7 +165,8 @@ def test_a_decoder_is_attention_and_feed_forward_with_a_norm_behind_each():
     torch.manual_seed(0)
     decoder = ReconstructionDecoder(8, 2, positions=5, dropout=0.0).double()
     state, tokens = torch.randn(8).double(), torch.randn(3, 8).double()
-    keys = torch.stack([tokens[0], tokens[2], state])  # the second is masked
+    where = decoder.positions.weight
+    keys = torch.stack([tokens[0] + where[0], tokens[2] + where[2], state])  # the second is masked
     query = state + decoder.positions.weight[1]
     weight, bias = decoder.attention.in_proj_weight.chunk(3), decoder.attention.in_proj_bias.chunk(3)
     q, k, v = (x @ w.T + b for x, w, b in zip((query, keys, keys), weight, bias, strict=True))

@@ -33,24 +33,30 @@ def prepare_coral(run: Run) -> dict[str, Any]:
 
 
 def load_language_head(checkpoint: str | Path, revision: str | None = None) -> Tensor | None:
-    """Read the head `(V, D)` of an MLLM; None if it is tied, so that its checkpoint lacks it.
+    """Read the head `(V, D)` of an MLLM; None if its config ties the head to the input embeddings.
 
     Only the file that holds the head is downloaded and opened.
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
         revision: Branch, tag or commit on the Hub.
+
+    Raises:
+        ValueError: The config does not tie the head, and no file has it.
     """
     checkpoint = str(checkpoint)
     folder, shard = fetch_small_files(checkpoint, revision), SINGLE
+    if AutoConfig.from_pretrained(folder).tie_word_embeddings:
+        return None
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         shard = next((file for name, file in files.items() if name.endswith(HEAD)), "")
-    if not shard:
-        return None
-    if not Path(checkpoint).is_dir():
+    if shard and not Path(checkpoint).is_dir():
         folder = Path(snapshot_download(checkpoint, revision=revision, allow_patterns=[shard]))
-    with safe_open(str(folder / shard), framework="pt") as file:
-        heads = [name for name in file.keys() if name.endswith(HEAD)]
-        head: Tensor | None = file.get_tensor(heads[0]) if heads else None
-    return head
+    if shard:
+        with safe_open(str(folder / shard), framework="pt") as file:
+            name = next((name for name in file.keys() if name.endswith(HEAD)), None)
+            if name is not None:
+                head: Tensor = file.get_tensor(name)
+                return head
+    raise ValueError(f"{checkpoint}: its config has tie_word_embeddings=false, but no file has '{HEAD}'")

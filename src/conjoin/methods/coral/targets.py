@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,17 +21,19 @@ PADDING = -2
 
 
 class PromptFrame(NamedTuple):
-    """What a prompt has beside the item: its start, its request and readout token, and special tokens.
+    """What a prompt has beside the item: its start, its request and readout token, special tokens and separators.
 
     Args:
         start: Number of tokens before the item.
         ends: `(2, 2)` number of tokens after it, by whether it has images and whether it has texts.
-        special: Ids of special tokens.
+        outside: Ids of special tokens, and of line breaks, which the template puts between the parts.
+        spaces: Ids of other whitespace; at the start of a text it is the template's.
     """
 
     start: int
     ends: Tensor
-    special: Tensor
+    outside: Tensor
+    spaces: Tensor
 
     @classmethod
     def of(cls, processor: MllmRetrieverProcessor) -> "PromptFrame":
@@ -44,8 +47,13 @@ class PromptFrame(NamedTuple):
         for modalities, noun in NOUNS.items():
             ask = template["ask"].format(noun)
             ends[*map(int, modalities)] = count(f"\n{ask}{template['end']}{ret}") - count("\n")
-        special = torch.tensor(sorted(processor.tokenizer.added_tokens_encoder.values()), dtype=torch.long)
-        return cls(count(template["start"].rstrip(" ")), ends, special)
+        tokenizer = processor.tokenizer
+        texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+        spaces = [token for token, text in enumerate(texts) if not text.strip() and "\n" not in text]
+        breaks = [token for token, text in enumerate(texts) if not text.strip() and "\n" in text]
+        outside = torch.tensor([*tokenizer.added_tokens_encoder.values(), *breaks], dtype=torch.long)
+        start = count(template["start"].rstrip(" "))
+        return cls(start, ends, outside, torch.tensor(spaces, dtype=torch.long))
 
     def own_texts(self, inputs: Mapping[str, Any], ids: Tensor, lengths: Tensor, is_image: Tensor) -> Tensor:
         """Return the mask `(N, T)` of the tokens of the items' texts.
@@ -63,7 +71,9 @@ class PromptFrame(NamedTuple):
         ends = self.ends.to(ids.device)[is_image.any(1).long(), has_text.long()]
         places = torch.arange(ids.shape[1], device=ids.device)
         inside = (places >= self.start) & (places < (lengths - ends)[:, None]) & has_text[:, None]
-        return inside & ~is_image & ~torch.isin(ids, self.special.to(ids.device))
+        own = inside & ~is_image & ~torch.isin(ids, self.outside.to(ids.device))
+        first = own & ~F.pad(own[:, :-1], (1, 0))
+        return own & ~(first & torch.isin(ids, self.spaces.to(ids.device)))
 
 
 class TargetTokens(NamedTuple):
@@ -131,16 +141,37 @@ def choose_masked(kind: Tensor, noise: Tensor, ratio: float) -> Tensor:
     """Choose a fixed share of each row's tokens of one modality, at least one.
 
     Args:
-        kind: `(N, T)` bool, the tokens to choose from.
-        noise: `(N, T)`; the tokens with the least noise are chosen.
+        kind: `(..., T)` bool, the tokens to choose from.
+        noise: `(..., T)`; the tokens with the least noise are chosen.
         ratio: Share of the tokens of a row, rounded to a number of tokens.
 
     Returns:
-        `(N, T)` bool.
+        `(..., T)` bool.
     """
-    wanted = (kind.sum(1) * ratio + 0.5).floor().clamp(min=1)
-    order = noise.masked_fill(~kind, torch.inf).argsort(dim=1).argsort(dim=1)
-    return kind & (order < wanted[:, None])
+    wanted = (kind.sum(-1, keepdim=True) * ratio + 0.5).floor().clamp(min=1)
+    order = noise.masked_fill(~kind, torch.inf).argsort(dim=-1).argsort(dim=-1)
+    return kind & (order < wanted)
+
+
+def choose_masked_by_position(kind: Tensor, places: Tensor, seeds: Sequence[int], ratio: float) -> Tensor:
+    """Choose the masked tokens of each predicted position, which are itself and random others (RetroMAE's decoding).
+
+    Args:
+        kind: `(N, T)` bool, the tokens to choose from.
+        places: `(N, Q)` the predicted positions.
+        seeds: Of each row.
+        ratio: As in `choose_masked`.
+
+    Returns:
+        `(N, Q, T)` bool.
+    """
+    length = kind.shape[1]
+    masked = []
+    for seed, row, wanted in zip(seeds, kind, places, strict=True):
+        noise = torch.stack([draw_noise([seed + 1 + place], length)[0] for place in wanted.tolist()]).to(kind.device)
+        noise.scatter_(1, wanted[:, None], -1.0)
+        masked.append(choose_masked(row.expand_as(noise), noise, ratio))
+    return torch.stack(masked)
 
 
 @contextmanager

@@ -20,7 +20,16 @@ from conjoin.training.query_candidates import (
 
 from .decoders import ReconstructionDecoder
 from .rows import SeedCollator, SeededRows
-from .targets import PADDING, PromptFrame, choose_masked, draw_noise, pack_targets, recorded_embeddings, unpack_targets
+from .targets import (
+    PADDING,
+    PromptFrame,
+    choose_masked,
+    choose_masked_by_position,
+    draw_noise,
+    pack_targets,
+    recorded_embeddings,
+    unpack_targets,
+)
 
 MODALITIES = ("vision", "language")
 STATES = {"reg": "queries", "rec": "positives"}
@@ -38,9 +47,12 @@ class CoralConfig(QueryCandidateConfig):
         rec_weight: λ2, of its reconstruction from its own state; 0 for none.
         mask_ratio: Masked share of the tokens of one modality.
         masked_only: Predict the masked tokens only, in place of all tokens of the modality.
+        mask_by_position: Resample the masked tokens for each predicted position, which never sees itself (RetroMAE's
+            decoding, arXiv 2205.12035, Sec. 3.3), in place of one mask for all positions (M of Eq. 3 allows both).
         normalize_targets: Standardise each image embedding over its dimensions before the vision decoder predicts it
             (as the pixels of a patch in He et al., "Masked Autoencoders", arXiv 2111.06377, Sec. 3), for a model whose
             image embeddings are small; not in the paper.
+        key_positions: Add position embeddings to the tokens that a decoder attends to, not to its queries alone.
         decoder_heads: Attention heads of a decoder; None for heads of width 64.
         decoder_positions: Largest number of tokens of a target, images and texts.
         decoder_dropout: Dropout rate of the decoders.
@@ -56,7 +68,9 @@ class CoralConfig(QueryCandidateConfig):
     rec_weight: float = field(default=0.1)
     mask_ratio: float = field(default=0.5)
     masked_only: bool = field(default=False)
+    mask_by_position: bool = field(default=False)
     normalize_targets: bool = field(default=False)
+    key_positions: bool = field(default=True)
     decoder_heads: int | None = field(default=None)
     decoder_positions: int = field(default=1024)
     decoder_dropout: float = field(default=0.1)
@@ -74,6 +88,8 @@ class CoralConfig(QueryCandidateConfig):
             raise ValueError(f"reg_weight={self.reg_weight}, rec_weight={self.rec_weight}: must not be negative")
         if not 0 < self.mask_ratio <= 1:
             raise ValueError(f"mask_ratio={self.mask_ratio} must lie in (0, 1]")
+        if self.masked_only and self.mask_by_position:
+            raise ValueError("masked_only and mask_by_position: every predicted position is masked; set one of them")
         if min(self.decoded_rows, self.decoder_positions) < 1 or not 0 <= self.decoder_dropout < 1:
             given = {name: vars(self)[name] for name in ("decoded_rows", "decoder_positions", "decoder_dropout")}
             raise ValueError(f"{given}: expected positive numbers and a rate below 1")
@@ -115,7 +131,7 @@ class CoralObjective(QueryCandidateObjective):
         self.decoders = nn.ModuleDict()
         for name in args.reconstruct if args.weights else ():
             self.decoders[name] = ReconstructionDecoder(
-                width, args.decoder_heads, args.decoder_positions, args.decoder_dropout
+                width, args.decoder_heads, args.decoder_positions, args.decoder_dropout, args.key_positions
             )
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
@@ -180,7 +196,11 @@ class CoralObjective(QueryCandidateObjective):
         places, valid = _places(masked if self.args.masked_only else kind)
         dtype = decoder.output_norm.weight.dtype
         state, tokens = embeddings[source][rows].to(dtype), target.embeddings.to(dtype)
-        predicted = decoder(state, tokens, (target.ids != PADDING) & ~masked, places)[valid]
+        if self.args.mask_by_position:
+            masked = choose_masked_by_position(kind, places, seeds[rows].tolist(), self.args.mask_ratio)
+        own = target.ids != PADDING
+        attended = (own[:, None] if masked.ndim == 3 else own) & ~masked
+        predicted = decoder(state, tokens, attended, places)[valid]
         at = torch.arange(len(places), device=places.device)[:, None], places
         if name == "vision":
             wanted = target.embeddings[at][valid]
