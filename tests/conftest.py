@@ -140,6 +140,21 @@ def tiny_checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def own_export(tiny_checkpoints, tmp_path_factory):
+    """Our own export, its model and its processor."""
+    from conjoin.hub import export
+    from conjoin.models.joint_encoder import JointEncoderModel
+    from conjoin.processing import ImageTextProcessor
+
+    torch.manual_seed(0)
+    model = JointEncoderModel.from_backbones(
+        tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], hidden_size=16, num_attention_heads=2
+    ).eval()
+    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+    return export(model, processor, tmp_path_factory.mktemp("own")), model, processor
+
+
+@pytest.fixture(scope="session")
 def mllm_checkpoints(tmp_path_factory):
     """`mllm_checkpoints(name)` is the folder of a tiny MLLM and the full model in it."""
     cache = {}

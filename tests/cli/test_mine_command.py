@@ -70,14 +70,6 @@ def test_no_miner_at_all(data, tmp_path, capsys):
     assert "nothing to mine by: pass --miner" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("old", "new"), [("--metric", "--miner"), ("--metrics", "--miners")])
-def test_the_old_options_name_the_new_ones(old, new, data, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["mine", str(data), "--out", str(tmp_path / "out"), old, "a", "m", "text", "text"])
-    assert stopped.value.code == 2
-    assert f"error: {old} is now {new}\n" in capsys.readouterr().err
-
-
 def test_a_run_without_estimate_loads_every_model_once(model, data, tmp_path, monkeypatch, capsys):
     loaded = []
 

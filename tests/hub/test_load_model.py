@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "joint_encoder"
+UNCHECKED = shutil.ignore_patterns("SHA256SUMS")
 
 
 @pytest.mark.parametrize("kind", ["joint_encoder", "mllm_retriever", "score_fusion", "token_fusion"])
@@ -46,18 +45,20 @@ def test_every_kind_loads_as_it_was_saved(kind, tiny_checkpoints, mllm_checkpoin
     ("change", "wrong"),
     [({"hidden_size": 32}, "text_adapter.0.bias"), ({"num_vl_layers": 9}, r"vl_encoder.layers.\d")],
 )
-def test_a_configuration_that_does_not_fit_the_weights_is_an_error(change, wrong, tmp_path):
-    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "SHA256SUMS"))
+def test_a_configuration_that_does_not_fit_the_weights_is_an_error(change, wrong, tmp_path, own_export):
+    shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True, ignore=UNCHECKED)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=rf"'{tmp_path}': its config.json does not fit its weights: .*{wrong}"):
         load_model(tmp_path)
 
 
-def test_parts_load_without_the_weights(tmp_path):
-    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+def test_parts_load_without_the_weights(tmp_path, own_export):
+    shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True)
+    for name in ("model.safetensors", "SHA256SUMS"):
+        (tmp_path / name).unlink()
     config = load_config(tmp_path)
-    assert type(config) is JointEncoderConfig and config.hidden_size == 24
+    assert type(config) is JointEncoderConfig and config.hidden_size == 16
     assert type(load_processor(tmp_path)) is ImageTextProcessor
     with pytest.raises(FileNotFoundError, match=f"cannot load the model '{tmp_path}': "):
         load_model(tmp_path)
@@ -70,10 +71,10 @@ def test_another_kind_is_refused(tiny_checkpoints):
             load(tiny_checkpoints["bert"])
 
 
-def test_a_trusted_model_of_another_kind_runs_its_code(tmp_path, monkeypatch):
-    """The fixture under a type of its own: then its own code is what there is."""
+def test_a_trusted_model_of_another_kind_runs_its_code(tmp_path, monkeypatch, own_export):
+    """Our model under a type of its own: then its own code is what there is."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = shutil.copytree(FIXTURE, tmp_path / "foreign_model")
+    folder = shutil.copytree(own_export[0], tmp_path / "foreign_model", ignore=UNCHECKED)
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "foreign"}
     (folder / "config.json").write_text(json.dumps(config))
     code = folder / "configuration_joint_encoder.py"
@@ -83,11 +84,11 @@ def test_a_trusted_model_of_another_kind_runs_its_code(tmp_path, monkeypatch):
     model, processor = load_model(folder, trust_remote_code=True)
     assert type(model).__module__.startswith("transformers_modules")
     with torch.no_grad():
-        assert model(**processor(["red apple"])).embeddings.shape == (1, 24)
+        assert model(**processor(["red apple"])).embeddings.shape == (1, 16)
 
 
-def test_damaged_weights_are_named(tmp_path):
-    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
+def test_damaged_weights_are_named(tmp_path, own_export):
+    shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True, ignore=UNCHECKED)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
     with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):
@@ -100,8 +101,8 @@ def _flipped(content):
 
 class TestDamage:
     @pytest.fixture
-    def folder(self, tmp_path):
-        return export(*load_model(FIXTURE), tmp_path / "model", prompts={"query": "Find: "})
+    def folder(self, tmp_path, own_export):
+        return export(*own_export[1:], tmp_path / "model", prompts={"query": "Find: "})
 
     @pytest.mark.parametrize("damage", [_flipped, lambda content: content[:-9], lambda content: b"", None])
     @pytest.mark.parametrize(

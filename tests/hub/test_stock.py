@@ -225,8 +225,6 @@ def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, mllm_che
     with pytest.raises(ValueError, match=r"'\[RET\]' is token 262 of the processor, but 7 of the model"):
         model.config.ret_token_id = 7
         export_stock(model, processor, out)
-    with pytest.raises(ValueError, match="prompts of version 1 cannot be exported"):
-        export_stock(*retriever("qwen2_vl", processor={"prompt_version": 1}), out)
     clip = tiny_checkpoints["clip"]
     with pytest.raises(ValueError, match="over CLIP; MllmRetrieverModel with ImageTextProcessor is of no arch"):
         export_stock(model, ImageTextProcessor.from_backbones(clip, clip), out)

@@ -46,7 +46,7 @@ def prepare(run):
     return {"scale": run.recipe.sections.get("wishes", Wishes()).scale}
 
 
-METHODS.register(Method("toy", ToyConfig, ToyTrainer, {"wishes": Wishes}, prepare, former_names=("playing",)))
+METHODS.register(Method("toy", ToyConfig, ToyTrainer, {"wishes": Wishes}, prepare))
 """
 
 RECIPE = """
@@ -60,7 +60,7 @@ training:
 """
 
 
-MISTAKES = ["--wishes.scal", "3"], ["--training.sharpnes", "3"], ["--method", "toi"], ["--method", "playing"]
+MISTAKES = ["--wishes.scal", "3"], ["--training.sharpnes", "3"], ["--method", "toi"]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def trained(tiny_checkpoints, site, tmp_path_factory):
     }
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    assert found.stdout.endswith("[0, 2, 2, 2, 2]\n"), found.stderr[-2000:]
+    assert found.stdout.endswith("[0, 2, 2, 2]\n"), found.stderr[-2000:]
     return folder / "out", found.stderr
 
 
@@ -112,4 +112,3 @@ def test_its_keys_are_checked_like_any_other(trained):
     assert "unknown key 'scal'; did you mean 'scale'?" in said
     assert "did you mean 'sharpness'?" in said
     assert "did you mean 'toy'? expected one of ['contrastive', 'coral', 'gcl'" in said
-    assert "the method 'playing' is now called 'toy'" in said

@@ -304,22 +304,6 @@ def test_text_needs_its_special_tokens_mask(built):
         model(**batch)
 
 
-def test_fields_of_earlier_versions():
-    old = {"use_type_embeddings": False, "use_position_embeddings": False, "max_position_embeddings": 1024}
-    assert JointEncoderConfig(**SMALL, **old).to_dict() == JointEncoderConfig(**SMALL).to_dict()
-    with pytest.raises(ValueError, match="use_type_embeddings: the vision-language encoder no longer has such emb"):
-        JointEncoderConfig(**SMALL, use_type_embeddings=True)
-
-
-def test_a_configuration_of_an_earlier_version_keeps_its_model():
-    saved = JointEncoderConfig(**SMALL).to_dict()
-    for name in ("balance_modalities", "adapter_init"):
-        del saved[name]
-    old = JointEncoderConfig.from_dict(saved)
-    assert not old.balance_modalities and old.adapter_init == "normal"
-    assert JointEncoderModel(old).vision_adapter[0].out_features == 8
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

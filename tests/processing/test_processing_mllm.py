@@ -1,6 +1,5 @@
 """The prompts of the MLLM retriever."""
 
-import json
 import string
 
 import pytest
@@ -81,33 +80,6 @@ def test_an_instruction_stands_before_the_first_text(processor):
         processor(items, instruction=["a", "b"])
     with pytest.raises(ValueError, match="item 0: text is empty"):
         processor(["a box"], instruction=" ")
-
-
-def test_checkpoints_from_before_keep_their_prompts(mllm_checkpoints, tmp_path):
-    """There the instruction is on a line of its own and does not count, and each part is tokenised on its own."""
-    for name in ("qwen2_vl", "llava"):
-        MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0]).save_pretrained(tmp_path / name)
-        settings = tmp_path / name / "processor_config.json"
-        saved = json.loads(settings.read_text())
-        assert saved.pop("prompt_version") == 2 and saved.pop("max_text_length", None) is None
-        settings.write_text(json.dumps(saved))
-    items = ["a box", image(16, 16), {"image": image(16, 16), "text": "red"}]
-    box = "<|vision_start|><4><|vision_end|>"
-    old = MllmRetrieverProcessor.from_pretrained(tmp_path / "qwen2_vl")
-    assert prompts(old, old(items, instruction="Find it.")) == [
-        f"{START}Find it.\na box\nSummarize above sentence in one word: {END}",
-        f"{START}{box}Find it.\nSummarize above image in one word: {END}",
-        f"{START}{box}Find it.\nred\nSummarize above image and sentence in one word: {END}",
-    ]
-    old = MllmRetrieverProcessor.from_pretrained(tmp_path / "llava")
-    old = MllmRetrieverProcessor(
-        old.image_processor, llama_tokenizer(), old.image_token, template=old.template, tokens_per_picture=4
-    )
-    parts = ["<s>USER: ", "<image>" * 4, "\n", "red\n", "Summarize above image and sentence in one word: "]
-    parts[-1] += "ASSISTANT: [RET]"
-    expected = [token for part in parts for token in old.tokenizer(part, add_special_tokens=False)["input_ids"]]
-    batch = old([items[2]])
-    assert batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist() == expected
 
 
 def llama_tokenizer(marks="first"):
@@ -404,8 +376,6 @@ def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
         MllmRetrieverProcessor.from_mllm(tiny_checkpoints["bert"])
     with pytest.raises(ValueError, match=r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"):
         MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})
-    with pytest.raises(ValueError, match=r"prompt_version=3; expected one of \(1, 2\)"):
-        MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, prompt_version=3)
 
 
 def test_very_long_texts_keep_their_first_tokens(processor, monkeypatch):
@@ -417,11 +387,8 @@ def test_very_long_texts_keep_their_first_tokens(processor, monkeypatch):
     assert batch.keys() == whole.keys() and all(torch.equal(batch[name], whole[name]) for name in batch)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_very_long_texts_are_not_tokenised_whole(processor, monkeypatch, version):
-    limited = MllmRetrieverProcessor(
-        processor.image_processor, processor.tokenizer, max_text_length=12, prompt_version=version
-    )
+def test_very_long_texts_are_not_tokenised_whole(processor, monkeypatch):
+    limited = MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, max_text_length=12)
     given = {"items": [{"text": "0123456789" * 2000, "image": image(16, 16)}], "instruction": "Find it."}
     kind, seen = type(processor.tokenizer), []
     tokenize = kind.__call__

@@ -516,14 +516,12 @@ class TestErrors:
         assert encode(tmp_path, encoder=tiny_encoder(seed=1)).model.fingerprint == tiny_encoder(seed=1).fingerprint
 
     def test_folders_that_hold_no_collection(self, tmp_path):
-        for name, content in (("other", "notes.txt"), ("old", "manifest.json")):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / content).write_text("{}")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/notes.txt").write_text("{}")
         (tmp_path / "file").write_text("x")
         (tmp_path / "empty").mkdir()
         messages = {
             "other": "is not empty and no collection: it has 'notes.txt'; choose a new folder",
-            "old": "holds vectors or an index of an earlier format .manifest.json.: run `conjoin encode` into a new",
             "file": "is a file; choose a folder for the collection",
         }
         for name, message in messages.items():
@@ -533,7 +531,7 @@ class TestErrors:
         for name in ("empty", "missing"):
             with pytest.raises(FileNotFoundError, match=r"there is no collection in .*: run `conjoin encode`"):
                 Collection.open(tmp_path / name)
-        assert {path.name for path in tmp_path.rglob("*")} == {*messages, "notes.txt", "manifest.json", "empty"}
+        assert {path.name for path in tmp_path.rglob("*")} == {*messages, "notes.txt", "empty"}
         assert len(encode(tmp_path / "empty")) == ROWS
 
     def test_an_error_of_the_rows_or_of_the_model_keeps_its_words(self, tmp_path):

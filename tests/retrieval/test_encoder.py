@@ -1,5 +1,4 @@
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,8 +160,8 @@ class TestErrors:
             ItemEncoder.from_pretrained("absent")
 
     @pytest.mark.parametrize("size", [0, 100, 2000])
-    def test_damaged_weights(self, size, tmp_path):
-        shutil.copytree(Path(__file__).parents[1] / "fixtures/joint_encoder", tmp_path, dirs_exist_ok=True)
+    def test_damaged_weights(self, size, tmp_path, own_export):
+        shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("SHA256SUMS"))
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:size])
         with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,10 +226,6 @@ class TestErrors:
         folder, _ = mllm_checkpoints("qwen2_vl")
         with pytest.raises(ValueError, match="'qwen2_vl' gives no embedding; expected a text encoder"):
             load_encoder(folder, device="cpu")
-
-    def test_old_fixture_is_loaded_as_our_model(self):
-        encoder = load_encoder(Path(__file__).parents[1] / "fixtures/mllm_retriever", device="cpu")
-        assert type(encoder.model).__module__.startswith("conjoin.")
 
 
 def test_a_warning_of_a_cut_text_names_its_id(folders, warnings):

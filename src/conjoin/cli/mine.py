@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.options import (
     COLUMN_OPTIONS,
-    RenamedOption,
     add_compute_options,
     add_data_options,
     add_image_options,
@@ -79,8 +78,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     for option, settings in _LIMITS.items():
         parser.add_argument(option, **settings)
-    for old, new in (("--metric", "--miner"), ("--metrics", "--miners")):
-        parser.add_argument(old, action=RenamedOption, new=new)
     reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
     add_image_options(parser)

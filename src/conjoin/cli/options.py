@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -306,22 +306,3 @@ def check_out(out: str) -> Path:
         if (folder / name).exists():
             raise ValueError(f"--out {out!r} holds {held} ({name}); choose another folder")
     return folder
-
-
-class RenamedOption(argparse.Action):
-    """An option that has another name now; using it is an error that says so.
-
-    Args:
-        option_strings: The old name.
-        dest: Unused.
-        new: The new name.
-        kwargs: Unused.
-    """
-
-    def __init__(self, option_strings: list[str], dest: str, new: str = "", **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(option_strings, argparse.SUPPRESS, nargs="*", help=argparse.SUPPRESS)
-        self.new = new
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> NoReturn:  # noqa: ANN401
-        """Stop with the new name."""
-        parser.error(f"{self.option_strings[0]} is now {self.new}")

@@ -94,7 +94,7 @@ class PairStream(IterableDataset[Any]):
         readers = max(workers, 1)
         if not self.position["batches"]:
             self.position["readers"] = readers
-        known = self.position.get("readers", len(self.position["workers"]))  # older checkpoints lack it
+        known = self.position["readers"]
         if known != readers:
             raise ValueError(f"the stream was read by {known} workers; resume it with as many, not with {workers}")
         options |= {"collate_fn": _Collate(collate), "num_workers": workers}

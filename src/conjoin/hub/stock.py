@@ -44,7 +44,7 @@ def export_stock(
 
     Raises:
         ValueError: The model is of another kind; the processor is for another model; or the model has what no stock
-            checkpoint can have: `position_mode="1d"` with Qwen, prompts of version 1, score fusion of normalised
+            checkpoint can have: `position_mode="1d"` with Qwen, score fusion of normalised
             vectors or over another model than CLIP.
     """
     if isinstance(model, ScoreFusionModel) and isinstance(processor, ImageTextProcessor):
@@ -80,11 +80,6 @@ def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcess
     kind = config.backbone_config.model_type
     if config.position_mode == "1d" and kind.startswith("qwen"):
         raise ValueError(f"position_mode='1d' cannot be exported: {kind!r} has three-dimensional positions")
-    if processor.prompt_version < 2:
-        raise ValueError(
-            "prompts of version 1 cannot be exported: their parts are tokenised one by one, but a chat template as a "
-            "whole"
-        )
     tokens = {processor.image_token: config.backbone_config.image_token_id}
     if processor.ret_token is not None:
         tokens[processor.ret_token] = config.ret_token_id

@@ -56,7 +56,7 @@ def chat_template(processor: MllmRetrieverProcessor, image: str, ret_token: str 
     The token ids of its prompts are those of the processor if no text has to be cut.
 
     Args:
-        processor: Of prompt version 2, whose token ids are those of the whole prompt.
+        processor: Of the model.
         image: What stands for an image, with all that surrounds it.
         ret_token: The last token of each prompt; None ends it before.
     """

@@ -13,7 +13,6 @@ NOUNS = {(True, False): "image", (False, True): "sentence", (True, True): "image
 """What a prompt asks to summarise, by whether it has an image and a sentence."""
 
 VIEWS = ("image", "text", "fused")
-PROMPT_VERSIONS = (1, 2)
 
 
 class Ask(NamedTuple):
@@ -68,16 +67,14 @@ class _Run(NamedTuple):
 class PromptWriter:
     """Writes prompts: the images and texts in the item's own order, the request, and the readout token.
 
-    In version 2, the instruction and the first text are one text, joined by a space, and an instruction counts as a
-    sentence in the request (UniIR, LamRA). The ids are those of the whole prompt. In version 1, the instruction is on
-    a line of its own and does not count, and each part is tokenised on its own.
+    The instruction and the first text are one text, joined by a space, and an instruction counts as a sentence in the
+    request (UniIR, LamRA). The ids are those of the whole prompt.
 
     Args:
         tokenizer: The tokenizer.
         template: The texts around the parts.
         image_token: The placeholder of image features.
         ret_token: The readout token, if any.
-        version: One of `PROMPT_VERSIONS`.
     """
 
     def __init__(
@@ -86,13 +83,11 @@ class PromptWriter:
         template: Mapping[str, str],
         image_token: str,
         ret_token: str | None,
-        version: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.image_token = image_token
         self.ending = template["end"] + (ret_token or "")
-        self.is_joined = version >= 2
         framing = "".join([*template.values(), self.ending])
         known = sorted((token for token in tokenizer.added_tokens_encoder if token in framing), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, known)) or '(?!)'})")
@@ -178,7 +173,7 @@ class PromptWriter:
         parts, instruction = list(ask.parts), ask.instruction
         if instruction is not None:
             first = next((place for place, part in enumerate(parts) if part is not None), len(parts))
-            if self.is_joined and first < len(parts):
+            if first < len(parts):
                 instruction = f"{instruction} {parts.pop(first)}"
             parts.insert(first, instruction)
         opening, closing = self.template["image_start"], self.template["image_end"]
@@ -190,14 +185,12 @@ class PromptWriter:
             else:
                 gaps[-1].append(_Chunk(f"{part}\n", False))
         line = "\n" if parts[-1] is None and not closing.endswith("\n") else ""
-        noun = NOUNS[Ask(tuple(parts) if self.is_joined else ask.parts).modalities]
+        noun = NOUNS[Ask(tuple(parts)).modalities]
         gaps[-1].append(_Chunk(line + self.template["ask"].format(noun) + self.ending, True))
         return gaps
 
     def _runs(self, gap: Sequence[_Chunk], first: bool) -> list[_Run]:
-        """Return what is tokenised at once: in version 2 all that is between two special tokens."""
-        if not self.is_joined:
-            return [_Run(chunk.text, chunk.template, False) for chunk in gap if chunk.text]
+        """Return what is tokenised at once: all that is between two special tokens."""
         runs: list[_Run] = []
         text = ""
         for chunk in gap:
@@ -277,7 +270,7 @@ class PromptWriter:
         """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token."""
         text = ask.parts[place] or ""
         is_first = all(part is None for part in ask.parts[:place])
-        before = f"{ask.instruction} " if self.is_joined and is_first and ask.instruction is not None else ""
+        before = f"{ask.instruction} " if is_first and ask.instruction is not None else ""
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         spans = self.tokenizer(before + text, return_offsets_mapping=True, **options)["offset_mapping"]
         kept = max(1, len(spans) - over if limit is None else limit)
@@ -288,4 +281,4 @@ class PromptWriter:
         return ask if end >= len(text) else ask._replace(parts=tuple(parts))
 
 
-__all__ = ["NOUNS", "PROMPT_VERSIONS", "VIEWS", "Ask", "Piece", "PromptWriter"]
+__all__ = ["NOUNS", "VIEWS", "Ask", "Piece", "PromptWriter"]

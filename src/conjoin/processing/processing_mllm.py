@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFea
 from .input_types import check_processor_type, concatenated
 from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
-from .mllm_prompts import PROMPT_VERSIONS, Ask, Piece, PromptWriter
+from .mllm_prompts import Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
 from .sentence_files import SentenceFilesMixin
@@ -52,8 +52,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, whose patch grid gives the number.
         max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
         max_text_length: Longest text in tokens, with the instruction before it; no limit when None.
-        prompt_version: How prompts are written, see `PromptWriter`. The default is that of processors saved without
-            this field; `from_mllm` makes processors of version 2.
         chat_template: Unused (a chat message is read part by part); kept for the library's interface.
         empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
             An empty text beside an image is left out.
@@ -64,7 +62,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
-            `max_text_length` or `prompt_version` is out of range.
+            `max_text_length` is out of range.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         max_length: int | None = None,
         chat_template: str | None = None,
         max_text_length: int | None = None,
-        prompt_version: int = 1,
         empty_text: str = "error",
         input_type: str = "seq",
         prompts: dict[str, str] | None = None,
@@ -91,13 +88,10 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         self.tokens_per_picture = tokens_per_picture
         self.max_length = max_length
         self.max_text_length = max_text_length
-        self.prompt_version = prompt_version
         self.empty_text = empty_text
         self.input_type = check_processor_type(input_type)
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
-        if prompt_version not in PROMPT_VERSIONS:
-            raise ValueError(f"prompt_version={prompt_version!r}; expected one of {PROMPT_VERSIONS}")
         if empty_text not in EMPTY_TEXTS:
             raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
         absent = [key for key in QWEN if key not in self.template]
@@ -154,7 +148,6 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             if min_pixels is not None or max_pixels is not None:
                 raise ValueError(f"{config.model_type!r} has a fixed resolution; omit min_pixels and max_pixels")
         kwargs.setdefault("template", TEMPLATES[config.model_type])
-        kwargs.setdefault("prompt_version", PROMPT_VERSIONS[-1])
         if kwargs.get("max_length") is None:  # some tokenizers have no limit
             kwargs["max_length"] = config.get_text_config().max_position_embeddings
         image_token = tokenizer.convert_ids_to_tokens([config.image_token_id])[0]
@@ -213,7 +206,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
             for item, told in zip(parsed, instructions, strict=True)
         ]
-        writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token, self.prompt_version)
+        writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token)
         image_lengths = [[image.tokens for image in item.images] for item in parsed]
         cuts = truncation not in OFF
         prompts = writer.write(

@@ -308,11 +308,6 @@ def check_place(folder: Path) -> None:
     if not folder.is_dir() or (folder / "data").is_dir():
         return
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if "manifest.json" in names:
-        raise ValueError(
-            f"{str(folder)!r} holds vectors or an index of an earlier format (manifest.json): {REMEDY} into a "
-            "new folder"
-        )
     if names:
         raise ValueError(f"{str(folder)!r} is not empty and no collection: it has {names[0]!r}; choose a new folder")
 

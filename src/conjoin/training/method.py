@@ -22,7 +22,6 @@ class Method:
         prepare: Called as `prepare(run)` with a `conjoin.training.Run` before the trainer is created; returns further
             trainer arguments, which may replace `train_dataset` or `data_collator`.
         query_trainer: Trainer for rows of queries with candidates, for a method that takes pairs or queries.
-        former_names: Earlier names; a recipe that uses one gets an error with the new name.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Method:
     sections: Mapping[str, type[Any]] = field(default_factory=dict)
     prepare: Callable[[Any], dict[str, Any]] | None = None
     query_trainer: type[RetrievalTrainer] | None = None
-    former_names: tuple[str, ...] = ()
 
 
 METHODS: Registry[Method] = Registry("method", "conjoin.methods", "conjoin.methods")

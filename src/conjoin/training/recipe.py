@@ -138,9 +138,6 @@ def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
 def _build_recipe(values: dict[str, Any], where: str) -> Recipe:
     """Build the common dataclasses and those that the method declares."""
     name = values.get("method")
-    for method in METHODS.values():
-        if name in method.former_names:
-            raise ValueError(f"{where}: the method {name!r} is now called {method.name!r}")
     try:
         method = METHODS[name if isinstance(name, str) else str(name)]
     except ValueError as error:

@@ -84,7 +84,7 @@ def check_checkpoint(path: Path) -> None:
     """Compare the files of a checkpoint with its checksums.
 
     Raises:
-        FileNotFoundError: It has no checksums: it is not complete, or an earlier version wrote it.
+        FileNotFoundError: It has no checksums: it is not complete.
         ValueError: A file is missing, truncated or changed; the message names it.
     """
     if not (path / FOLDER_CHECKSUMS).is_file():

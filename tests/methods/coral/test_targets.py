@@ -17,8 +17,6 @@ from conjoin.methods.coral.targets import (
     recorded_embeddings,
     unpack_targets,
 )
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
 from tiny_mllms import MLLMS
 
 ITEMS = [
@@ -70,14 +68,6 @@ def test_a_llava_processor_whose_start_ends_in_a_space_keeps_the_first_word(mllm
     model, processor = make_model(mllm_checkpoints("llava")[0], lora=False)
     (ids,) = targets_of(model.eval(), processor, ["words"]).ids
     assert processor.tokenizer.decode(ids).strip() == "words"
-
-
-def test_prompts_of_the_first_version_have_the_same_frame(mllm_checkpoints):
-    folder, _ = mllm_checkpoints("qwen2_vl")
-    model = MllmRetrieverModel.from_mllm(folder, 2)
-    processor = MllmRetrieverProcessor.from_mllm(folder, prompt_version=1)
-    ids = targets_of(model, processor, ITEMS[:2]).ids
-    assert [processor.tokenizer.decode(row[row >= 0]).strip() for row in ids] == ["a red shoe", "only words"]
 
 
 def test_a_fixed_share_of_each_row_is_masked():

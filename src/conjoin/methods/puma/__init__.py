@@ -23,9 +23,6 @@ METHODS.register(
         PumaStage1Trainer,
         {"data": QueryArguments, "teacher": PumaTeacherArguments},
         prepare_stage1,
-        former_names=("self_distillation",),
     )
 )
-METHODS.register(
-    Method("puma_stage2", PumaStage2Config, PumaStage2Trainer, {"data": QueryArguments}, former_names=("mac",))
-)
+METHODS.register(Method("puma_stage2", PumaStage2Config, PumaStage2Trainer, {"data": QueryArguments}))

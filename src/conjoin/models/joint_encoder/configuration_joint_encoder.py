@@ -44,8 +44,7 @@ class JointEncoderConfig(PreTrainedConfig):
         layer_norm_eps: Epsilon of the layer norms.
 
     Raises:
-        ValueError: A size is not positive, heads do not divide the width, a start is unknown, or a checkpoint of an
-            earlier version has type or position embeddings.
+        ValueError: A size is not positive, heads do not divide the width, or a start is unknown.
     """
 
     model_type = "joint_encoder"
@@ -103,17 +102,7 @@ class JointEncoderConfig(PreTrainedConfig):
             raise ValueError(f"readout={readout!r}; expected one of {READOUTS}")
         if not 0.0 <= token_dropout < 1.0:
             raise ValueError(f"token_dropout={token_dropout} must lie in [0, 1)")
-        for name in ("use_type_embeddings", "use_position_embeddings"):  # fields of earlier versions
-            if kwargs.pop(name, False):
-                raise ValueError(f"{name}: the vision-language encoder no longer has such embeddings")
-        kwargs.pop("max_position_embeddings", None)
         super().__init__(**kwargs)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "JointEncoderConfig":  # noqa: ANN401
-        """Read a saved configuration; one of an earlier version has neither balance nor identity start."""
-        earlier = {"balance_modalities": False, "adapter_init": "normal"}
-        return super().from_dict(earlier | config_dict, **kwargs)
 
     @property
     def num_vision_layers(self) -> int:
