@@ -44,11 +44,13 @@ def folder(tmp_path_factory):
     return made(tmp_path_factory.mktemp("made") / "it", VECTORS, kept).uri
 
 
-@pytest.fixture(params=["table", "memory", "indexed"])
+@pytest.fixture(scope="module", params=["table", "memory", "indexed"])
 def collection(request, folder, tmp_path_factory):
     """The same rows: searched in the table, in memory, and with an index that looks everywhere."""
     if request.param == "indexed":
-        made(tmp_path_factory.mktemp("indexed"), VECTORS, kept).index(**FLAT)
+        indexed = made(tmp_path_factory.mktemp("indexed"), VECTORS, kept)
+        indexed.index(**FLAT)
+        return Collection.open(indexed.uri)
     return Collection.open(folder, memory=10**9 if request.param == "memory" else 0)
 
 
