@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 import threading
+from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -24,11 +26,19 @@ from tiny_encoder import tiny_encoder, tiny_rows
 ROWS, CHUNK = 23, 3
 
 
-@pytest.fixture
-def small(monkeypatch):
+@contextmanager
+def small_commits():
     """A commit after each chunk of three rows."""
-    monkeypatch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
-    monkeypatch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
+        patch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 1)
+        yield
+
+
+@pytest.fixture
+def small():
+    with small_commits():
+        yield
 
 
 def encode(folder, rows=None, encoder=None, **options):
@@ -182,10 +192,23 @@ CALLS = [
 class TestResume:
     @pytest.fixture(scope="class")
     @classmethod
-    def reference(cls, tmp_path_factory):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
-            return state(encode(tmp_path_factory.mktemp("reference")).uri)
+    def reference(cls, runs):
+        return runs["first"][2]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runs(cls, tmp_path_factory):
+        """Of each of `RUNS`, uninterrupted: the collection before it, its state, and the state after it."""
+        found = {}
+        with small_commits():
+            for name, (begun, rows) in RUNS.items():
+                folder = tmp_path_factory.mktemp(name)
+                (folder / "begun").mkdir()
+                before = state(encode(folder / "begun", begun).uri) if begun else None
+                shutil.copytree(folder / "begun", folder / "whole")
+                sync(folder / "whole", rows)
+                found[name] = folder / "begun", before, state(folder / "whole")
+        return found
 
     @pytest.mark.parametrize("after", [0, 1, 3, 4, 11, 12, 22, ROWS])
     def test_stopped_before_any_row(self, after, small, reference, tmp_path):
@@ -206,14 +229,10 @@ class TestResume:
 
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize(("run", "owner", "name", "call"), CALLS)
-    def test_interrupted_in_any_write(self, run, owner, name, call, when, small, tmp_path, monkeypatch):
-        begun, rows = RUNS[run]
-        if begun:
-            for folder in ("whole", "it"):
-                encode(tmp_path / folder, begun)
-            before = state(tmp_path / "it")
-        sync(tmp_path / "whole", rows)
-        whole, calls = state(tmp_path / "whole"), iter(range(1000))
+    def test_interrupted_in_any_write(self, run, owner, name, call, when, small, runs, tmp_path, monkeypatch):
+        (folder, before, whole), (begun, rows) = runs[run], RUNS[run]
+        shutil.copytree(folder, tmp_path / "it")
+        calls = iter(range(1000))
         original = getattr(owner, name)
 
         def interrupted(*args, **options):
@@ -471,43 +490,42 @@ ERRORS = [
 
 
 class TestErrors:
-    @pytest.mark.parametrize(("rows", "options", "message"), ERRORS)
-    @pytest.mark.parametrize("is_update", [False, True])
-    def test_bad_rows(self, rows, options, message, is_update, small, tmp_path):
-        if is_update:
-            encode(tmp_path)
-            before = state(tmp_path)
-        with pytest.raises(ValueError, match=message):
-            encode(tmp_path, rows, **options)
-        if is_update:
-            assert state(tmp_path) == before
-        encode(tmp_path)
-        if not is_update:  # what was written before the error counts
-            assert state(tmp_path).keys() >= {row["id"] for row in tiny_rows()}
+    def test_bad_rows(self, small, tmp_path):
+        """What was written before the error stays, and another run goes on from it."""
+        whole = state(encode(tmp_path / "whole").uri)
+        for number, (rows, options, message) in enumerate(ERRORS):
+            for folder in ("whole", f"new {number}"):
+                with pytest.raises(ValueError, match=message):
+                    encode(tmp_path / folder, rows, **options)
+            assert state(tmp_path / "whole") == whole, message
+        with pytest.raises(ValueError, match="occurs twice"):
+            encode(tmp_path / "begun", other_ids())
+        assert encode(tmp_path / "begun").changes == Changes(added=ROWS - 12, unchanged=12, encoded=ROWS - 12)
 
     @pytest.mark.parametrize("is_finished", [False, True])
-    @pytest.mark.parametrize(
-        ("make", "options", "message"),
-        [
-            (lambda: tiny_encoder(seed=1), {}, r"was made with fingerprint '\w{12}'..., not '\w{12}'...;"),
-            (tiny_encoder, {"dtype": "float16"}, "was made with dtype 'float32', not 'float16'; encode into another"),
-            (lambda: tiny_encoder(dtype=torch.bfloat16), {}, "was made with precision 'full', not 'bfloat16'"),
-            (lambda: tiny_encoder(dims=4), {}, "was made with dims None, not 4"),
-            (lambda: tiny_encoder(input_type="avg"), {}, "was made with input_type 'seq', not 'avg'"),
-            (tiny_encoder, {"instruction": "find it"}, "was made with instruction None, not 'find it'"),
-            (tiny_encoder, {"settings": {"only": "text"}}, "was made with only 'image', not 'text'"),
-        ],
-    )
-    def test_another_model_or_setting(self, make, options, message, is_finished, small, tmp_path):
+    def test_another_model_or_setting(self, is_finished, small, tmp_path):
         if is_finished:
             encode(tmp_path, settings={"only": "image"})
         else:
             with pytest.raises(Stop):
                 encode(tmp_path, stopping(tiny_rows(), 12), settings={"only": "image"})
         before = files(tmp_path)
-        with pytest.raises(ValueError, match=message):
-            encode(tmp_path, encoder=make(), **{"settings": {"only": "image"}} | options)
-        assert files(tmp_path) == before
+        for encoder, options, message in (
+            (tiny_encoder(seed=1), {}, r"was made with fingerprint '\w{12}'..., not '\w{12}'...;"),
+            (
+                tiny_encoder(),
+                {"dtype": "float16"},
+                "was made with dtype 'float32', not 'float16'; encode into another",
+            ),
+            (tiny_encoder(dtype=torch.bfloat16), {}, "was made with precision 'full', not 'bfloat16'"),
+            (tiny_encoder(dims=4), {}, "was made with dims None, not 4"),
+            (tiny_encoder(input_type="avg"), {}, "was made with input_type 'seq', not 'avg'"),
+            (tiny_encoder(), {"instruction": "find it"}, "was made with instruction None, not 'find it'"),
+            (tiny_encoder(), {"settings": {"only": "text"}}, "was made with only 'image', not 'text'"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                encode(tmp_path, encoder=encoder, **{"settings": {"only": "image"}} | options)
+            assert files(tmp_path) == before, message
         assert len(encode(tmp_path, settings={"only": "image"})) == ROWS
 
     def test_another_model_may_begin_where_nothing_was_written(self, tmp_path):
@@ -636,10 +654,8 @@ KEPT = {
 class TestKept:
     @pytest.mark.parametrize("chunk", [1, 5])
     @pytest.mark.parametrize("name", KEPT)
-    def test_values_come_back(self, name, chunk, tmp_path, monkeypatch):
+    def test_values_come_back(self, name, chunk, small, tmp_path):
         given, right = KEPT[name]
-        monkeypatch.setattr("conjoin.retrieval.encode._BATCHES_AT_ONCE", 1)
-        monkeypatch.setattr("conjoin.retrieval.encode._ROWS_PER_COMMIT", 1)
         rows = [{"id": str(number), "text": "x", "kept": {"a b": value}} for number, value in enumerate(given)]
         collection = encode(tmp_path, rows, tiny_encoder(batch_size=chunk))
         found = [row.get("a b") for row in collection.rows([str(number) for number in range(5)])]
