@@ -32,6 +32,7 @@ def demo(few, out, *more):
     return json.loads((out / "results.json").read_text()), (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_demo(few, tmp_path, capsys):
     results, report = demo(few, tmp_path / "demo")
     assert len(results["combinations"]) == 18 and len(results["examples"]) == 9
@@ -63,6 +64,7 @@ def test_files_that_no_demo_wrote_stay(place, recipe, tmp_path, monkeypatch, cap
     assert re.search("it has '(2024|holiday.jpg)'", capsys.readouterr().err) and picture.exists()
 
 
+@pytest.mark.slow
 def test_solar(few, tmp_path, capsys, monkeypatch):
     # two steps of stage 1 leave the scores at chance, where stage 2 stops
     monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})

@@ -164,28 +164,6 @@ def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, c
     assert path.name in caplog.text or damage is None or path.name == "SHA256SUMS"
 
 
-def test_a_run_on_cached_features_resumes_exactly(tiny_checkpoints, tmp_path):
-    def trainer(folder, **arguments):
-        model, processor = make_encoder(tiny_checkpoints, token_dropout=0.5)
-        cache = cache_features(
-            model, processor, make_rows(12), tmp_path / "cache", copies=4, augment=_noise, key={"data": "k"}
-        )
-        settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 9}
-        trainer = make_trainer("gcl", model, processor, folder, CachedFeatures(cache), **settings | arguments)
-        trainer.data_collator = collate_features
-        return trainer
-
-    whole = trainer(tmp_path / "whole")
-    whole.train()
-    for step in (1, 5, 6):  # within an epoch of three steps, within the next, and at its end
-        resumed = trainer(tmp_path / "resumed")
-        resumed.train(resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{step}"))
-        for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
-            assert torch.equal(a, b), (step, name)
-        losses = [[entry["loss"] for entry in t.state.log_history if "loss" in entry] for t in (whole, resumed)]
-        assert losses[0] == losses[1]
-
-
 def test_workers_that_would_never_hear_of_another_epoch_are_refused(tiny_checkpoints, tmp_path):
     model, processor, _, folder = _cache(tiny_checkpoints, tmp_path / "cache")
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}

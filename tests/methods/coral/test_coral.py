@@ -185,6 +185,7 @@ def test_any_mllm_is_trained(name, keep_layers, mllm_checkpoints, tmp_path):
         assert set(TERMS) < entry.keys()
 
 
+@pytest.mark.slow
 def test_one_batch_is_learned_by_heart(folder, tmp_path):
     model, processor = make_model(folder, lora=False)
     processor.template = processor.template | {"start": "", "ask": ":", "end": ""}  # short prompts are fast
@@ -230,24 +231,13 @@ def test_the_gradient_cache_takes_the_plain_step(folder, tmp_path, full):
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_and_the_model_has_no_heads(folder, tmp_path):
-    def trainer(name):
-        model, processor = make_model(folder, dropout=0.1)
-        return make_trainer(
-            model, processor, tmp_path / name, Products(14), max_steps=6, save_strategy="steps", save_steps=2,
-            decoder_dropout=0.1,
-        )  # fmt: skip
-
-    whole, resumed = trainer("whole"), trainer("resumed")
-    whole.train()
-    stored = load_file(tmp_path / "whole/checkpoint-4/model.safetensors")
+def test_the_checkpoint_has_the_decoders_and_the_saved_model_has_none(folder, tmp_path):
+    model, processor = make_model(folder)
+    trainer = make_trainer(model, processor, tmp_path, Products(4), max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    stored = load_file(tmp_path / "checkpoint-1/model.safetensors")
     assert any(name.startswith("decoders.vision.") for name in stored)
-    torch.manual_seed(5)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-4"))  # within the second epoch
-    assert resumed.state.global_step == 6
-    for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-    whole.save_model(str(tmp_path / "out"))
+    trainer.save_model(str(tmp_path / "out"))
     saved = load_file(tmp_path / "out/model.safetensors")
     assert saved
     assert not any("decoder" in name or "lora" in name or "head" in name for name in saved)

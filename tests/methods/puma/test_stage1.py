@@ -205,21 +205,6 @@ def test_states_of_other_rows_are_refused(folder, teacher, tmp_path):
         make_trainer("puma_stage1", model, processor, tmp_path, rows, teacher=states).train()
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(folder, teacher, tmp_path):
-    def trainer(name):
-        model, processor = make_student(folder, dropout=0.1)
-        return make_trainer(
-            "puma_stage1", model, processor, tmp_path / name, sentences(14), teacher=teacher, max_steps=6,
-            save_strategy="steps", save_steps=2, schedule="dynamic",
-        )  # fmt: skip
-
-    whole, resumed = trainer("whole"), trainer("resumed")
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-4"))
-    for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-
-
 def test_the_published_csv_trains(folder, teacher, tmp_path):
     lines = ["sent0,sent1,hard_neg", *(f"a {i},b {i},c {i}" for i in range(8))]
     (tmp_path / "nli.csv").write_text("\n".join(lines))

@@ -116,28 +116,6 @@ def test_the_gradient_cache_takes_the_plain_step(folder, tmp_path, negatives):
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
-    def trainer(name):
-        model, processor = make_student(folder, dropout=0.1)
-        return make_trainer(
-            "puma_stage2",
-            model,
-            processor,
-            tmp_path / name,
-            Instructed(14),
-            max_steps=6,
-            save_strategy="steps",
-            save_steps=2,
-        )
-
-    whole, resumed = trainer("whole"), trainer("resumed")
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-4"))  # within the second epoch
-    assert resumed.state.global_step == 6
-    for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-
-
 def test_batches_are_of_one_dataset_without_common_positives(folder, tmp_path):
     model, processor = make_student(folder)
     rows = [Instructed(24, negatives=0)[i] for i in range(24)]

@@ -1,0 +1,77 @@
+"""A run that is resumed from a checkpoint is the uninterrupted one, to the bit, with dropout, in every method."""
+
+import pytest
+import torch
+
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.training import CachedFeatures, LoraArguments, add_lora, cache_features, collate_features
+from methods.coral import tiny_coral
+from methods.puma import tiny_puma
+from methods.solar import tiny_solar
+from tiny_training import make_encoder, make_rows, make_trainer
+
+
+def gcl(checkpoints, mllm, folder, lora=False, **arguments):
+    model, processor = make_encoder(checkpoints, token_dropout=0.5)
+    if lora:
+        add_lora(model, LoraArguments(r=2, alpha=4, dropout=0.1))
+    return make_trainer("gcl", model, processor, folder, make_rows(14), lr_scheduler_type="cosine", **arguments)
+
+
+def gcl_lora(checkpoints, mllm, folder, **arguments):
+    return gcl(checkpoints, mllm, folder, lora=True, **arguments)
+
+
+def gcl_on_features(checkpoints, mllm, folder, **arguments):
+    model, processor = make_encoder(checkpoints, token_dropout=0.5)
+    rows, options = make_rows(12), {"copies": 4, "augment": tiny_solar.ImageOps.invert, "key": {"data": "k"}}
+    cache = cache_features(model, processor, rows, folder.parent / "cache", **options)
+    trainer = make_trainer("gcl", model, processor, folder, CachedFeatures(cache), **arguments)
+    trainer.data_collator = collate_features
+    return trainer
+
+
+def solar_stage1(checkpoints, mllm, folder, **arguments):
+    model, processor = tiny_solar.frozen_encoder(checkpoints, attention_dropout=0.3)
+    return tiny_solar.stage1(folder, model, processor, tiny_solar.texts(14), **arguments)
+
+
+def puma_stage1(checkpoints, mllm, folder, **arguments):
+    model, processor = tiny_puma.make_student(mllm, dropout=0.1)
+    arguments |= {"teacher": MllmRetrieverModel.from_mllm(mllm), "schedule": "dynamic"}
+    return tiny_puma.make_trainer("puma_stage1", model, processor, folder, tiny_puma.sentences(14), **arguments)
+
+
+def puma_stage2(checkpoints, mllm, folder, **arguments):
+    model, processor = tiny_puma.make_student(mllm, dropout=0.1)
+    return tiny_puma.make_trainer("puma_stage2", model, processor, folder, tiny_puma.Instructed(14), **arguments)
+
+
+def coral(checkpoints, mllm, folder, **arguments):
+    model, processor = tiny_coral.make_model(mllm, dropout=0.1)
+    arguments |= {"decoder_dropout": 0.1}
+    return tiny_coral.make_trainer(model, processor, folder, tiny_coral.Products(14), **arguments)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [gcl, gcl_lora, gcl_on_features, solar_stage1, puma_stage1, puma_stage2, coral],
+    ids=lambda make: make.__name__,
+)
+def test_a_resumed_run_is_the_uninterrupted_one(make, tiny_checkpoints, mllm_checkpoints, tmp_path):
+    def trainer(name):
+        torch.manual_seed(5 if name == "resumed" else 0)
+        settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 9}
+        return make(tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path / name, **settings)
+
+    whole = trainer("whole")
+    whole.train()
+    assert whole.state.epoch > 1
+    for step in (3, 5):  # within the first epoch or at its end, and within the second
+        resumed = trainer("resumed")
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{step}"))
+        assert resumed.state.global_step == 6
+        for (name, a), (_, b) in zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True):
+            assert torch.equal(a, b), (step, name)
+        losses = [[entry["loss"] for entry in t.state.log_history if "loss" in entry] for t in (whole, resumed)]
+        assert losses[0][-(6 - step) :] == losses[1][-(6 - step) :]
