@@ -24,12 +24,12 @@ LAYERS = (
     "cli",
 )
 """A folder imports what stands before it."""
-TOP = {"conjoin.progress", "conjoin.registry", "conjoin.structure"}
+TOP = {"conjoin.lazy", "conjoin.progress", "conjoin.registry", "conjoin.structure"}
 """Modules of one file that every folder may import, but for hub code."""
 METHODS = {"solar": r"solar|summr", "puma": r"puma", "gcl": r"gcl", "coral": r"coral|merit"}
-SEVERAL = {"__init__.py", "methods/__init__.py", "losses/__init__.py", "demo/solar_results.py"}
+SEVERAL = {"__init__.pyi", "methods/__init__.py", "losses/__init__.pyi", "demo/solar_results.py"}
 """Files that may name several methods: registries, and a table of results with its baseline."""
-FILES = sorted(SOURCE.rglob("*.py"))
+FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])
 
 
 def _imports(path):

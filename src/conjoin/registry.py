@@ -19,13 +19,13 @@ Entry = TypeVar("Entry", bound=Named)
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """Entries by name. The first look-up imports the built-in module and every entry point of the group.
+    """Entries by name, imported when they are looked up: one of this package alone, others with all entry points.
 
     An entry point names a module (`package.room`) that calls `register`, or an entry itself (`package.room:ENTRY`).
 
     Args:
         kind: What an entry is, in error messages.
-        module: The built-in module; its import registers the entries of this package.
+        module: A module whose `MODULES` maps the name of each entry of this package to the module that registers it.
         group: The entry-point group of other packages.
     """
 
@@ -50,15 +50,19 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         Raises:
             ValueError: There is none of this name; the message suggests the nearest and lists all.
         """
-        self._load()
-        if name not in self._entries:
+        if name not in self:
             near = difflib.get_close_matches(str(name), self._entries, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"{self.kind} {name!r}; {hint}expected one of {sorted(self._entries)}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        self._load()
+        if name not in self._entries:
+            modules: Mapping[object, str] = import_module(self.module).MODULES
+            if name in modules:
+                import_module(modules[name])
+            else:
+                self._load()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
@@ -73,7 +77,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         if self._loaded:
             return
         self._loaded = True
-        import_module(self.module)
+        for module in import_module(self.module).MODULES.values():
+            import_module(module)
         for point in entry_points(group=self.group):
             found = point.load()
             if point.attr:

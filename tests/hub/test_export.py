@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conjoin.hub import export, load_model
-from conjoin.hub.export import staged
+from conjoin.hub.save import staged
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel

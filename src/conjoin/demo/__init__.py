@@ -1,4 +1,5 @@
 """What `conjoin demo` runs, over the public names of the package."""
 
-from .sample import run_sample as run_sample
-from .solar import run_solar as run_solar
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

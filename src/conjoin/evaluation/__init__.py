@@ -1,53 +1,5 @@
 """Evaluation: metrics, protocols, run files, results and their report; `benchmarks` has the benchmarks."""
 
-from conjoin.evaluation.benchmark import BENCHMARKS as BENCHMARKS, Benchmark as Benchmark
-from conjoin.evaluation.combinations import (
-    MODALITIES as MODALITIES,
-    Embedded as Embedded,
-    evaluate_combinations as evaluate_combinations,
-)
-from conjoin.evaluation.hf_metrics import load_metric as load_metric
-from conjoin.evaluation.metrics import (
-    bootstrap_ci as bootstrap_ci,
-    chance_hit_rate as chance_hit_rate,
-    chance_mrr as chance_mrr,
-    hit_rate_at_k as hit_rate_at_k,
-    mrr_at_k as mrr_at_k,
-    recall_at_k as recall_at_k,
-    score_rankings as score_rankings,
-    triplet_precision as triplet_precision,
-    triplet_wins as triplet_wins,
-)
-from conjoin.evaluation.ranking import best_ranks as best_ranks, rank_of_relevant as rank_of_relevant
-from conjoin.evaluation.report.examples import search_examples as search_examples
-from conjoin.evaluation.report.page import render_report as render_report
-from conjoin.evaluation.report.table import (
-    format_combinations as format_combinations,
-    format_results as format_results,
-    format_table as format_table,
-)
-from conjoin.evaluation.results import (
-    Cell as Cell,
-    Curve as Curve,
-    Example as Example,
-    Figure as Figure,
-    Headline as Headline,
-    Hit as Hit,
-    Metric as Metric,
-    Results as Results,
-    Shown as Shown,
-    Symmetric as Symmetric,
-    Table as Table,
-    picture as picture,
-)
-from conjoin.evaluation.run_file import (
-    read_qrels as read_qrels,
-    read_run as read_run,
-    write_qrels as write_qrels,
-    write_run as write_run,
-)
-from conjoin.evaluation.symmetric import (
-    SymmetricOutcomes as SymmetricOutcomes,
-    evaluate_symmetric as evaluate_symmetric,
-    symmetric_outcomes as symmetric_outcomes,
-)
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

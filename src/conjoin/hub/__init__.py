@@ -1,16 +1,5 @@
 """Saving models so that others can load them, and loading what was saved."""
 
-from conjoin.hub.commit import Upload as Upload, push as push
-from conjoin.hub.export import export as export
-from conjoin.hub.find import check_model as check_model
-from conjoin.hub.load import (
-    is_own_model as is_own_model,
-    load_config as load_config,
-    load_model as load_model,
-    load_processor as load_processor,
-    loading as loading,
-    model_type as model_type,
-)
-from conjoin.hub.model_upload import model_upload as model_upload
-from conjoin.hub.onnx_export import export_onnx as export_onnx
-from conjoin.hub.stock import export_stock as export_stock
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

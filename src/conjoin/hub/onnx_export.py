@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.hub.export import drop_local_paths, staged
+from conjoin.hub.save import drop_local_paths, staged
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES, write_json_file
 from conjoin.progress import progress

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
-from conjoin.hub.export import drop_local_paths, staged
+from conjoin.hub.save import drop_local_paths, staged
 from conjoin.hub.stock_clip import export_stock_clip
 from conjoin.hub.stock_files import save_modules, save_processor
 from conjoin.models.mllm_retriever import MllmRetrieverModel

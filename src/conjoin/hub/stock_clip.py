@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from conjoin.hub.export import drop_local_paths, staged
+from conjoin.hub.save import drop_local_paths, staged
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import write_json_file

@@ -1,3 +1,12 @@
 """The training methods, one folder each; importing a folder registers its methods."""
 
-from . import contrastive as contrastive, coral as coral, gcl as gcl, puma as puma, solar as solar
+MODULES = {
+    "contrastive": "conjoin.methods.contrastive",
+    "coral": "conjoin.methods.coral",
+    "gcl": "conjoin.methods.gcl",
+    "puma_stage1": "conjoin.methods.puma",
+    "puma_stage2": "conjoin.methods.puma",
+    "solar_stage1": "conjoin.methods.solar",
+    "solar_stage2": "conjoin.methods.solar",
+}
+"""The folder of each method, imported when `conjoin.training.METHODS` is asked for it."""

@@ -1,17 +1,5 @@
 """Tensors in, tensors out: similarities in blocks, the gather across devices, the choice of device and precision."""
 
-from .devices import choose_device as choose_device
-from .exclusion import Exclusion as Exclusion
-from .gather import (
-    gather_with_gradient as gather_with_gradient,
-    is_distributed as is_distributed,
-    local_positions as local_positions,
-)
-from .logsumexp import (
-    KEPT_BYTES as KEPT_BYTES,
-    cross_logsumexp as cross_logsumexp,
-    grouped_logsumexp as grouped_logsumexp,
-    pair_logsumexp as pair_logsumexp,
-    self_logsumexp as self_logsumexp,
-)
-from .precision import choose_bf16 as choose_bf16
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

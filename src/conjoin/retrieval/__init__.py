@@ -1,33 +1,5 @@
 """Encoding items into a collection, and searching it."""
 
-from conjoin.retrieval.collection import (
-    INDEX_KINDS as INDEX_KINDS,
-    Changes as Changes,
-    Collection as Collection,
-    Skipped as Skipped,
-)
-from conjoin.retrieval.encode import encode_collection as encode_collection
-from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
-from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
-from conjoin.retrieval.exact import exact_search as exact_search
-from conjoin.retrieval.faiss_index import FaissIndex as FaissIndex
-from conjoin.retrieval.load import load_encoder as load_encoder
-from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
-from conjoin.retrieval.mining.mine import mine_hard_negatives as mine_hard_negatives
-from conjoin.retrieval.mining.miners import Miner as Miner, parse_miners as parse_miners
-from conjoin.retrieval.mining.negatives import (
-    Finding as Finding,
-    MinedNegatives as MinedNegatives,
-    load_mined as load_mined,
-)
-from conjoin.retrieval.mining.plan import plan_mining as plan_mining
-from conjoin.retrieval.processes import launched_processes as launched_processes
-from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
-from conjoin.retrieval.search import (
-    Searchable as Searchable,
-    check_model as check_model,
-    open_collection as open_collection,
-    search_exactly as search_exactly,
-    search_items as search_items,
-)
-from conjoin.retrieval.vectors import SearchResult as SearchResult
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

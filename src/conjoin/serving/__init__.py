@@ -3,4 +3,6 @@
 Importing this package loads neither torch nor a web framework, so that the app answers before the model is loaded.
 """
 
-from conjoin.serving.limits import ItemError as ItemError, Limits as Limits
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,11 +1,12 @@
-"""The benchmarks, one file or folder each; the import of one registers it."""
+"""The benchmarks, one file or folder each; importing one registers it."""
 
-from . import (
-    emoji as emoji,
-    mbeir as mbeir,
-    merit as merit,
-    mmeb as mmeb,
-    pairs as pairs,
-    scenes as scenes,
-    symmetric as symmetric,
-)
+MODULES = {
+    "emoji": "conjoin.evaluation.benchmarks.emoji",
+    "mbeir": "conjoin.evaluation.benchmarks.mbeir.benchmark",
+    "merit": "conjoin.evaluation.benchmarks.merit.benchmark",
+    "mmeb": "conjoin.evaluation.benchmarks.mmeb",
+    "pairs": "conjoin.evaluation.benchmarks.pairs",
+    "scenes": "conjoin.evaluation.benchmarks.scenes",
+    "symmetric": "conjoin.evaluation.benchmarks.symmetric",
+}
+"""The module of each benchmark, imported when `conjoin.evaluation.BENCHMARKS` is asked for it."""

@@ -1,20 +1,13 @@
 """PUMA: trains a layer-pruned MLLM retriever, first by self-distillation, then with the MAC loss."""
 
+from conjoin.lazy import attach
 from conjoin.training import METHODS, Method, QueryArguments
 
-from .analysis import analyse_mllm as analyse_mllm
-from .prepare import PumaTeacherArguments as PumaTeacherArguments, prepare_stage1
-from .stage1 import (
-    PumaStage1Config as PumaStage1Config,
-    PumaStage1Objective as PumaStage1Objective,
-    PumaStage1Trainer as PumaStage1Trainer,
-)
-from .stage2 import (
-    PumaStage2Config as PumaStage2Config,
-    PumaStage2Objective as PumaStage2Objective,
-    PumaStage2Trainer as PumaStage2Trainer,
-)
-from .teacher_states import TeacherStates as TeacherStates, cache_teacher_states as cache_teacher_states
+from .prepare import PumaTeacherArguments, prepare_stage1
+from .stage1 import PumaStage1Config, PumaStage1Trainer
+from .stage2 import PumaStage2Config, PumaStage2Trainer
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
 
 METHODS.register(
     Method(

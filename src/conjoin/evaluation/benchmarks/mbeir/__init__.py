@@ -1,5 +1,5 @@
 """The M-BEIR benchmark."""
 
-from .benchmark import MBEIR as MBEIR
-from .evaluate import evaluate_mbeir as evaluate_mbeir, penalise_hubs as penalise_hubs
-from .report import MbeirScore as MbeirScore, average_score as average_score, mbeir_results as mbeir_results
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

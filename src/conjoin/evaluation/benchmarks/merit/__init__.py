@@ -1,5 +1,5 @@
 """The MERIT benchmark."""
 
-from .benchmark import MERIT as MERIT
-from .evaluate import MeritScores as MeritScores, evaluate_merit as evaluate_merit
-from .report import merit_results as merit_results
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,16 +1,5 @@
 """Visualise what image and text share: heat maps of one pair and charts of scores."""
 
-from .charts import (
-    MODALITIES as MODALITIES,
-    distribution_curves as distribution_curves,
-    last_thresholds as last_thresholds,
-    read_log as read_log,
-    score_histogram as score_histogram,
-)
-from .constructed import construct_masked as construct_masked
-from .pair import (
-    explain_pair as explain_pair,
-    render_explanation as render_explanation,
-    score_populations as score_populations,
-)
-from .truth import score_intersection as score_intersection
+from conjoin.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

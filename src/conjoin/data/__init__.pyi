@@ -1,0 +1,97 @@
+from conjoin.data.augment import ImageAugmentation as ImageAugmentation
+from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
+from conjoin.data.collator import ItemCollator as ItemCollator
+from conjoin.data.emoji.edits import (
+    EDIT_FEATURES as EDIT_FEATURES,
+    edit_triplets as edit_triplets,
+    find_edits as find_edits,
+)
+from conjoin.data.emoji.names import (
+    EMOJI_LANGUAGES as EMOJI_LANGUAGES,
+    emoji_concepts as emoji_concepts,
+    split_of as split_of,
+)
+from conjoin.data.emoji.sample import (
+    EMOJI_SPLITS as EMOJI_SPLITS,
+    EmojiSample as EmojiSample,
+    load_emoji as load_emoji,
+)
+from conjoin.data.emoji.triplets import symmetric_triplets as symmetric_triplets
+from conjoin.data.emoji.weights import (
+    SAMPLE_VISION_LAYER as SAMPLE_VISION_LAYER,
+    load_sample_language_model as load_sample_language_model,
+    load_sample_text_tower as load_sample_text_tower,
+    load_sample_vision_tower as load_sample_vision_tower,
+    sample_image_processor as sample_image_processor,
+)
+from conjoin.data.epoch_rows import EpochRows as EpochRows
+from conjoin.data.image_paths import allow_root as allow_root
+from conjoin.data.json_lines import JsonLines as JsonLines
+from conjoin.data.left_out import without_problems as without_problems
+from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
+from conjoin.data.make.composition.compose import compose_queries as compose_queries
+from conjoin.data.make.composition.instructions import (
+    TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
+    load_templates as load_templates,
+)
+from conjoin.data.make.composition.judges import (
+    Judge as Judge,
+    VisionModel as VisionModel,
+    judge_by_titles as judge_by_titles,
+    judge_with as judge_with,
+)
+from conjoin.data.make.composition.models import ask_with as ask_with
+from conjoin.data.make.composition.settings import CompositionSettings as CompositionSettings
+from conjoin.data.make.construction.models import (
+    describe_with as describe_with,
+    edit_with as edit_with,
+    rewrite_with as rewrite_with,
+    synthesise_with as synthesise_with,
+)
+from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
+from conjoin.data.make.mini_mbeir import make_mini_mbeir as make_mini_mbeir
+from conjoin.data.make.mini_merit import make_mini_merit as make_mini_merit
+from conjoin.data.make.scenes.make import make_scenes as make_scenes
+from conjoin.data.mbeir.layout import (
+    MBEIR_CELLS as MBEIR_CELLS,
+    MbeirCell as MbeirCell,
+    find_cells as find_cells,
+    load_instructions as load_instructions,
+)
+from conjoin.data.mbeir.rows import (
+    MbeirCandidates as MbeirCandidates,
+    MbeirTraining as MbeirTraining,
+    mbeir_queries as mbeir_queries,
+)
+from conjoin.data.merit.layout import OOD_VALUES as OOD_VALUES, MeritQuery as MeritQuery
+from conjoin.data.merit.products import (
+    PRODUCT_FEATURES as PRODUCT_FEATURES,
+    MeritProduct as MeritProduct,
+    MeritProducts as MeritProducts,
+)
+from conjoin.data.merit.rows import (
+    MeritItems as MeritItems,
+    MeritQueryRows as MeritQueryRows,
+    MeritTraining as MeritTraining,
+    merit_queries as merit_queries,
+)
+from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
+from conjoin.data.pair_collator import PairCollator as PairCollator, name_rows as name_rows
+from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
+from conjoin.data.pair_stream import PairStream as PairStream, StreamMark as StreamMark
+from conjoin.data.pairs import (
+    COMMON_COLUMNS as COMMON_COLUMNS,
+    PAIR_FEATURES as PAIR_FEATURES,
+    load_pairs as load_pairs,
+    load_training_pairs as load_training_pairs,
+)
+from conjoin.data.queries.columns import QUERY_COLUMNS as QUERY_COLUMNS
+from conjoin.data.queries.table import QueryMix as QueryMix, QueryTable as QueryTable
+from conjoin.data.query_formats import QUERY_FORMATS as QUERY_FORMATS, QueryFormat as QueryFormat
+from conjoin.data.retrieval_collator import MODALITY_IDS as MODALITY_IDS, RetrievalCollator as RetrievalCollator
+from conjoin.data.rows_with_teacher import (
+    ROW_NAMES as ROW_NAMES,
+    RowsWithTeacher as RowsWithTeacher,
+    TeacherRowCache as TeacherRowCache,
+)
+from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets

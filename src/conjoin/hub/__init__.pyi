@@ -1,0 +1,14 @@
+from conjoin.hub.commit import Upload as Upload, push as push
+from conjoin.hub.find import check_model as check_model
+from conjoin.hub.load import (
+    is_own_model as is_own_model,
+    load_config as load_config,
+    load_model as load_model,
+    load_processor as load_processor,
+    loading as loading,
+    model_type as model_type,
+)
+from conjoin.hub.onnx_export import export_onnx as export_onnx
+from conjoin.hub.save import export as export
+from conjoin.hub.stock import export_stock as export_stock
+from conjoin.hub.upload import model_upload as model_upload

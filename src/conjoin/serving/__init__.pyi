@@ -1,0 +1,1 @@
+from conjoin.serving.limits import ItemError as ItemError, Limits as Limits
