@@ -24,7 +24,7 @@ LAYERS = (
     "cli",
 )
 """A folder imports what stands before it."""
-TOP = {"conjoin.lazy", "conjoin.progress", "conjoin.registry", "conjoin.structure"}
+TOP = {"conjoin.constants", "conjoin.lazy", "conjoin.progress", "conjoin.registry", "conjoin.structure"}
 """Modules of one file that every folder may import, but for hub code."""
 METHODS = {"solar": r"solar|summr", "puma": r"puma", "gcl": r"gcl", "coral": r"coral|merit"}
 SEVERAL = {"__init__.pyi", "methods/__init__.py", "losses/__init__.pyi", "demo/solar_results.py"}

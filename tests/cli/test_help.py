@@ -8,7 +8,7 @@ import pytest
 from conjoin.cli import completion
 from conjoin.cli.evaluate import parser_of_all
 from conjoin.cli.main import main, make_parser
-from conjoin.cli.options import INDEX_KINDS
+from conjoin.constants import INDEX_KINDS
 
 
 def parsers(parser):

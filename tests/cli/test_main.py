@@ -18,10 +18,24 @@ def test_version_and_help(capsys):
         assert expected in capsys.readouterr().out
 
 
-def test_the_program_starts_without_torch():
-    code = "import sys; from conjoin.cli.main import main, COMMANDS; print(len(COMMANDS) > 3, 'torch' in sys.modules)"
+def test_only_the_command_that_is_called_is_imported():
+    code = """
+import sys
+from conjoin.cli.main import main
+try:
+    main(["search", "--help"])
+except SystemExit:
+    print([name for name in ("torch", "conjoin.cli.search", "conjoin.cli.train") if name in sys.modules])
+"""
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["True", "False"]
+    assert printed.splitlines()[-1] == "['conjoin.cli.search']"
+
+
+def test_an_unknown_command_is_told_the_others(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serch", "runs/photos"])
+    assert stopped.value.code == 2
+    assert "invalid choice: 'serch'" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, tmp_path):

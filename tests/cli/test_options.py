@@ -11,11 +11,14 @@ import torch
 from PIL import Image
 
 import conjoin.cli
+from conjoin import constants
 from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
 from conjoin.cli.main import main
 from conjoin.data.image_paths import ALLOW_ROOTS
+from conjoin.models.joint_encoder import READOUTS
+from conjoin.processing.input_types import INPUT_TYPES
 from conjoin.processing.item_urls import ALLOW_URLS
-from conjoin.retrieval import INDEX_KINDS, ItemEncoder
+from conjoin.retrieval import ItemEncoder
 
 MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))
 OWN = {"demo.py"}
@@ -124,8 +127,8 @@ def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, c
     assert parse(search, "index", "--revision", "v1").revision == "v1"
 
 
-def test_the_parser_knows_every_kind_of_index():
-    assert set(options.INDEX_KINDS) == set(INDEX_KINDS)
+def test_the_parser_knows_the_values_of_code_that_travels_with_checkpoints():
+    assert (constants.INPUT_TYPES, constants.READOUTS) == (INPUT_TYPES, READOUTS)
 
 
 @pytest.mark.parametrize(

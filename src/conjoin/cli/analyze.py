@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
@@ -18,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "analyze",
-        help="show what each layer of an MLLM contributes and costs",
+        help=COMMANDS["analyze"],
         description="Read a multimodal language model at every depth, to see where it can be pruned: how its readout "
         "token spreads its attention over image, text and prompt, how well its state after each layer retrieves, and "
         "how many parameters and operations each number of layers takes. MODEL is an MLLM retriever, or an "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "app",
-        help="search a collection in the browser",
+        help=COMMANDS["app"],
         description="Open a page that searches COLLECTION by text, images or both, with filters, and shows what a "
         "query and a result share. Two collections are shown side by side. Needs pip install "
         '"conjoin[app]" and no network.',

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
+
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 _PATHS = {"CATALOGUE", "DATA", "DIR", "FILE", "FOLDER", "INDEX", "JSON", "MODEL", "OUT", "PATH", "RECIPE", "SOURCE"}
 _PATHS |= {"COLLECTION", "YAML"}
@@ -13,7 +15,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a script for the completion of commands and options in a shell",
+        help=COMMANDS["completion"],
         description="Print a script that completes commands, options, their values and files in SHELL. Needs pip "
         'install "conjoin[completion]". The script is for this version of conjoin; write it again after an update.',
         epilog="example: conjoin completion bash > ~/.local/share/bash-completion/completions/conjoin",

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import check_counts
 
 
@@ -10,7 +11,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "copy",
-        help="copy a collection to another folder, an object store or Milvus",
+        help=COMMANDS["copy"],
         description="Copy COLLECTION with its indexes to URI: a folder, s3://, gs:// or az://; or "
         'http://HOST:PORT/NAME, a collection in Milvus (needs pip install "conjoin[milvus]"), which is '
         "replaced if it is there. Readers of what is there see it until the copy is whole.",

@@ -4,13 +4,12 @@ import argparse
 from typing import Any
 
 from conjoin.cli import compose_queries
+from conjoin.cli.commands import COMMANDS
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser(
-        "data", help="make or convert a data set", description="Make or convert a data set."
-    )
+    parser = subparsers.add_parser("data", help=COMMANDS["data"], description="Make or convert a data set.")
     kinds = parser.add_subparsers(title="data sets", metavar="KIND", required=True)
     mini = kinds.add_parser(
         "make-mini-mbeir",

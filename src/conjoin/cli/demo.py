@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
+
 if TYPE_CHECKING:
     from conjoin.evaluation import Results
 
@@ -17,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "demo",
-        help="train, encode, search and evaluate on the embedded sample",
+        help=COMMANDS["demo"],
         description="Build the emoji sample, train a joint encoder on it, encode a held-out gallery, search "
         "it, evaluate all nine modality combinations, and write a report. About five minutes on two CPU cores; needs "
         "the sample, which the README installs, and no network. --recipe solar runs SOLAR on scenes of several "

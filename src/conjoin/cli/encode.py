@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
-    AUTO,
     DATA_HELP,
     MODEL_HELP,
     add_compute_options,
@@ -18,6 +18,7 @@ from conjoin.cli.options import (
     load_rows,
     make_encoder,
 )
+from conjoin.constants import AUTO
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Collection, ItemEncoder
@@ -31,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "encode",
-        help="encode a dataset into a collection that can be searched",
+        help=COMMANDS["encode"],
         description="Encode every row of DATA with MODEL into the collection --out, one Lance table. The same command "
         "resumes it after an interruption, and later brings it up to date: rows that are new or changed are encoded, "
         "and readers see the old state until the end. Under `accelerate launch -m` or `torchrun -m` the processes "

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
+
 from .options import (
     MODEL_HELP,
     add_compute_options,
@@ -29,9 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
     The options depend on the benchmark, so `parse` reads them when the command runs.
     """
-    parser = subparsers.add_parser(
-        "evaluate", help="evaluate a model on a benchmark", add_help=False, allow_abbrev=False
-    )
+    parser = subparsers.add_parser("evaluate", help=COMMANDS["evaluate"], add_help=False, allow_abbrev=False)
     add_compute_options(parser, ("--quiet",))  # `main` reads it, too
     parser.set_defaults(func=run, overrides=[])
 

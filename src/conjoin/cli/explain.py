@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import add_compute_options, add_revision, add_url_options, check_counts, check_out, load_rows
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "explain",
-        help="show which patches and words an image and a text share",
+        help=COMMANDS["explain"],
         description="Draw how much each patch of an image is like a text, and each word like the image, by the local "
         "scores of a joint encoder; the segments of the image; and, where thresholds are known, the intersection and "
         "the samples that stage 2 of SOLAR would construct. Thresholds are given, or fitted to pairs (--data), or "

@@ -4,23 +4,23 @@ import argparse
 import shutil
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import add_image_options, add_revision, check_counts, load_rows
 from conjoin.cli.train import usage
+from conjoin.constants import READOUTS
 
 _ONNX_USAGE = """\
 from conjoin import load_encoder
 vectors = load_encoder("{}").encode(["a red apple", "photo.jpg", {{"image": "photo.jpg", "text": "but green"}}])
 """
 FORMATS = ("code", "stock", "onnx")
-READOUTS = ("fused", "sum", "intersection")
-"""What `conjoin.models.joint_encoder.READOUTS` holds, known without importing it."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "export",
-        help="write a model as a folder that other programs load",
+        help=COMMANDS["export"],
         description="Write MODEL to --out. Format code: a folder with its own Python code, as training saves it. "
         "Format stock: an MLLM retriever, or score fusion over CLIP, as an ordinary checkpoint of its architecture, "
         "without code, for sentence-transformers, transformers and serving engines such as vLLM. Format onnx: a joint "

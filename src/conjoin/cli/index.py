@@ -3,14 +3,15 @@
 import argparse
 from typing import Any
 
-from conjoin.cli.options import INDEX_KINDS
+from conjoin.cli.commands import COMMANDS
+from conjoin.constants import INDEX_KINDS
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "index",
-        help="make searches of a large collection faster",
+        help=COMMANDS["index"],
         description="Index the vectors of COLLECTION, the words of its texts and its kept columns, and measure the "
         "recall@10: the share of the ten nearest that a search finds. Without it, a search compares with every "
         "vector. Rows that come later are found as well.",

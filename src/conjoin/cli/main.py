@@ -3,57 +3,18 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from conjoin import __version__
-from conjoin.cli import (
-    analyze,
-    app,
-    completion,
-    copy,
-    data,
-    demo,
-    encode,
-    evaluate,
-    explain,
-    export,
-    index,
-    merge_adapter,
-    mine,
-    mteb,
-    push,
-    search,
-    serve,
-    teacher_cache,
-    train,
-    verify,
-)
-
-COMMANDS = (
-    demo,
-    train,
-    encode,
-    index,
-    copy,
-    search,
-    app,
-    serve,
-    mine,
-    teacher_cache,
-    merge_adapter,
-    export,
-    push,
-    verify,
-    evaluate,
-    mteb,
-    data,
-    explain,
-    analyze,
-    completion,
-)
+from conjoin.cli.commands import COMMANDS
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the program and its commands."""
+def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the program.
+
+    Args:
+        only: The one command whose module is imported and whose options are added; those of all when None.
+    """
     parser = argparse.ArgumentParser(
         prog="conjoin",
         description="Universal multimodal retrieval: text, images and both in one vector space.",
@@ -61,14 +22,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"conjoin {__version__}", help="show the version")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for name, summary in COMMANDS.items():
+        if only in (None, name):
+            import_module(f"conjoin.cli.{name.replace('-', '_')}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake in its input is one line on stderr and exit code 2."""
-    parser = make_parser()
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser(next((word for word in argv if not word.startswith("-")), ""))
     arguments, rest = parser.parse_known_args(argv)
     if rest:
         if "overrides" not in arguments:

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.train import parse_overrides, usage
 
 
@@ -10,7 +11,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "merge-adapter",
-        help="merge LoRA adapters into a stand-alone model folder",
+        help=COMMANDS["merge-adapter"],
         description="Write the model that SOURCE adapts, with its adapters merged, to --out: weights, processor and "
         "code, which load without SOURCE and without peft. SOURCE is a folder that peft wrote, or checkpoint-N of a "
         "training run together with its --recipe and the same --section.key values. What `conjoin train` saves at the "

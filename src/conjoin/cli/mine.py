@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     COLUMN_OPTIONS,
     add_compute_options,
@@ -40,7 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "mine",
-        help="find hard negatives of every row of a dataset",
+        help=COMMANDS["mine"],
         description="Find the candidates that each of several miners ranks as most similar to every row of DATA, "
         "without the row itself and its near-duplicates, and write the union with its provenance to negatives.parquet "
         "in --out. A miner is a model and the parts (image, text or fused) of the row and of its candidates that it "

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import MODEL_HELP, add_compute_options, add_revision, make_encoder
 
 
@@ -12,7 +13,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "mteb",
-        help="evaluate a model on tasks of MTEB",
+        help=COMMANDS["mteb"],
         description='Evaluate MODEL on tasks of MTEB (pip install "conjoin[mteb]"), of texts and images. --out is a '
         "results folder of MTEB. The same command computes only what is missing there. MTEB downloads the data.",
         epilog='example: conjoin mteb runs/model --benchmark "ViDoRe(v2)" --out runs/mteb',

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conjoin.constants import AUTO, DTYPES, INPUT_TYPES
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,7 +52,7 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "help": "processes that decode images ahead (default: %(default)s)",
     },
     "--input": {
-        "choices": ("seq", "cat", "avg"),
+        "choices": INPUT_TYPES,
         "dest": "input_type",
         "help": "how an item with several images is embedded: seq: images and texts in their order; cat: its images "
         "as one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as "
@@ -67,14 +69,8 @@ _COMPUTE: dict[str, dict[str, Any]] = {
         "help": "run Python code from the model's folder, if it needs any; models of this package need none",
     },
 }
-AUTO = "auto"
-"""What `conjoin.ops.choose_bf16` takes, known without importing it."""
 _STORING: dict[str, dict[str, Any]] = {
-    "--dtype": {
-        "choices": ("float32", "float16"),
-        "default": "float32",
-        "help": "type of the stored numbers (default: %(default)s)",
-    }
+    "--dtype": {"choices": DTYPES, "default": "float32", "help": "type of the stored numbers (default: %(default)s)"}
 }
 _URLS: dict[str, dict[str, Any]] = {
     "--allow-urls": {"help": "fetch images from http and https URLs, within limits of bytes and seconds"},
@@ -98,8 +94,6 @@ COMPUTE_OPTIONS, STORING_OPTIONS, URL_OPTIONS = tuple(_COMPUTE), tuple(_STORING)
 COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
 """The data options of commands that read all parts of every row, more than once."""
 
-INDEX_KINDS = ("ivf_flat", "ivf_sq", "ivf_pq", "ivf_rq", "ivf_hnsw_flat", "ivf_hnsw_sq", "ivf_hnsw_pq")
-"""What `conjoin.retrieval.INDEX_KINDS` holds, known without importing it."""
 COLLECTION_HELP = (
     "the collection: a folder that `conjoin encode` wrote, s3://, gs:// or az://, hf://datasets/OWNER/NAME, or "
     "http://HOST:PORT/NAME in Milvus"

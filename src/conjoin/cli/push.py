@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import check_counts
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "push",
-        help="push a model, a collection, a dataset, a metric or a search app to the Hub",
+        help=COMMANDS["push"],
         description="Push SOURCE to OWNER/NAME with a card, in one commit that is made whole or not at all. A new "
         "repository is private. Log in with `hf auth login` or set HF_TOKEN; HF_ENDPOINT selects another hub.",
         epilog="examples: conjoin push runs/model me/model --dry-run; "

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     COLLECTION_HELP,
     add_compute_options,
@@ -20,7 +21,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "search",
-        help="search a collection by a text, an image, or both",
+        help=COMMANDS["search"],
         description="Find what is most similar in COLLECTION to a text, an image, or images with a text. Each result "
         "comes with the text, the image's path and the columns that `conjoin encode` kept.",
         epilog='example: conjoin search runs/photos --image chair.jpg --text "the same in red" -k 5',

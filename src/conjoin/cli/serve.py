@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import check_counts
 from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
 
@@ -11,7 +12,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve embeddings and search over HTTP",
+        help=COMMANDS["serve"],
         description="Answer POST /embed, POST /search and GET /health as JSON; the reference is at /docs. The "
         'items of concurrent requests share forward passes. Needs pip install "conjoin[serve]".',
         epilog="examples: conjoin serve runs/photos; conjoin serve --model runs/demo/model",

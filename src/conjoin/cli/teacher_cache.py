@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     COLUMN_OPTIONS,
     add_compute_options,
@@ -13,13 +14,14 @@ from conjoin.cli.options import (
     check_counts,
     load_rows,
 )
+from conjoin.constants import DTYPES
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "teacher-cache",
-        help="compute the states of frozen teachers once, for stage 1 of SOLAR",
+        help=COMMANDS["teacher-cache"],
         description="Run a vision and a text teacher over every row of DATA and write their token states to --out, so "
         "that stage 1 reads them in place of running the teachers. The cache is for one patch grid, that of MODEL; it "
         "serves any tokenizer. After an interruption, the same command resumes. It is large: a "
@@ -43,7 +45,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     add_data_options(parser, COLUMN_OPTIONS)
     add_image_options(parser)
-    types = {"choices": ("float32", "float16", "bfloat16")}
+    types = {"choices": (*DTYPES, "bfloat16")}
     add_storing_options(parser, dtype=types)
     add_compute_options(parser, ("--batch-size", "--device", "--workers", "--quiet"))
     parser.set_defaults(func=run)

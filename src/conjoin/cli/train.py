@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import add_image_options
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "train",
-        help="train a model by a recipe",
+        help=COMMANDS["train"],
         description="Train by RECIPE, a YAML file with the sections method, model, data and training, and features or "
         "teacher for some methods. --SECTION.KEY VALUE changes any of its keys. Runs on one device as it is, on "
         "several under accelerate launch -m conjoin train ... Ctrl-C saves a checkpoint after the next step; --resume "

@@ -4,12 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from conjoin.cli.commands import COMMANDS
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
     parser = subparsers.add_parser(
         "verify",
-        help="compare all files of a collection or of a model with their checksums",
+        help=COMMANDS["verify"],
         description="Hash every file that SHA256SUMS lists. Opening a large collection hashes only the files that are "
         "new or changed since they were hashed on this machine.",
         epilog="example: conjoin verify runs/photos",

@@ -7,11 +7,12 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from conjoin.constants import AUTO
+
 from .devices import choose_device
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
 _ROUNDS, _MOST_ROUNDS = 5, 30
 _CLEAR = 1.4
 """How many times as fast one type is when a few rounds settle the choice; a busy machine needs more."""

@@ -1,9 +1,5 @@
-from conjoin.retrieval.collection import (
-    INDEX_KINDS as INDEX_KINDS,
-    Changes as Changes,
-    Collection as Collection,
-    Skipped as Skipped,
-)
+from conjoin.constants import INDEX_KINDS as INDEX_KINDS
+from conjoin.retrieval.collection import Changes as Changes, Collection as Collection, Skipped as Skipped
 from conjoin.retrieval.encode import encode_collection as encode_collection
 from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from lancedb.table import Table
 
+from conjoin.constants import INDEX_KINDS
 from conjoin.ops import choose_device
 from conjoin.retrieval.collection_files import check_files
 from conjoin.retrieval.collection_table import (
@@ -41,16 +42,6 @@ from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.vectors import SearchResult, check_search
 
-INDEX_KINDS = {
-    "ivf_flat": lancedb.index.IvfFlat,
-    "ivf_sq": lancedb.index.IvfSq,
-    "ivf_pq": lancedb.index.IvfPq,
-    "ivf_rq": lancedb.index.IvfRq,
-    "ivf_hnsw_flat": lancedb.index.IvfHnswFlat,
-    "ivf_hnsw_sq": lancedb.index.IvfHnswSq,
-    "ivf_hnsw_pq": lancedb.index.IvfHnswPq,
-}
-"""Lance's indexes of vectors, by the names that Lance gives them."""
 SKIPPED_FILE = "skipped.jsonl"
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
@@ -397,7 +388,9 @@ class Collection:
             existing = index_names(table)
             if kind is not None:
                 try:
-                    table.create_index(VECTOR, config=INDEX_KINDS[kind](distance_type="dot"), name=VECTOR)
+                    table.create_index(
+                        VECTOR, config=vars(lancedb.index)[INDEX_KINDS[kind]](distance_type="dot"), name=VECTOR
+                    )
                 except (RuntimeError, ValueError) as error:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
             elif VECTOR in existing:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from transformers.utils import cached_file
 
+from conjoin.constants import AUTO
 from conjoin.hub.load import REMEDY, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.ops import choose_bf16, choose_device
-from conjoin.ops.precision import AUTO
 from conjoin.retrieval.encoder import ItemEncoder, model_name
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
 from conjoin.retrieval.sentence_encoder import load_sentence_transformer

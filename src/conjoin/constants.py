@@ -1,0 +1,20 @@
+"""Values that the options of the program list and the library checks, where naming them imports nothing."""
+
+AUTO = "auto"
+"""Precision: bfloat16 where the hardware computes faster in it."""
+DTYPES = ("float32", "float16")
+"""Types of stored vectors."""
+INDEX_KINDS = {
+    "ivf_flat": "IvfFlat",
+    "ivf_sq": "IvfSq",
+    "ivf_pq": "IvfPq",
+    "ivf_rq": "IvfRq",
+    "ivf_hnsw_flat": "IvfHnswFlat",
+    "ivf_hnsw_sq": "IvfHnswSq",
+    "ivf_hnsw_pq": "IvfHnswPq",
+}
+"""Lance's indexes of vectors: the names that Lance gives them, and their classes in `lancedb.index`."""
+INPUT_TYPES = ("seq", "cat", "avg")
+"""Those of `conjoin.processing`, which travels with checkpoints and imports nothing."""
+READOUTS = ("fused", "sum", "intersection")
+"""Those of `conjoin.models.joint_encoder`, likewise."""
