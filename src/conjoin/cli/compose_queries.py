@@ -69,6 +69,14 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} (default: {default:g})")
     group.add_argument(
+        "--stratify", action="store_true", help="the test split takes its share of each class and language"
+    )
+    group.add_argument(
+        "--exclude-most-frequent",
+        action="store_true",
+        help="the most frequent value of each attribute is no condition ('all ages')",
+    )
+    group.add_argument(
         "--samplers",
         nargs="+",
         type=_sampler,
@@ -122,6 +130,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.evaluation.report.composition import write_distribution_report
 
     names = ("queries", "test_queries", "test_share", "damping", "max_positive_share", "hard_negatives", "seed")
+    names += ("stratify", "exclude_most_frequent")
     chosen: dict[str, Any] = {name: vars(args)[name] for name in names}
     chosen |= {name: dict(vars(args)[name]) for name in ("samplers", "conditions") if vars(args)[name]}
     settings = CompositionSettings(languages=tuple(args.languages), **chosen)

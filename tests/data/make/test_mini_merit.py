@@ -77,6 +77,8 @@ def test_families_do_not_cross_splits(mini, read):
         found = {captions[product.id].removeprefix("a drawing of ") for product in products}
         assert {splits[text] for text in found if text in splits} == {split}
     assert len({product.id for products, _ in read.values() for product in products}) == len(captions)
+    drawings = [products.image(product.id)["bytes"] for products, _ in read.values() for product in products]
+    assert len(set(drawings)) == len(drawings)
 
 
 def test_titles_are_in_five_languages_and_do_not_tell_the_skin_tone(read):

@@ -23,7 +23,7 @@ HELD_OUT = {
 }
 """What the out-of-distribution tests of the miniature hold out."""
 
-_VERSION = 1
+_VERSION = 2
 _SPLITS = {"train": "train", "validation": "validation", "test": "test"}
 _CONDITIONS = {2: 0.75, 3: 0.10, 4: 0.15}
 """Numbers of conditions and their shares before filtering (App. A.3.1)."""
@@ -52,7 +52,7 @@ def make_mini_merit(
     """Write the miniature to `out`; where it already is, nothing is done.
 
     It is made beside `out` and moved there when it is whole. Concepts, and with them all products of a concept, never
-    cross splits.
+    cross splits; a drawing is in one split.
 
     Args:
         out: The folder to make.
@@ -87,9 +87,9 @@ def make_mini_merit(
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "data").mkdir(parents=True)
     captions: list[str] = []
-    first_id = 1
+    first_id, drawn = 1, set[bytes]()
     for number, (split, limit) in enumerate(limits.items()):
-        products = list(mini_products(split, first_id, cache_dir, show_progress))
+        products = list(mini_products(split, first_id, drawn, cache_dir, show_progress))
         first_id += len(products)
         _write_products(partial, split, products)
         captions += [json.dumps({"idx": each.row["idx"], "caption": each.caption}) for each in products]

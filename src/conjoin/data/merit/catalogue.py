@@ -79,12 +79,13 @@ class MiniProduct:
 
 
 def mini_products(
-    split: str, first_id: int, cache_dir: str | Path | None = None, show_progress: bool = False
+    split: str, first_id: int, drawn: set[bytes], cache_dir: str | Path | None = None, show_progress: bool = False
 ) -> Iterator[MiniProduct]:
     """Yield the products of a split of the emoji sample: each concept in each skin tone by each artist.
 
-    Concepts of two skin tones are left out, and of equal drawings all but the first. A title is the concept's name
-    without its skin tone, which only the image shows. The language of a title is a function of the drawing.
+    Concepts of two skin tones are skipped, and so are the drawings in `drawn`, to which each one is added. A title is
+    the concept's name without its skin tone, which only the image shows. The language of a title is a function of the
+    drawing.
 
     Raises:
         ImportError: The `sample` extra is not installed.
@@ -93,7 +94,6 @@ def mini_products(
     rows = load_emoji(split, styles=EMOJI_STYLES, skin_tones=True, cache_dir=cache_dir)
     rows = rows.cast_column("image", datasets.Image(decode=False))
     number = first_id
-    drawn = set()
     for row in progress(rows, desc=f"{split} products", unit="product", show=show_progress):
         concept = concepts[row["concept"]]
         is_pair = concept.base not in names["en"] or "+" in (concept.skin_tone or "")

@@ -22,6 +22,7 @@ from conjoin.data import (
     read_catalogue,
 )
 from conjoin.data.make.composition import compose
+from conjoin.data.make.composition.compose import _split
 from conjoin.data.make.composition.composer import Composer
 from conjoin.data.make.composition.instructions import TEMPLATE_LANGUAGES
 from conjoin.processing.item_inputs import parse_item
@@ -45,6 +46,18 @@ def catalogue(path):
 @pytest.fixture(scope="module")
 def composed(catalogue, tmp_path_factory):
     return compose_queries(catalogue, tmp_path_factory.mktemp("out") / "shop", SETTINGS)
+
+
+def test_a_stratified_split_takes_its_share_of_each_class(catalogue):
+    settings = CompositionSettings(queries=1, test_share=0.25, stratify=True)
+    rows = _split(catalogue, settings)
+    shares = {}
+    for name in set(catalogue.classes):
+        counts = [sum(catalogue.classes[row] == name for row in rows[split]) for split in ("train", "test")]
+        shares[name] = counts[1] / sum(counts)
+    assert len(shares) > 1 and all(abs(share - 0.25) < 0.06 for share in shares.values()), shares
+    groups = {split: {catalogue.groups[row] for row in found} for split, found in rows.items()}
+    assert groups["train"].isdisjoint(groups["test"])
 
 
 def files_of(folder):

@@ -35,7 +35,7 @@ def vectors_of(catalogue, seed=0):
 
 def outcomes(catalogue, count, vectors=None, **changes):
     settings = CompositionSettings(**{"max_positive_share": SHARE, "languages": ("en",)} | changes)
-    pool = Pool(catalogue, np.arange(len(catalogue)), vectors, settings.damping)
+    pool = Pool(catalogue, np.arange(len(catalogue)), vectors, settings.damping, settings.exclude_most_frequent)
     composer = Composer(catalogue, pool, 0, settings, load_templates(settings.languages))
     return [composer.outcome(number) for number in range(count)]
 
@@ -71,23 +71,27 @@ def test_queries_are_right_by_brute_force(catalogue, sampler):
         siblings = {pid for pid in FAMILIES if FAMILIES[pid] == FAMILIES[shown[0]]}
         for pid in map(str, query["hard_negative"]):
             failed = missed(pid, pairs)
-            assert pid in siblings or (len(failed) == 1 and failed[0][1]), "misses one known condition"
+            assert any(value for _, value in failed), "a value that it has is another one"
+            assert pid in siblings or len(failed) == 1, "misses one condition"
         assert len(set(query["hard_negative"])) == len(query["hard_negative"]) <= 8
 
 
 def test_similar_products_are_positives_and_siblings_hard_negatives(catalogue):
     queries = made(catalogue, 80, samplers={"high_similarity": 1.0})
-    with_siblings = 0
+    with_siblings = unknown = 0
     for query in queries:
         shown = list(query["query"])
         family = [pid for pid in FAMILIES if FAMILIES[pid] == FAMILIES[shown[0]] and pid != shown[0]]
         answers = [int(pid) for pid in family if int(pid) in query["pos_candidate"]]
         assert answers, "a variant of the first product is an answer"
         assert all(FAMILIES[pid] != FAMILIES[shown[0]] for pid in shown[1:])
-        rest = [int(pid) for pid in family if int(pid) not in query["pos_candidate"]]
-        assert set(rest) <= set(query["hard_negative"])
-        with_siblings += bool(rest)
-    assert with_siblings > 40
+        rest = {int(pid): [value for _, value in missed(pid, wanted(query))] for pid in family}
+        rest = {pid: values for pid, values in rest.items() if values}
+        known = {pid for pid, values in rest.items() if any(values)}
+        assert set(rest) & set(query["hard_negative"]) == known
+        with_siblings += bool(known)
+        unknown += len(rest) - len(known)
+    assert with_siblings > 40 and unknown > 0
 
 
 def test_number_of_conditions_follows_the_paper_before_filtering(catalogue):
@@ -111,6 +115,16 @@ def test_frequent_keys_are_damped_and_attribute_uniform_sampling_is_even(catalog
     uniform = attributes_of(made(catalogue, 300, samplers={"attribute_uniform": 1.0}, **options))
     assert damped["color"] / damped.total() < plain["color"] / plain.total() - 0.05
     assert evenness(uniform) > evenness(plain) + 0.002
+
+
+def test_the_most_frequent_value_of_an_attribute_can_be_left_out(catalogue):
+    most = {
+        (name, Counter(row[name] for row in DESCRIBED.values() if row[name]).most_common(1)[0][0])
+        for name in catalogue.attributes
+    }
+    asked = {pair for query in made(catalogue, 200) for pair in wanted(query)}
+    fewer = {pair for query in made(catalogue, 200, exclude_most_frequent=True) for pair in wanted(query)}
+    assert asked & most and fewer and not fewer & most
 
 
 def test_positives_are_ranked_by_mean_similarity(catalogue):

@@ -33,7 +33,7 @@ DISTRIBUTION_FILE = "distribution.json"
 GIVE_UP = 300
 """Numbers in a row without a new query, after which a split has no more."""
 
-_VERSION = 2
+_VERSION = 3
 
 
 def compose_queries(
@@ -95,7 +95,7 @@ def compose_queries(
         _begin(partial, key, Path(lock.lock_file))
         counts = {}
         for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
-            pool = Pool(catalogue, rows, vectors, settings.damping)
+            pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
             composer = Composer(catalogue, pool, number, settings, templates, judges, cold_start)
             counts[split] = _write_queries(partial, split, composer, show_progress).to_dict()
             path = products_file(partial, split)
@@ -178,13 +178,15 @@ def _check_found(split: str, settings: CompositionSettings, distribution: Distri
 
 
 def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.ndarray]:
-    """The rows of each split, by a hash of the family or the id."""
+    """The rows of each split, by a hash of the family or the id; if stratified, within each class and language."""
     if len(settings.splits) == 1:
         return {"train": np.arange(len(catalogue))}
     groups = catalogue.groups or [None] * len(catalogue)
     names = (f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, catalogue.ids, strict=True))
-    limit = settings.test_share * 2**32
-    is_test = np.array([int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) < limit for name in names])
+    draws = np.array([int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32 for name in names])
+    if settings.stratify:
+        draws = _ranks(draws, list(zip(catalogue.classes, catalogue.languages, strict=True)))
+    is_test = draws < settings.test_share
     rows = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
     for split, found in rows.items():
         if not len(found):
@@ -193,6 +195,18 @@ def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.
                 "set test_share to 0 for a training split only"
             )
     return rows
+
+
+def _ranks(draws: np.ndarray, strata: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Replace the draw of each family by its rank in the stratum of its first product, in (0, 1)."""
+    families, first, family = np.unique(draws, return_index=True, return_inverse=True)
+    members: dict[tuple[str, str], list[int]] = {}
+    for number, row in enumerate(first.tolist()):
+        members.setdefault(strata[row], []).append(number)
+    ranks = np.empty(len(families))
+    for numbers in members.values():  # in the order of their draws
+        ranks[numbers] = (np.arange(len(numbers)) + 0.5) / len(numbers)
+    return ranks[family]
 
 
 def _check_vectors(vectors: np.ndarray | None, count: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .catalogue import DEFAULT_CLASS, Catalogue
+from .catalogue import DEFAULT_CLASS, MISSING, Catalogue
 from .cold_start import AS_SHOWN, cold_products, difference, draw_cold, other_with
 from .instructions import Template
 from .judges import Case, Judge, Product, VisionModel
@@ -88,9 +88,10 @@ class Composer:
         if isinstance(found, str):
             return found
         siblings = self.pool.family(conditions[0].product)
-        answers = np.all([self.pool.codes[key, siblings] == value for _, key, value in conditions], axis=0)
+        codes = [(self.pool.codes[key, siblings], value) for _, key, value in conditions]
+        differs = np.any([(code != value) & (code != MISSING) for code, value in codes], axis=0)
         shown = np.isin(siblings, [condition.product for condition in conditions])
-        return Draft(conditions, rank(self.pool, conditions, found), siblings[~answers & ~shown])
+        return Draft(conditions, rank(self.pool, conditions, found), siblings[differs & ~shown])
 
     def _draw_cold(self, generator: np.random.Generator) -> Draft | str:
         drawn = draw_cold(self.pool, self._cold, generator)

@@ -25,10 +25,16 @@ class Pool:
         vectors: `(N, D)` of all products, L2-normalised, or None.
         damping: A key is drawn in proportion to (its number of products) ** -damping; 0 does not suppress the
             frequent ones (App. A.3.1 does).
+        exclude_most_frequent: The most frequent value of each attribute is no condition (App. A.2.2: "all ages").
     """
 
     def __init__(
-        self, catalogue: Catalogue, rows: np.ndarray, vectors: np.ndarray | None = None, damping: float = 0.5
+        self,
+        catalogue: Catalogue,
+        rows: np.ndarray,
+        vectors: np.ndarray | None = None,
+        damping: float = 0.5,
+        exclude_most_frequent: bool = False,
     ) -> None:
         self.rows = rows
         self.codes = np.ascontiguousarray(catalogue.codes[:, rows])
@@ -40,7 +46,10 @@ class Pool:
             starts = np.searchsorted(codes[order], np.arange(len(catalogue.values[place]) + 1))
             self._order.append(order)
             self._starts.append(starts)
-            self._usable.append(np.flatnonzero(np.diff(starts) > 1))
+            counts = np.diff(starts)
+            if exclude_most_frequent and len(counts):
+                counts[counts.argmax()] = 0
+            self._usable.append(np.flatnonzero(counts > 1))
             usable[place] = np.isin(codes, self._usable[-1])
         frequency = (self.codes != MISSING).sum(axis=1)
         self._weights = np.where(frequency > 0, np.maximum(frequency, 1.0) ** -damping, 0.0)

@@ -18,7 +18,9 @@ class CompositionSettings:
         test_share: Of the products (with families: of the families) that are in the test split. 0: no test split.
         samplers: The weight of each sampler, of `SAMPLERS` or `"cold_start"`; by default the authors' (their code).
         conditions: The weight of each number of conditions, before filtering (App. A.3.1).
+        stratify: The test split takes its share of each class and language, as B.8's does, not of all products.
         damping: See `Pool`.
+        exclude_most_frequent: See `Pool`.
         max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
         hard_negatives: At most, for each query.
         languages: Of the instructions, drawn uniformly.
@@ -32,7 +34,9 @@ class CompositionSettings:
         default_factory=lambda: {"conventional": 0.3, "attribute_uniform": 0.2, "high_similarity": 0.5}
     )
     conditions: dict[int, float] = field(default_factory=lambda: {2: 0.75, 3: 0.10, 4: 0.15})
+    stratify: bool = False
     damping: float = 0.5
+    exclude_most_frequent: bool = False
     max_positive_share: float = 0.05
     hard_negatives: int = 8
     languages: tuple[str, ...] = ("en",)
