@@ -53,10 +53,10 @@ class Finished:
         }
 
     def values(self, metric: str, part: str, seeds: Sequence[int] | None = None, readout: str | None = None) -> Floats:
-        """The values `(N,)` of a metric, one per triplet, each the mean over the seeds."""
+        """The values `(S, N)` of a metric: of each seed, one per triplet."""
         runs = [self.runs[seed] for seed in (self.runs if seeds is None else seeds)]
         chosen = readout or self.readouts[part.split("_")[1]]
-        return np.mean([_values(run["sets"][part], metric, chosen) for run in runs], axis=0)
+        return np.array([_values(run["sets"][part], metric, chosen) for run in runs])
 
     def has(self, metric: str) -> bool:
         """Whether the row was measured by a metric."""
@@ -202,7 +202,7 @@ def unfinished(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> list[str
 def compare(first: str, second: str, out: Path, other: Path, seeds: Sequence[int]) -> str:
     """Paired differences of a row in `out` and one in `other`.
 
-    With 95 % intervals over triplets of the mean over the seeds of both.
+    With 95 % intervals over seeds and triplets.
 
     Raises:
         ValueError: A row does not exist, or no seed of both is finished.

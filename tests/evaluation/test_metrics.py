@@ -141,6 +141,18 @@ def test_bootstrap_equals_drawing_indices():
     assert bootstrap_ci(values, resamples=20000) == pytest.approx(naive, abs=0.01)
 
 
+def test_bootstrap_of_several_seeds_resamples_seeds_and_queries():
+    rng = np.random.default_rng(5)
+    values = rng.random((5, 80)) + rng.normal(0, 0.3, (5, 1))
+    seeds, queries = rng.integers(5, size=(20000, 5)), rng.integers(80, size=(20000, 80))
+    means = np.array([values[rows][:, columns].mean() for rows, columns in zip(seeds, queries, strict=True)])
+    found = bootstrap_ci(values, resamples=20000)
+    assert found == pytest.approx(np.quantile(means, (0.025, 0.975)), abs=0.02)
+    low, high = bootstrap_ci(values.mean(axis=0))  # as if the seeds were fixed
+    assert found[1] - found[0] > 2 * (high - low)
+    assert bootstrap_ci(values[:1]) == bootstrap_ci(values[0])
+
+
 def test_bootstrap_of_a_share_is_the_binomial_interval():
     hits = np.arange(214) < 185
     scipy_stats = pytest.importorskip("scipy.stats")
@@ -157,9 +169,9 @@ def test_bootstrap_covers_the_truth_as_often_as_it_says():
     assert 0.84 < np.mean(covered) < 0.95
 
 
-@pytest.mark.parametrize("values", [[], [0.5, math.nan], [[1.0], [0.0]], [math.inf]])
+@pytest.mark.parametrize("values", [[], [0.5, math.nan], [[[1.0]]], [math.inf]])
 def test_bootstrap_refuses(values):
-    with pytest.raises(ValueError, match="non-empty vector of finite values"):
+    with pytest.raises(ValueError, match=r"expected finite values \(N,\) or \(S, N\)"):
         bootstrap_ci(values)
 
 
