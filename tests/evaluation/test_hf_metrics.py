@@ -34,9 +34,3 @@ def test_shells_equal_the_functions_in_a_fresh_offline_process(tmp_path):
 def test_unknown_metric():
     with pytest.raises(ValueError, match=r"unknown metric 'ndcg'; expected one of \['hit_rate_at_k'"):
         load_metric("ndcg")
-
-
-def test_missing_library_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "evaluate", None)
-    with pytest.raises(ImportError, match=r'pip install "conjoin\[evaluate\]"'):
-        load_metric("mrr_at_k")

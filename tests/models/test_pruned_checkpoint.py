@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,71 +162,73 @@ def test_the_type_of_the_weights(mllm_checkpoints, tmp_path):
     assert {p.dtype for p in MllmRetrieverModel.from_mllm(str(tmp_path), 2).parameters()} == {torch.bfloat16}
 
 
-class TestErrors:
-    def test_a_needed_shard_is_missing(self, mllm_checkpoints, tmp_path):
-        folder, _ = mllm_checkpoints("qwen2_vl")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-        weight_map = json.loads((tmp_path / INDEX).read_text())["weight_map"]
-        shard = next(shard for tensor, shard in weight_map.items() if "layers.0." in tensor)
-        (tmp_path / shard).unlink()
-        with pytest.raises(FileNotFoundError, match=f"lacks {shard}, which holds required weights"):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+def shard_of_a_kept_layer(folder):
+    weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+    return folder / next(shard for tensor, shard in weight_map.items() if "layers.0." in tensor)
 
-    def test_no_safetensors(self, mllm_checkpoints, tmp_path):
-        folder, _ = mllm_checkpoints("qwen2_vl")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*safetensors*"))
-        with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
-        (tmp_path / "config.json").unlink()
-        with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
 
-    def test_no_such_checkpoint(self, monkeypatch):
-        def unreachable(*_args, **_kwargs):
-            raise OSError("no route")
+def without_weights(folder, llava):
+    for path in folder.glob("*safetensors*"):
+        path.unlink()
 
-        with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub download"):
-            MllmRetrieverModel.from_mllm("absent/folder/x", 2)
-        monkeypatch.setattr(pruned_checkpoint, "snapshot_download", unreachable)
-        with pytest.raises(FileNotFoundError, match=r"there is no folder 'runs/small', and the Hub .*: no route"):
-            MllmRetrieverModel.from_mllm("runs/small", 2)
 
-    def test_weights_of_another_architecture(self, mllm_checkpoints, tmp_path):
-        folder, _ = mllm_checkpoints("qwen2_vl")
-        other, _ = mllm_checkpoints("llava")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*safetensors*"))
-        shutil.copytree(
-            other, tmp_path, dirs_exist_ok=True, ignore=lambda _, names: [n for n in names if "safetensors" not in n]
-        )
-        with pytest.raises(ValueError, match=r"is not a checkpoint of 'qwen2_vl' with these sizes: \d+ weights are"):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+def without_a_shard(folder, llava):
+    shard_of_a_kept_layer(folder).unlink()
 
-    def test_a_config_of_another_architecture(self, mllm_checkpoints, tmp_path):
-        folder, _ = mllm_checkpoints("qwen2_vl")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*safetensors*"))
-        BertConfig().save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="'bert' is not a supported MLLM"):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
 
-    def test_weights_of_another_size(self, mllm_checkpoints, tmp_path):
-        folder, _ = mllm_checkpoints("qwen2_vl")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-        config = json.loads((tmp_path / "config.json").read_text())
-        config["text_config"]["intermediate_size"] = 64
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(
-            ValueError, match=r"these sizes: 6 weights are missing or of another shape, .*mlp\.down_proj"
-        ):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+def with_a_damaged_shard(folder, llava):
+    shard = shard_of_a_kept_layer(folder)
+    shard.write_bytes(shard.read_bytes()[:-100])
 
-    def test_a_damaged_shard(self, mllm_checkpoints, tmp_path):
-        folder, _ = mllm_checkpoints("qwen2_vl")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-        weight_map = json.loads((tmp_path / INDEX).read_text())["weight_map"]
-        shard = tmp_path / next(shard for tensor, shard in weight_map.items() if "layers.0." in tensor)
-        shard.write_bytes(shard.read_bytes()[:-100])
-        with pytest.raises(ValueError, match=f"{shard.name} is truncated or damaged"):
-            MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+
+def without_a_config(folder, llava):
+    (folder / "config.json").unlink()
+
+
+def with_weights_of_llava(folder, llava):
+    without_weights(folder, llava)
+    for path in llava.glob("*safetensors*"):
+        shutil.copy(path, folder)
+
+
+def with_a_config_of_bert(folder, llava):
+    BertConfig().save_pretrained(folder)
+
+
+def with_another_size(folder, llava):
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 64
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (without_a_shard, FileNotFoundError, r"lacks model-\S+, which holds required weights"),
+        (with_a_damaged_shard, ValueError, r"model-\S+ is truncated or damaged"),
+        (without_weights, FileNotFoundError, r"lacks model\.safetensors"),
+        (without_a_config, FileNotFoundError, r"has no config\.json"),
+        (with_weights_of_llava, ValueError, r"is not a checkpoint of 'qwen2_vl' with these sizes: \d+ weights are"),
+        (with_a_config_of_bert, ValueError, "'bert' is not a supported MLLM"),
+        (with_another_size, ValueError, r"6 weights are missing or of another shape, .*mlp\.down_proj"),
+    ],
+)
+def test_a_folder_that_is_no_such_checkpoint(change, error, message, mllm_checkpoints, tmp_path):
+    shutil.copytree(mllm_checkpoints("qwen2_vl")[0], tmp_path, dirs_exist_ok=True)
+    change(tmp_path, Path(mllm_checkpoints("llava")[0]))
+    with pytest.raises(error, match=message):
+        MllmRetrieverModel.from_mllm(str(tmp_path), 2)
+
+
+def test_a_checkpoint_that_is_nowhere(monkeypatch):
+    def unreachable(*_args, **_kwargs):
+        raise OSError("no route")
+
+    with pytest.raises(FileNotFoundError, match="there is no folder 'absent/folder/x', and the Hub download"):
+        MllmRetrieverModel.from_mllm("absent/folder/x", 2)
+    monkeypatch.setattr(pruned_checkpoint, "snapshot_download", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder 'runs/small', and the Hub .*: no route"):
+        MllmRetrieverModel.from_mllm("runs/small", 2)
 
 
 def test_unknown_fields_are_refused(mllm_checkpoints):

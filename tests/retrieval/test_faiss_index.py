@@ -132,13 +132,6 @@ def test_a_collection_without_rows(tmp_path):
         FaissIndex.build(tmp_path)
 
 
-def test_missing_package_names_the_extra(monkeypatch, tmp_path):
-    made(tmp_path, VECTORS[:5])
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(ImportError, match=r'pip install "conjoin\[faiss\]"'):
-        FaissIndex.build(tmp_path)
-
-
 def test_the_functions_over_arrays():
     index = train_faiss("Flat", VECTORS)
     labels, scores = search_faiss(index, QUERIES, 5000)

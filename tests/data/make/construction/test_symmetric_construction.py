@@ -270,8 +270,3 @@ class TestModels:
         synthesise = synthesise_with("painter", seed=5, device="cpu", num_inference_steps=4)
         assert synthesise("a tree").size == synthesise("a tree").size == (3, 3)
         assert seen == [("painter", None), "cpu", *[("a tree", 5, {"num_inference_steps": 4})] * 2]
-
-    def test_without_diffusers(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "diffusers", None)
-        with pytest.raises(ImportError, match="pip install diffusers"):
-            synthesise_with("painter")("a tree")

