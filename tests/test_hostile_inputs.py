@@ -153,6 +153,7 @@ def rows_of(folder):
     return rows
 
 
+@pytest.mark.slow
 def test_a_collection_skips_what_cannot_be_used(encoders, folder, tmp_path):
     rows = rows_of(folder)
     with warnings.catch_warnings():
@@ -183,6 +184,7 @@ def is_inert(page):
     return not re.search(r"<script>alert|<svg onload|<img src=x|<img[^>]*onerror|href=.?javascript:", page)
 
 
+@pytest.mark.slow
 def test_a_table_keeps_the_reasons(folder, encoders, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)  # datasets itself counts its loaders
     paths = {}
@@ -215,6 +217,7 @@ def searcher(encoders, folder, tmp_path_factory):
     return Searcher(encoders["joint encoder"], collection, Limits())
 
 
+@pytest.mark.slow
 def test_the_endpoint(searcher, folder):
     from fastapi.testclient import TestClient
 
@@ -255,6 +258,7 @@ def test_the_endpoint(searcher, folder):
     check(served, run)
 
 
+@pytest.mark.slow
 def test_the_app(searcher, folder):
     loaded = Future()
     loaded.set_result([searcher])

@@ -83,6 +83,7 @@ class TestRows:
         row.zero_()
         assert Cache(tmp_path)[4]["state"].eq(4).all(), "a private copy"
 
+    @pytest.mark.slow
     def test_another_process_maps_the_shards_again(self, tmp_path):
         cache = make(tmp_path)
         first = cache[1]["state"]
