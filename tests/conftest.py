@@ -1,5 +1,6 @@
 """Tiny random checkpoints of real architectures, with real tokenizers and image processors, built offline once."""
 
+import gc
 import logging
 import os
 import string
@@ -55,6 +56,13 @@ with suppress(ImportError):  # the tests of properties are skipped without it
         "conjoin", derandomize=True, deadline=None, max_examples=40, database=None, suppress_health_check=slow
     )
     settings.load_profile("conjoin")
+
+
+def pytest_collection_finish():
+    """What the imports made stays: the garbage collection of each run of the library's trainer need not visit it."""
+    gc.collect()
+    gc.freeze()
+
 
 LETTERS = string.ascii_lowercase + string.digits
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

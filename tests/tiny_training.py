@@ -1,5 +1,7 @@
 """A tiny joint encoder and its training data, used by the tests and by the ranks they start."""
 
+import copy
+import functools
 from types import SimpleNamespace
 
 import torch
@@ -27,6 +29,23 @@ SETTINGS = {
 }
 
 
+def built_once(build):
+    """Build for given arguments once, and copy; the random state is that after building."""
+    known = {}
+
+    @functools.wraps(build)
+    def copied(*args, **kwargs):
+        key = repr((args, sorted(kwargs.items())))
+        if key not in known:
+            known[key] = build(*args, **kwargs), torch.get_rng_state()
+        built, state = known[key]
+        torch.set_rng_state(state)
+        return copy.deepcopy(built)
+
+    return copied
+
+
+@built_once
 def make_encoder(checkpoints, **config):
     torch.manual_seed(0)
     settings = {"hidden_size": 16, "num_attention_heads": 2} | config

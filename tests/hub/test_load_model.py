@@ -100,9 +100,14 @@ def _flipped(content):
 
 
 class TestDamage:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def exported(cls, tmp_path_factory, own_export):
+        return export(*own_export[1:], tmp_path_factory.mktemp("damage") / "model", prompts={"query": "Find: "})
+
     @pytest.fixture
-    def folder(self, tmp_path, own_export):
-        return export(*own_export[1:], tmp_path / "model", prompts={"query": "Find: "})
+    def folder(self, exported, tmp_path):
+        return shutil.copytree(exported, tmp_path / "model")
 
     @pytest.mark.parametrize("damage", [_flipped, lambda content: content[:-9], lambda content: b"", None])
     @pytest.mark.parametrize(

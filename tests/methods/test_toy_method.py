@@ -9,6 +9,8 @@ import pytest
 
 from tiny_training import make_rows
 
+pytestmark = pytest.mark.slow
+
 TOY = """
 from dataclasses import dataclass, field
 

@@ -154,6 +154,7 @@ def test_bfloat16_is_close(name, built, items):
 
 
 @each_architecture
+@pytest.mark.slow
 def test_compiles(name, built, pairs):
     model, processor = built(name)
     batch = dict(processor(pairs))

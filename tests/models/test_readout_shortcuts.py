@@ -157,6 +157,7 @@ def test_copies_are_their_own(name, retriever, messages):
     assert torch.equal(states(model, batch), expected)
 
 
+@pytest.mark.slow
 def test_compiled(retriever):
     model, processor = retriever("llava", 1)
     batch = dict(processor(["a red box", "7 more"], instruction="Find it."))

@@ -76,6 +76,7 @@ def wrong_after_damage(folder, name, read, right, is_named=True):
 
 
 @pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.slow
 def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     if is_large:  # as a collection whose files are hashed once
         monkeypatch.setattr("conjoin.retrieval.collection_files._SMALL", 0)
@@ -115,6 +116,7 @@ def test_without_checksums_damage_is_an_error_of_a_known_type(whole, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["data", "_versions", "_indices", "_deletions"])
+@pytest.mark.slow
 def test_missing_files(name, whole, tmp_path):
     for number, path in enumerate(sorted((whole / "data/train.lance" / name).glob("**/*"))):
         if path.is_file():

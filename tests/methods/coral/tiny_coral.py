@@ -8,9 +8,10 @@ from conjoin.methods.coral import CoralConfig, CoralTrainer
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.training import LoraArguments, add_lora
-from tiny_training import SETTINGS
+from tiny_training import SETTINGS, built_once
 
 
+@built_once
 def make_model(folder, keep_layers=2, readout="token", lora=True, **lora_arguments):
     """A retriever of which only adapters on the language model are trained, and its processor."""
     torch.manual_seed(0)

@@ -80,6 +80,7 @@ def assert_only_linears_differ(before, after):
     assert differing == {name for name in after if "language_model.layers." in name and "_proj.weight" in name}
 
 
+@pytest.mark.slow
 def test_both_stages_run_resume_and_give_a_model_that_loads(mllm, mini, recipe_1, tmp_path):
     assert main(["train", str(recipe_1)]) == 0
     log = json.loads((tmp_path / "one/recipe.json").read_text())["log"]
@@ -129,6 +130,7 @@ def test_stage_2_trains_on_queries_of_several_images(mllm, tmp_path):
 @pytest.mark.parametrize(
     ("name", "family"), [("qwen2_vl_7b", "qwen2_vl"), ("qwen2_vl_7b", "llava"), (None, "internvl")]
 )
+@pytest.mark.slow
 def test_the_recipes_of_the_paper_run_on_small_models(name, family, mllm_checkpoints, mini, recipe_1, tmp_path):
     words = ["--training.max_steps=2", "--training.per_device_train_batch_size=4", "--training.use_cpu=true"]
     words += ["--training.logging_steps=1", "--training.dataloader_num_workers=0"]
@@ -264,6 +266,7 @@ def test_what_is_trained_does_not_depend_on_where_a_model_comes_from(recipe_1, t
     assert everything ^ with_ret == {"ret_embedding", "backbone.language_model.embed_tokens.weight"}
 
 
+@pytest.mark.slow
 def test_adapted_layers_may_be_held_in_four_bits(recipe_1, tmp_path):
     pytest.importorskip("bitsandbytes")
     words = ["train", str(recipe_1), "--model.lora.quantize", "true", "--training.save_steps", "1"]

@@ -11,12 +11,13 @@ from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.training import LoraArguments, add_lora
-from tiny_training import make_trainer as make_any_trainer
+from tiny_training import built_once, make_trainer as make_any_trainer
 
 METHODS = {"puma_stage2": (PumaStage2Config, PumaStage2Trainer), "puma_stage1": (PumaStage1Config, PumaStage1Trainer)}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+@built_once
 def make_student(folder, keep_layers=2, lora=True, **lora_arguments):
     """A pruned model of which only adapters on the language model's linears are trained."""
     torch.manual_seed(0)

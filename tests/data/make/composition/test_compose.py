@@ -166,14 +166,16 @@ def test_string_ids_and_one_split(path, tmp_path):
     assert all(query.positives[0].startswith("p-") for query in merit_queries(out, MeritProducts(out, "train")))
 
 
-def test_no_query_possible_says_why(tmp_path):
+def test_no_query_possible_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(compose, "GIVE_UP", 40)
     rows = [row | {"color": f"c {place % 2}", "material": f"m {place % 2}"} for place, row in enumerate(products(12))]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material"])
     with pytest.raises(ValueError, match=r"no query is possible among the 12 products of train; .*\(\d+\)"):
         compose_queries(catalogue, tmp_path / "out", CompositionSettings(queries=3, test_share=0.0))
 
 
-def test_a_pool_too_small_for_any_positive_says_what_to_change(tmp_path):
+def test_a_pool_too_small_for_any_positive_says_what_to_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(compose, "GIVE_UP", 40)
     catalogue = read_catalogue(write_catalogue(tmp_path, products(12)), attributes=["color", "material"])
     with pytest.raises(ValueError, match=r"less than 0.05 of them is no product: raise max_positive_share above 1/12"):
         compose_queries(catalogue, tmp_path / "out", CompositionSettings(queries=3, test_share=0.0))
