@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from conjoin.serving import ItemError
+from conjoin.serving import ItemError, Limits
 from conjoin.serving.batching import BusyError, MicroBatcher
 from tiny_encoder import tiny_encoder
 
@@ -85,8 +85,8 @@ def test_a_model_that_fails_fails_only_whom_it_concerns():
 
 def test_too_many_waiting_items_are_refused():
     held = Held()
-    answers = together(MicroBatcher(held, waiting=2), held, [["a"], ["b", "c"], ["d"]])
+    answers = together(MicroBatcher(held, limits=Limits(waiting=2)), held, [["a"], ["b", "c"], ["d"]])
     refused = [answer for answer in answers if isinstance(answer, BusyError)]
     assert len(refused) == 1
-    with pytest.raises(BusyError, match="items wait for the model"):
+    with pytest.raises(BusyError, match="items with 0 pixels wait for the model"):
         raise refused[0]

@@ -1,5 +1,7 @@
 import datetime
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -64,6 +66,8 @@ def test_concurrent_requests_get_their_own_answers(client, searcher):
         ("/embed", {"items": ["a", {"image": "/etc/passwd"}]}, 422, 1, "files are not opened"),
         ("/embed", {"items": ["a", "b", {"image": uri(b"x")}]}, 422, 2, "item 2: the image: this is no image"),
         ("/embed", {"items": ["a"] * 5}, 422, None, "the limit is 4"),
+        ("/embed", {"items": ["a", {"image": [uri(png()), uri(png()[:45])]}]}, 422, 1, "item 1: image 1: cannot read"),
+        ("/embed", {"items": ["a", {"image": uri(png()[:45])}]}, 422, 1, "item 1: the image: cannot read"),
         ("/embed", {"items": ["a"], "instruction": "b" * 201}, 422, None, "the instruction has 201 characters"),
         ("/search", {"items": ["a"], "k": 11}, 422, None, "k must be an integer from 1 to 10, got 11"),
         ("/search", {"items": ["a"], "k": 0}, 422, None, "k must be an integer"),
@@ -100,6 +104,37 @@ def test_bodies_are_limited(searcher):
     unsaid = client.post("/embed", content=iter([large[:900], large[900:]]), headers=kind)
     assert unsaid.status_code == 413
     assert unsaid.json()["error"]["message"] == "the request has over 1,000 bytes, the limit"
+
+
+def test_pixels_are_limited_by_request_and_in_flight(searcher, monkeypatch):
+    limits = replace(LIMITS, request_pixels=20_000, waiting_pixels=25_000)
+    held = Searcher(searcher.encoder, None, limits)
+    client = TestClient(make_endpoint(held), base_url="http://127.0.0.1")
+    body = {"items": [{"image": uri(png(size=(100, 100)))}] * 3}
+    answer = client.post("/embed", json=body)
+    assert answer.status_code == 413
+    assert "the 3 images of the request have 30,000 pixels" in answer.json()["error"]["message"]
+    started, go = threading.Event(), threading.Event()
+    encode = searcher.encoder.encode
+
+    def wait(*args, **options):
+        started.set()
+        assert go.wait(20)
+        return encode(*args, **options)
+
+    monkeypatch.setattr(searcher.encoder, "encode", wait)
+    body["items"].pop()
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(client.post, "/embed", json={"items": ["a"]})
+        assert started.wait(20)
+        second = pool.submit(client.post, "/embed", json=body)
+        while not held.batcher.waiting:
+            time.sleep(0.01)
+        refused = client.post("/embed", json=body)
+        go.set()
+        assert (first.result().status_code, second.result().status_code) == (200, 200)
+    assert refused.status_code == 503
+    assert "20,000 pixels wait for the model" in refused.json()["error"]["message"]
 
 
 def test_malformed_bodies_are_refused(client):

@@ -27,6 +27,9 @@ MAX_IMAGE_BYTES = 2**28
 MAX_IMAGE_PIXELS = 89_478_485
 """Images with more pixels raise an error before decoding (Pillow's own decompression-bomb limit)."""
 
+COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats that are tried first, so that a program that accepts these alone sees the same image."""
+
 MAX_ASPECT_RATIO = 200
 """Narrower images raise an error before decoding, as in Qwen2-VL: resized by the short side, they would grow."""
 
@@ -59,7 +62,7 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
     """
     data, label = _find_image(source, name)
     with _decoding(label):
-        image = data if isinstance(data, Image.Image) else _open(data)
+        image = data if isinstance(data, Image.Image) else _open(io.BytesIO(data))
     _check_size(image.size, label)
     with _decoding(label):
         if least_side is not None and image is not data:
@@ -67,10 +70,29 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         return to_rgb(image)
 
 
-def _open(data: bytes) -> Image.Image:
+def image_pixels(source: Any) -> int:  # noqa: ANN401
+    """Return how many pixels an image has that `load_image` takes, by its header.
+
+    It is 0 for what cannot be read, and the most that there may be for a URL, which is not fetched.
+    """
+    if is_url(source):
+        return MAX_IMAGE_PIXELS
+    try:
+        if isinstance(source, str | os.PathLike) and not str(source).startswith("data:"):
+            with _open(source) as image:
+                return image.width * image.height
+        data, _ = _find_image(source, "item")
+        image = data if isinstance(data, Image.Image) else _open(io.BytesIO(data))
+    except Exception:  # readers of headers raise many kinds on damaged files
+        return 0
+    return image.width * image.height
+
+
+def _open(file: str | os.PathLike[str] | io.BytesIO) -> Image.Image:
     """Read the header of an encoded image, of any format that Pillow decodes itself: PostScript (EPS) is a program."""
     Image.init()
-    return Image.open(io.BytesIO(data), formats=[name for name in Image.ID if name != "EPS"])
+    names = dict.fromkeys((*COMMON_FORMATS, *Image.ID))
+    return Image.open(file, formats=[name for name in names if name != "EPS"])
 
 
 @contextmanager

@@ -9,9 +9,15 @@ from transformers import ProcessorMixin
 
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type
+from conjoin.processing.item_images import image_pixels
+from conjoin.processing.item_inputs import ImageSource, item_parts
 
 OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
 Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
+
+
+BATCH_PIXELS = 2**27
+"""Images of a batch that are decoded at one time, in pixels: 400 MB."""
 
 
 class Inputs(NamedTuple):
@@ -42,12 +48,28 @@ class InputMaker(NamedTuple):
     def __call__(
         self, items: Sequence[Any], instructions: Sequence[str | None], ids: Sequence[str | None] | None = None
     ) -> Inputs:
-        """Make the inputs of items, each under its instruction; warnings of our processors name their ids."""
-        parts = [apply_input_type(item, self.input_type, f"item {place}") for place, item in enumerate(items)]
-        given = zip(parts, instructions, ids or [None] * len(parts), strict=True)
-        flat = [(part, told, own_id) for some, told, own_id in given for part in some]
-        starts = range(0, len(flat), self.batch_size)
-        return Inputs([self._batch(flat[start : start + self.batch_size]) for start in starts], list(map(len, parts)))
+        """Make the inputs of items, each under its instruction; warnings of our processors name their ids.
+
+        Other processors decode all images of a batch before they resize one, as `cat` does, so a batch also ends at
+        `BATCH_PIXELS`.
+        """
+        decodes_one = isinstance(self.processor, OWN_PROCESSORS) and self.input_type != "cat"
+        batches: list[dict[str, Any]] = []
+        counts: list[int] = []
+        batch: list[tuple[Any, str | None, str | None]] = []
+        held = 0
+        known = ids or [None] * len(items)
+        for place, item in enumerate(items):
+            parts = apply_input_type(item, self.input_type, f"item {place}")
+            counts.append(len(parts))
+            for part in parts:
+                pixels = 0 if decodes_one else _count_pixels(part)
+                if batch and (len(batch) == self.batch_size or held + pixels > BATCH_PIXELS):
+                    batches.append(self._batch(batch))
+                    batch, held = [], 0
+                batch.append((part, instructions[place], known[place]))
+                held += pixels
+        return Inputs([*batches, self._batch(batch)], counts)
 
     def _batch(self, named: Sequence[tuple[Any, str | None, str | None]]) -> dict[str, Any]:
         processor: Any = self.processor
@@ -56,6 +78,15 @@ class InputMaker(NamedTuple):
         if isinstance(processor, OWN_PROCESSORS) and all(own_id is not None for own_id in ids):
             more["ids"] = ids
         return dict(processor(items, **more))
+
+
+def _count_pixels(item: Any) -> int:  # noqa: ANN401
+    """The pixels of the images of an item, by their headers; the processor judges what cannot be read."""
+    try:
+        parts = item_parts(item)
+    except (ValueError, FileNotFoundError):
+        return 0
+    return sum(image_pixels(part.source) for part in parts if isinstance(part, ImageSource))
 
 
 def own_input_type(processor: Processor) -> str:

@@ -13,7 +13,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import condition
 from conjoin.serving.html import CLICK, STYLE, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, missing, protect
-from conjoin.serving.limits import Limits, check_results, check_where, make_item, read_image
+from conjoin.serving.limits import Limits, Picture, check_results, check_where, count_pixels, make_item, read_picture
 from conjoin.serving.snippet import python_code
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Query(NamedTuple):
     """The last query of a session, and what each collection found."""
 
     text: str | None
-    images: list[Any]
+    pictures: list[Picture]
     found: "list[list[Found]]"
 
 
@@ -73,10 +73,11 @@ class SearchPage:
             k = check_results(int(k) if isinstance(k, float) and k.is_integer() else k, self.limits)
             filters = {name: list(values or ()) for name, values in zip(self._choices, chosen, strict=False)}
             where = condition(filters, check_where(where or "", self.limits))
+            pixels = count_pixels(query.pictures, self.limits)
             found, times = [], []
             for searcher in self.searchers:
                 started = time.perf_counter()
-                found.append(searcher.search([item], k, where, pictures=True)[0])
+                found.append(searcher.search([item], k, where, pictures=True, pixels=pixels)[0])
                 times.append(1000 * (time.perf_counter() - started))
         except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
@@ -103,7 +104,8 @@ class SearchPage:
             return message("Search first, then choose a result.")
         hit = hits[rank - 1]
         try:
-            shared = explain_result(self.searchers[side], query.text, query.images, hit.row)
+            images = [picture.source for picture in query.pictures]
+            shared = explain_result(self.searchers[side], query.text, images, hit.row)
         except NotExplainedError as error:
             return message(str(error))
         name = str(hit.row.get("text") or hit.id)
@@ -120,15 +122,15 @@ class SearchPage:
         text = text.strip() or None if text else None
         if text is None and not paths:
             raise ValueError("nothing to search for: write a text, add an image, or both")
-        images = [self._image(path) for path in paths]
-        return Query(text, images, []), make_item(text, images, self.limits), [path.name for path in paths]
+        pictures = [self._picture(path) for path in paths]
+        return Query(text, pictures, []), make_item(text, pictures, self.limits), [path.name for path in paths]
 
-    def _image(self, path: Path) -> Any:  # noqa: ANN401
+    def _picture(self, path: Path) -> Picture:
         """An uploaded image; Gradio made sure that it was uploaded."""
         size, name = path.stat().st_size, f"the file {path.name!r}"
         if size > self.limits.image_bytes:
             raise ValueError(f"{name}: {size:,} bytes; the limit is {self.limits.image_bytes:,}")
-        return read_image(path.read_bytes(), name, self.limits)
+        return read_picture(path.read_bytes(), name, self.limits)
 
 
 def make_app(
@@ -312,7 +314,7 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
         def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
             return page.why(query, side, event._data.get("rank") if isinstance(event._data, dict) else None)
 
-        found.select(explain, parts.last, parts.why, scroll_to_output=True, **hidden)
+        found.select(explain, parts.last, parts.why, scroll_to_output=True, concurrency_limit=1, **hidden)
 
 
 def _sentence(text: str) -> str:

@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conjoin.serving.limits import ItemError
+from conjoin.serving.limits import ItemError, Limits
 
 if TYPE_CHECKING:
     import numpy as np
 
     from conjoin.retrieval import ItemEncoder
 
-_ITEM = re.compile(r"\Aitem '?\d+'?: ")
+_ITEM = re.compile(r"""\Aitem '?\d+'?(?:: |, image (?P<quote>['"])(?P<image>.*?)(?P=quote)(?=: ))""")
 
 
 class BusyError(RuntimeError):
-    """Too many items wait for the model."""
+    """Too many items, or pixels of their images, wait for the model."""
 
 
 class _Request(NamedTuple):
     items: Sequence[Any]
     instruction: str | None
+    pixels: int
     answer: "Future[np.ndarray]"
 
 
@@ -35,31 +36,38 @@ class MicroBatcher:
     Args:
         encoder: Its `batch_size` limits a forward pass.
         batch: Items taken together.
-        waiting: Items that may wait.
+        limits: How many items and pixels may wait; a request alone always may.
     """
 
-    def __init__(self, encoder: "ItemEncoder", batch: int = 64, waiting: int = 1024) -> None:
-        self.encoder, self.batch, self.waiting = encoder, batch, waiting
+    def __init__(self, encoder: "ItemEncoder", batch: int = 64, limits: Limits | None = None) -> None:
+        self.encoder, self.batch, self.limits = encoder, batch, limits or Limits()
         self._requests: deque[_Request] = deque()
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="conjoin-batches", daemon=True).start()
 
-    def encode(self, items: Sequence[Any], instruction: str | None = None) -> "np.ndarray":
-        """Encode the items of a request into `(N, D)`; blocks until that is done.
+    def encode(self, items: Sequence[Any], instruction: str | None = None, pixels: int = 0) -> "np.ndarray":
+        """Encode the items of a request, whose images have so many pixels, into `(N, D)`; blocks until that is done.
 
         Raises:
-            BusyError: Too many items wait.
+            BusyError: Too many items or pixels wait.
             ItemError: An item cannot be used.
             ValueError: As `ItemEncoder.encode`.
         """
-        request = _Request(items, instruction, Future())
+        request = _Request(items, instruction, pixels, Future())
         with self._changed:
-            waiting = sum(len(other.items) for other in self._requests)
-            if waiting and waiting + len(items) > self.waiting:
-                raise BusyError(f"{waiting} items wait for the model; try again later")
+            count = self.waiting
+            held = sum(other.pixels for other in self._requests)
+            is_many = count + len(items) > self.limits.waiting or held + pixels > self.limits.waiting_pixels
+            if count and is_many:
+                raise BusyError(f"{count} items with {held:,} pixels wait for the model; try again later")
             self._requests.append(request)
             self._changed.notify()
         return request.answer.result()
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for the model."""
+        return sum(len(request.items) for request in self._requests)
 
     def _run(self) -> None:
         while True:
@@ -91,5 +99,6 @@ class MicroBatcher:
             if wrong is None:
                 request.answer.set_result(vectors[start:end])
             else:
-                request.answer.set_exception(ItemError(wrong - start, _ITEM.sub("", str(failed[wrong]))))
+                problem = _ITEM.sub(lambda found: found["image"] or "", str(failed[wrong]))
+                request.answer.set_exception(ItemError(wrong - start, problem))
             start = end

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 import conjoin
 from conjoin.serving.batching import BusyError
 from conjoin.serving.http import LOCAL, protect
-from conjoin.serving.limits import ItemError, check_length, check_results, check_where, read_items
+from conjoin.serving.limits import ItemError, TooLargeError, check_length, check_results, check_where, read_items
 from conjoin.serving.reference import reference_page
 from conjoin.serving.searcher import Searcher
 
@@ -117,16 +117,17 @@ def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
     @app.post("/embed")
     def embed(request: EmbedRequest) -> Embeddings:
         """Embed items."""
-        vectors = searcher.encode(read_items(request.items, limits), _instruction(request, searcher))
+        items, pixels = read_items(request.items, limits)
+        vectors = searcher.encode(items, _instruction(request, searcher), pixels)
         return Embeddings(model=searcher.model_name, fingerprint=encoder.fingerprint, embeddings=vectors.tolist())
 
     @app.post("/search")
     def search(request: SearchRequest) -> SearchResults:
         """Search the collection for each of the items."""
         k = min(_RESULTS, limits.results) if request.k is None else check_results(request.k, limits)
-        items = read_items(request.items, limits)
+        items, pixels = read_items(request.items, limits)
         where = None if request.where is None else check_where(request.where, limits)
-        found = searcher.search(items, k, where, _instruction(request, searcher))
+        found = searcher.search(items, k, where, _instruction(request, searcher), pixels=pixels)
         return SearchResults(results=[[Hit(**hit._asdict()) for hit in hits] for hits in found])
 
     @app.get("/health")
@@ -169,7 +170,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     def refuse(request: Request, error: ValueError) -> JSONResponse:
-        return answer(422, str(error), error.item if isinstance(error, ItemError) else None)
+        code = 413 if isinstance(error, TooLargeError) else 422
+        return answer(code, str(error), error.item if isinstance(error, ItemError) else None)
 
     @app.exception_handler(BusyError)
     def busy(request: Request, error: BusyError) -> JSONResponse:

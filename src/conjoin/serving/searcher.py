@@ -44,7 +44,7 @@ class Searcher:
             check_model(collection, encoder)
         self.encoder, self.collection = encoder, collection
         self.limits = limits or Limits()
-        self.batcher = MicroBatcher(encoder, self.limits.items, self.limits.waiting)
+        self.batcher = MicroBatcher(encoder, self.limits.items, self.limits)
 
     @classmethod
     def load(
@@ -99,9 +99,9 @@ class Searcher:
         """The columns that a condition may name."""
         return [] if self.collection is None else describe_columns(self.collection)
 
-    def encode(self, items: Sequence[Any], instruction: str | None = None) -> np.ndarray:
-        """Encode items into `(N, D)`, together with those of concurrent calls."""
-        return self.batcher.encode(items, instruction)
+    def encode(self, items: Sequence[Any], instruction: str | None = None, pixels: int = 0) -> np.ndarray:
+        """Encode items, whose images have so many pixels, into `(N, D)`, together with those of concurrent calls."""
+        return self.batcher.encode(items, instruction, pixels)
 
     def search(
         self,
@@ -110,6 +110,7 @@ class Searcher:
         where: str | None = None,
         instruction: str | None = None,
         pictures: bool = False,
+        pixels: int = 0,
     ) -> list[list[Found]]:
         """Search for items; one list of results for each, best first.
 
@@ -119,16 +120,17 @@ class Searcher:
             where: Search only the rows that this condition holds for.
             instruction: What to look for, for models that take instructions.
             pictures: Also give the thumbnails of the rows, as `"picture"`, where the collection keeps them.
+            pixels: Of the images of the items.
 
         Raises:
-            BusyError: Too many items wait for the model.
+            BusyError: Too many items or pixels wait for the model.
             ItemError: An item cannot be used.
             ValueError: There is no collection, `k` is out of range, or the condition cannot be evaluated.
         """
         if self.collection is None:
             raise ValueError("there is no collection to search; start with one: conjoin serve COLLECTION")
         check_results(k, self.limits)
-        found = self.collection.search(self.encode(items, instruction), k, where=where)
+        found = self.collection.search(self.encode(items, instruction, pixels), k, where=where)
         results = []
         for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
             hits = zip(ids, scores, self.collection.rows(ids, pictures), strict=False)  # scores are padded
