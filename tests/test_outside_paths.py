@@ -8,11 +8,17 @@ from pathlib import Path
 import datasets
 import pytest
 
+from conjoin.cli.main import main
 from conjoin.data import load_pairs
 from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
+from conjoin.evaluation.report.search_page import write_search_page
 from conjoin.hub.mbeir_parquet import CANDIDATES, pack_mbeir, unpack_mbeir
+from conjoin.processing.item_images import load_image
 from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.retrieval import Collection, encode_collection
+from conjoin.retrieval.pictures import picture_folders
+from conjoin.serving.html import results_html
+from conjoin.serving.searcher import Found
 from conjoin.storage import DamagedError, check_checksums
 from hostile import CANARY, outside_paths
 from hostile_images import encoded, picture
@@ -145,3 +151,24 @@ def test_benchmarks_name_files_in_their_folder(up, folder):
     (folder / "A" / "test.jsonl").write_text(json.dumps(row) + "\n")
     with guarded(up), pytest.raises(ValueError, match=r"row 0: its image path .* leaves the folder"):
         evaluate_mmeb(tiny_encoder(), folder, subsets=["A"])
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
+    """A stranger's collection that names a file of this machine: nothing shows or publishes it, unless allowed."""
+    secret = folder.parent / "secret.png"
+    secret.write_bytes(PNG)
+    encode_collection([{"id": "a", "text": "a", "image": str(secret)}], tiny_encoder(), folder / "collection")
+    monkeypatch.setattr("conjoin.retrieval.pictures.load_image", load_image if allowed else pytest.fail)
+    if allowed:
+        monkeypatch.setenv("CONJOIN_ROOTS", str(folder.parent))
+    collection = Collection(folder / "collection")
+    hit = {"rank": 1, "score": 1.0, "id": "a", "row": collection.rows(["a"])[0]}
+    folders = picture_folders(collection.uri)
+    page = write_search_page("a", [hit], folder / "page.html", folders=folders).read_text()
+    app = results_html("title", [Found(**hit)], 1.0, folders=folders)
+    for shown in (page, app):
+        assert ("data:image" in shown, "outside of the collection" in shown) == (allowed, not allowed)
+    words = ["push", collection.uri, "me/photos", "--keep-pictures", "9", "--dry-run"]
+    assert main(words) == (0 if allowed else 2)
+    assert ("the file is outside of the dataset" in capsys.readouterr().err) is not allowed

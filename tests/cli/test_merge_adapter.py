@@ -12,6 +12,7 @@ from conjoin.cli.main import main
 from conjoin.hub import export
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
+from test_hostile_inputs import guarded
 
 RECIPE = """
 method: puma_stage2
@@ -65,10 +66,12 @@ def test_adapters_of_peft_are_merged(base, tmp_path, capsys):
 def test_a_base_that_moved_is_given(base, tmp_path, capsys):
     expected = adapt(base, tmp_path / "adapters")
     config = tmp_path / "adapters/adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
     words = ["merge-adapter", str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
-    assert main(words) == 2
-    assert "do not name the model that they adapt; give the base" in capsys.readouterr().err
+    for named, problem in ((None, "do not name the model"), ("stranger/base", "give the base, --base stranger/base")):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": named}))
+        with guarded("a base on the Hub"):
+            assert main(words) == 2
+        assert problem in capsys.readouterr().err
     assert main([*words, "--base", base]) == 0
     merged = AutoModel.from_pretrained(tmp_path / "merged", trust_remote_code=True).eval()
     torch.testing.assert_close(embed(merged, tmp_path / "merged"), expected, rtol=0, atol=1e-5)

@@ -38,7 +38,8 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(tmp_path))
     rows = []
     for number in range(12):
         Image.new("RGB", (60, 30), (number * 20, 9, 200)).save(tmp_path / f"{number}.png")

@@ -67,7 +67,8 @@ def test_its_readers_see_one_version_and_it_replaces_only_when_told(collection, 
     second.verify()
 
 
-def test_a_copy_that_fails_leaves_what_was_there(collection, tmp_path):
+def test_a_copy_that_fails_leaves_what_was_there(collection, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(tmp_path))
     copy = copy_collection(collection, tmp_path / "copy")
     collection.remove(collection.ids[:1])
     (tmp_path / "4.png").write_bytes(b"no picture")
@@ -92,7 +93,8 @@ def test_indexes_are_built_again(tmp_path, kind):
     assert copy.search(vectors, 1, text="thing 7").ids == collection.search(vectors, 1, text="thing 7").ids
 
 
-def test_a_published_copy_names_no_path_of_this_machine_and_has_pictures(collection, tmp_path):
+def test_a_published_copy_names_no_path_of_this_machine_and_has_pictures(collection, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(tmp_path))
     assert is_below(tmp_path / "collection", tmp_path)
     copy = copy_collection(collection, tmp_path / "copy", model_name="me/model", side=20)
     assert not is_below(tmp_path / "copy", tmp_path)

@@ -10,7 +10,7 @@ from conjoin.retrieval.milvus import is_milvus
 from tiny_collections import clustered, lookup_encoder, lookup_rows, made, names
 from tiny_encoder import tiny_encoder
 
-pytest.importorskip("pymilvus")
+pymilvus = pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
 VECTORS, QUERIES = clustered(1200, 16), clustered(6, 16, seed=3)
 
@@ -30,6 +30,26 @@ def copied(collection, tmp_path_factory):
     uri = f"{tmp_path_factory.mktemp('milvus') / 'rows.db'}/photos"
     copy_to_milvus(collection, uri)
     return open_collection(uri)
+
+
+@pytest.mark.parametrize(
+    ("owner", "token"), [(None, ""), ("http://127.0.0.1:19531", ""), ("http://127.0.0.1:19530/", "secret")]
+)
+def test_a_token_is_sent_to_its_server_alone(owner, token, monkeypatch):
+    sent = []
+    monkeypatch.setenv("MILVUS_TOKEN", "secret")
+    monkeypatch.delenv("MILVUS_URI", raising=False)
+    if owner is not None:
+        monkeypatch.setenv("MILVUS_URI", owner)
+
+    def client(uri, **options):
+        sent.append((uri, options))
+        raise pymilvus.MilvusException(message="no")
+
+    monkeypatch.setattr(pymilvus, "MilvusClient", client)
+    with pytest.raises(ConnectionError):
+        open_collection("http://127.0.0.1:19530/photos")
+    assert sent == [("http://127.0.0.1:19530", {"token": token})]
 
 
 def near(found, right):

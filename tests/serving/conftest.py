@@ -1,5 +1,7 @@
 """A collection of pictures of one colour, with a tiny model."""
 
+import os
+
 import pytest
 
 from conjoin.retrieval import encode_collection, open_collection
@@ -11,10 +13,12 @@ from tiny_serving import COLOURS, LIMITS, png
 
 @pytest.fixture(scope="session")
 def make_searcher(tmp_path_factory):
-    """`make_searcher(seed)` searches a collection of the same pictures with another model."""
+    """`make_searcher(seed)` searches a collection of the same pictures, which may be shown, with another model."""
+    patch = pytest.MonkeyPatch()
 
     def make(seed=0, limits=LIMITS, keep_pictures=None):
         folder = tmp_path_factory.mktemp("serving")
+        patch.setenv("CONJOIN_ROOTS", str(folder), prepend=os.pathsep)
         rows = []
         for price, colour in enumerate(COLOURS):
             path = folder / f"{colour}.png"
@@ -25,7 +29,8 @@ def make_searcher(tmp_path_factory):
         encode_collection(rows, encoder, folder / "collection", keep_pictures=keep_pictures)
         return Searcher(encoder, open_collection(folder / "collection", memory=SERVED_BYTES), limits)
 
-    return make
+    yield make
+    patch.undo()
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,11 @@ def folder(tmp_path_factory, tiny_checkpoints):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def root(folder, monkeypatch):
+    monkeypatch.setenv("CONJOIN_ROOTS", str(folder))
+
+
 def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
     upload = space_upload(folder / "collection", "me/things", tmp_path / "work", license="mit")
     for name, file in upload.files.items():
@@ -49,7 +54,7 @@ def test_a_space_runs_from_its_own_files(folder, tmp_path, monkeypatch):
     searcher = Searcher.load("collection", "model")
     best = searcher.search([{"image": Image.new("RGB", (600, 300), "blue")}], 1, pictures=True)[0][0]
     assert (best.id, best.row["text"]) == ("blue", "a blue thing")
-    assert best.row["image"] == "blue.png" and read_picture(best.row).size == (512, 256)
+    assert best.row["image"] == "blue.png" and read_picture(best.row, ()).size == (512, 256)
     compile((SPACE / "app.py").read_text(), "app.py", "exec")
 
 
@@ -93,6 +98,6 @@ def test_several_pictures_of_a_row_are_one(folder, tmp_path):
     assert row["image"] == pictures
     assert explain_result(searcher, "a red thing", [], row).count("<img") == 2
     space_upload(tmp_path / "collection", "me/things", tmp_path / "work", model=folder / "model")
-    shown = read_picture(Collection(tmp_path / "work/collection").rows(["both"], pictures=True)[0])
+    shown = read_picture(Collection(tmp_path / "work/collection").rows(["both"], pictures=True)[0], ())
     assert shown.size == (512, 128)
     assert shown.getpixel((9, 9))[0] > 200 and shown.getpixel((500, 9))[2] > 200

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import check_counts
+from conjoin.cli.options import add_image_options, check_counts
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -24,6 +24,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--keep-pictures", type=int, metavar="PX", help="make thumbnails of at most PX pixels, if it has none"
     )
     parser.add_argument("--replace", action="store_true", help="replace the collection that is there")
+    add_image_options(parser)
     parser.set_defaults(func=run)
 
 

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import check_counts
+from conjoin.cli.options import add_image_options, check_counts
 
 if TYPE_CHECKING:
     from conjoin.hub import Upload
@@ -59,6 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     collection.add_argument(
         "--keep-pictures", type=int, metavar="PX", help="make thumbnails of at most PX pixels, if it has none"
     )
+    add_image_options(parser)
     parser.set_defaults(func=run)
 
 

@@ -7,9 +7,9 @@ from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     COLLECTION_HELP,
     add_compute_options,
+    add_image_options,
     add_rerank_options,
     add_revision,
-    add_url_options,
     make_encoder,
     make_reranker,
 )
@@ -54,7 +54,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     parser.add_argument("--html", metavar="FILE", help="also write a page of the results, with their pictures")
-    add_url_options(parser)
+    add_image_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
     add_rerank_options(parser)
     parser.set_defaults(func=run, quiet=True)
@@ -93,8 +93,9 @@ def run(args: argparse.Namespace) -> None:
     ]
     if args.html:
         from conjoin.evaluation.report.search_page import write_search_page
+        from conjoin.retrieval.pictures import picture_folders
 
-        write_search_page(item, results, args.html, args.where)
+        write_search_page(item, results, args.html, args.where, picture_folders(collection.uri))
         for row in rows:
             row.pop("picture", None)  # the bytes of its thumbnail
     if args.json:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conjoin.cli.options import add_compute_options, add_url_options, check_counts
+from conjoin.cli.options import add_compute_options, add_image_options, check_counts
 
 if TYPE_CHECKING:
     from conjoin.serving import Limits
@@ -33,7 +33,7 @@ def add_serving_options(parser: argparse.ArgumentParser, port: int) -> None:
     limits.add_argument(
         "--max-results", type=int, default=100, metavar="N", help="results of a query (default: %(default)s)"
     )
-    add_url_options(parser)
+    add_image_options(parser)
     add_compute_options(parser, ("--device", "--bf16", "--trust-remote-code", "--input"))
 
 

@@ -14,6 +14,10 @@ ALLOW_ROOTS = "CONJOIN_ROOTS"
 """The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""
 
 
+class OutsideError(ValueError):
+    """A row names a file outside of the folders that it may."""
+
+
 def allow_root(folder: str | os.PathLike[str]) -> None:
     """Let the rows of folders and tables name images in another folder, in this process and those it starts.
 
@@ -45,9 +49,9 @@ def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  
     return os.path.realpath(HF_HUB_CACHE), os.path.realpath(datasets.config.HF_DATASETS_CACHE)
 
 
-def folders_beside(folder: str | Path) -> tuple[str, ...]:
-    """Return a folder and those of `allow_root`."""
-    return os.path.realpath(folder), *_allowed_roots()
+def folders_beside(folder: str | Path | None) -> tuple[str, ...]:
+    """Return a folder, if there is one, and those of `allow_root`."""
+    return *(() if folder is None else (os.path.realpath(folder),)), *_allowed_roots()
 
 
 def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: str) -> str:
@@ -59,8 +63,8 @@ def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: st
         name: The row.
 
     Raises:
-        ValueError: There is no path; it leaves the folders, also by a symbolic link; URLs are not allowed; or it is a
-            URL of another kind than http and https.
+        OutsideError: It leaves the folders, also by a symbolic link.
+        ValueError: There is no path; URLs are not allowed; or it is a URL of another kind than http and https.
     """
     if not path:
         raise ValueError(f"{name}: the image is missing")
@@ -71,7 +75,7 @@ def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: st
         raise ValueError(f"{label}: expected a path, or a URL of http or https")
     elif folders is not None and not path.startswith("data:") and not _is_inside(path, folders):
         own = shlex.quote(os.path.dirname(os.path.realpath(path)))
-        raise ValueError(
+        raise OutsideError(
             f"{label}: the file is outside of the dataset; if you trust the dataset, pass --root {own} (or a folder "
             f"above that holds all its images), call conjoin.data.allow_root() or set {ALLOW_ROOTS}"
         )

@@ -23,7 +23,7 @@ from conjoin.retrieval.collection_table import (
     vector_field,
     writing,
 )
-from conjoin.retrieval.pictures import make_thumbnail
+from conjoin.retrieval.pictures import check_pictures, make_thumbnail, picture_folders
 
 
 def copy_collection(
@@ -49,7 +49,7 @@ def copy_collection(
     Raises:
         FileNotFoundError: The image of a row, for its thumbnail.
         ValueError: There is a collection at `uri` and `replace` is not given, another process writes there, or an
-            image cannot be read.
+            image cannot be read, or is in a folder that the collection may not name.
         OSError: The disk is full or fails.
     """
     adds_pictures = side is not None and PICTURE not in collection.table.schema.names
@@ -113,18 +113,25 @@ def _batches(
     bar: Any,  # noqa: ANN401 - a progress bar
 ) -> Iterator[pa.RecordBatch]:
     """The rows as the copy holds them, with thumbnails of `side` pixels if it is given."""
+    folders = picture_folders(collection.uri)
     for batch in collection.scan(collection.table.schema.names):
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if side is not None:
             rows = zip(columns["id"].to_pylist(), columns["image"].to_pylist(), strict=True)
             columns[PICTURE] = pa.array(
-                [make_thumbnail(image, side, f"item {id_!r}") if image else None for id_, image in rows], pa.binary()
+                [_thumbnail(image, side, folders, f"item {id_!r}") if image else None for id_, image in rows],
+                pa.binary(),
             )
         if publishes:
             for name in (field.name for field in collection.schema if field.name not in ("id", TEXT)):
                 columns[name] = _without_paths(columns[name], name == "image")
         yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
         bar.update(len(batch))
+
+
+def _thumbnail(image: list[str], side: int, folders: tuple[str, ...], name: str) -> bytes:
+    check_pictures(image, folders, name)
+    return make_thumbnail(image, side, name)
 
 
 def _without_paths(column: pa.Array, is_image: bool) -> pa.Array:

@@ -35,8 +35,8 @@ class MilvusCollection:
     The name of the collection is an alias of the copy that was made last, so readers see whole states.
 
     Args:
-        uri: `http://HOST:PORT/NAME`, or `FILE.db/NAME` for a file of Milvus Lite. `MILVUS_TOKEN` is the token, if the
-            server asks for one.
+        uri: `http://HOST:PORT/NAME`, or `FILE.db/NAME` for a file of Milvus Lite. In the environment, `MILVUS_TOKEN`
+            is the token of the server `MILVUS_URI` (`http://HOST:PORT`), and is sent to no other.
 
     Raises:
         ConnectionError: The server does not answer.
@@ -203,9 +203,15 @@ def _connect(uri: str) -> tuple[Any, str]:
         raise ValueError(f"{uri!r} is no address of a collection in Milvus; expected http://HOST:PORT/NAME")
     milvus = _import_milvus()
     try:
-        return milvus.MilvusClient(found[1], token=os.environ.get("MILVUS_TOKEN", "")), found[2]
+        return milvus.MilvusClient(found[1], token=_token(found[1])), found[2]
     except milvus.MilvusException as error:
         raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
+
+
+def _token(server: str) -> str:
+    """The token of a server; a token belongs to one."""
+    owner = os.environ.get("MILVUS_URI", "").rstrip("/")
+    return os.environ.get("MILVUS_TOKEN", "") if server == owner else ""
 
 
 def _import_milvus() -> ModuleType:

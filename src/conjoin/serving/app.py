@@ -68,6 +68,8 @@ class SearchPage:
         self, text: str | None, files: Sequence[Any] | None, k: float, where: str | None, *chosen: Sequence[str] | None
     ) -> tuple[list[str], str, Query | None]:
         """Search; returns the results of each collection as HTML, the code, and the query."""
+        from conjoin.retrieval.pictures import picture_folders
+
         try:
             query, item, names = self._read(text, files)
             k = check_results(int(k) if isinstance(k, float) and k.is_integer() else k, self.limits)
@@ -86,7 +88,7 @@ class SearchPage:
         if len(found) > 1:
             shared = len(set.intersection(*({hit.id for hit in hits} for hits in found)))
         pages = [
-            results_html(self.title(place), hits, spent, shared)
+            results_html(self.title(place), hits, spent, shared, picture_folders(self.searchers[place].source))
             for place, (hits, spent) in enumerate(zip(found, times, strict=True))
         ]
         codes = [

@@ -40,7 +40,13 @@ def message(text: str, kind: str = "note") -> str:
     return f'<div class="cj-{kind}" role="{role}">{escape(text)}</div>'
 
 
-def results_html(title: str, results: "Sequence[Found]", milliseconds: float, shared: int | None = None) -> str:
+def results_html(
+    title: str,
+    results: "Sequence[Found]",
+    milliseconds: float,
+    shared: int | None = None,
+    folders: tuple[str, ...] = (),
+) -> str:
     """The results of a query as buttons, best first.
 
     Args:
@@ -48,13 +54,14 @@ def results_html(title: str, results: "Sequence[Found]", milliseconds: float, sh
         results: What was found.
         milliseconds: How long it took.
         shared: How many of them another collection found too.
+        folders: Where files may be that rows name as their pictures; see `conjoin.retrieval.pictures`.
     """
     other = "" if shared is None else f" · {shared} found by both"
     head = f'<div class="cj-head"><strong>{escape(title)}</strong><span class="cj-dim">{len(results)} results in '
     head += f"{milliseconds:.0f} ms{other}</span></div>"
     if not results:
         return head + message("Nothing was found: no row fulfils the filter.")
-    return head + '<div class="cj-grid">' + "".join(map(_card, results)) + "</div>"
+    return head + '<div class="cj-grid">' + "".join(_card(result, folders) for result in results) + "</div>"
 
 
 def columns_html(columns: Sequence[Column]) -> str:
@@ -76,10 +83,10 @@ def data_uri(image: "Image.Image", side: int) -> str:
     return picture(image, side)
 
 
-def _card(found: "Found") -> str:
+def _card(found: "Found", folders: tuple[str, ...]) -> str:
     row = found.row
     name = str(row.get("text") or found.id)
-    picture, note = _thumbnail(row)
+    picture, note = _thumbnail(row, folders)
     if picture:
         face = f'<img src="{picture}" alt="{escape(_short(name))}">'
     else:
@@ -103,22 +110,24 @@ def _card(found: "Found") -> str:
     )
 
 
-def _thumbnail(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _thumbnail(row: Mapping[str, Any], folders: tuple[str, ...]) -> tuple[str | None, str | None]:
     """A thumbnail of the picture of a row, or why there is none: pixels, never the file itself."""
     from conjoin.evaluation.report.search_page import row_picture
 
     if "picture" in row:
-        return row_picture(row, _SIDE)
+        return row_picture(row, folders, _SIDE)
     image = row.get("image") or ()
     paths = (image,) if isinstance(image, str) else tuple(image)
-    return _read_files(paths, tuple(Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()))
+    return _read_files(paths, folders, tuple(Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()))
 
 
 @lru_cache(maxsize=4096)
-def _read_files(paths: tuple[str, ...], changed: tuple[int, ...]) -> tuple[str | None, str | None]:
+def _read_files(
+    paths: tuple[str, ...], folders: tuple[str, ...], changed: tuple[int, ...]
+) -> tuple[str | None, str | None]:
     from conjoin.evaluation.report.search_page import row_picture
 
-    return row_picture({"image": list(paths)}, _SIDE)
+    return row_picture({"image": list(paths)}, folders, _SIDE)
 
 
 def _short(text: str) -> str:

@@ -31,11 +31,12 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
     from conjoin.data.interleaved import plain_text
     from conjoin.methods.solar.explain.pair import explain_pair
     from conjoin.models.joint_encoder import JointEncoderModel
+    from conjoin.retrieval.pictures import picture_folders
 
     encoder = searcher.encoder
     if not isinstance(encoder.model, JointEncoderModel):
         raise NotExplainedError("Only a joint encoder compares the parts of an image with the words of a text.")
-    image = _image_of(row)
+    image = _image_of(row, picture_folders(searcher.source))
     own = plain_text(images, text) if text else ""
     pairs = {
         "The result's image and your text": (image, own),
@@ -79,11 +80,11 @@ def _draw(title: str, explanation: "Explanation") -> str:
     )
 
 
-def _image_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _image_of(row: Mapping[str, Any], folders: tuple[str, ...]) -> Any:  # noqa: ANN401
     """The image of a result, None if it has none that can be read here."""
     from conjoin.retrieval.pictures import has_picture, read_picture
 
     try:
-        return read_picture(row) if has_picture(row) else None
+        return read_picture(row, folders) if has_picture(row) else None
     except (ValueError, FileNotFoundError):
         return None

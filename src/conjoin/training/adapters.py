@@ -23,7 +23,8 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
 
     Args:
         folder: Contains `adapter_config.json` and the adapters.
-        base: The adapted model, a model of this package; None for the one that the folder names.
+        base: The adapted model, a model of this package; None for the one that the folder names, if that is a folder
+            of this machine.
 
     Raises:
         FileNotFoundError: The folder contains no adapters.
@@ -41,6 +42,10 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
     except ImportError as error:
         raise ImportError('adapters need peft: pip install "conjoin[train]"') from error
     named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if base is None and named is not None and not Path(named).is_dir():
+        raise ValueError(
+            f"the adapters in {str(folder)!r} are for {named!r}, no folder here: give the base, --base {named}"
+        )
     base = base or named
     if base is None:
         raise ValueError(f"the adapters in {str(folder)!r} do not name the model that they adapt; give the base")

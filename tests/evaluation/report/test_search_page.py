@@ -24,7 +24,9 @@ def test_a_page(tmp_path):
         {"image": "gone.png", "picture": make_thumbnail(str(tmp_path / "b.png"), 40, "b")},
     ]
     results = [{"rank": n, "score": 1 / n, "id": f"id {n}", "row": row} for n, row in enumerate(rows, start=1)]
-    page = write_search_page({"text": "red & round"}, results, tmp_path / "page.html", "price < 50").read_text()
+    page = write_search_page(
+        {"text": "red & round"}, results, tmp_path / "page.html", "price < 50", (str(tmp_path),)
+    ).read_text()
     assert page.count("data:image/") == 3 and "<script>" not in page and "&lt;script&gt;" in page
     assert "<h1>red &amp; round</h1>" in page and "7 results, where price &lt; 50" in page
     assert (

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conjoin.data.image_paths import OutsideError
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Shown, picture
 from conjoin.retrieval.pictures import has_picture, read_picture
@@ -16,6 +17,7 @@ def write_search_page(
     results: Sequence[Mapping[str, Any]],
     target: str | Path,
     where: str | None = None,
+    folders: tuple[str, ...] = (),
 ) -> Path:
     """Write a page that shows a query and what it found.
 
@@ -24,13 +26,14 @@ def write_search_page(
         results: Best first: `"rank"`, `"score"`, `"id"` and `"row"`, as `Collection.rows` gives it.
         target: The file to write; missing folders are created.
         where: The condition of the search.
+        folders: Where files may be that the rows name as their pictures; see `conjoin.retrieval.pictures`.
 
     Raises:
         ValueError: The query cannot be read.
     """
     found = []
     for result in results:
-        image, note = row_picture(result["row"])
+        image, note = row_picture(result["row"], folders)
         facts = {name: value for name, value in result["row"].items() if name != "picture"}
         found.append({**result, "row": facts, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
@@ -39,13 +42,15 @@ def write_search_page(
     )
 
 
-def row_picture(row: Mapping[str, Any], side: int = _SIDE) -> tuple[str | None, str | None]:
+def row_picture(row: Mapping[str, Any], folders: tuple[str, ...], side: int = _SIDE) -> tuple[str | None, str | None]:
     """A thumbnail of the picture of a row as a `data:` URI, or why there is none; both None without a picture."""
     if not has_picture(row):
         return None, None
     try:
-        return picture(read_picture(row), side), None
+        return picture(read_picture(row, folders), side), None
     except FileNotFoundError:
         return None, "the picture is not at this path here"
+    except OutsideError:
+        return None, "the picture is outside of the collection: --root FOLDER allows it"
     except ValueError as error:
         return None, str(error)
