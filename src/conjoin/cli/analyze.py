@@ -23,7 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         description="Read a multimodal language model at every depth, to see where it can be pruned: how its readout "
         "token spreads its attention over image, text and prompt, how well its state after each layer retrieves, and "
         "how many parameters and operations each number of layers takes. MODEL is an MLLM retriever, or an "
-        "image-text MLLM that has not been made one yet (Qwen-VL, LLaVA, InternVL).",
+        "image-text MLLM that has not been made one yet (Qwen-VL, LLaVA, InternVL), or a published embedder.",
         epilog="example: conjoin analyze Qwen/Qwen2-VL-2B-Instruct photos.csv --out runs/layers",
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of the model")
@@ -80,12 +80,12 @@ def run(args: argparse.Namespace) -> None:
 
 def _load(name: str, revision: str | None) -> tuple[Any, Any]:
     """An MLLM retriever and its processor, or those of an MLLM with all its layers."""
-    from conjoin.hub import load_model, loading, model_type
+    from conjoin.hub import is_embedder, load_model, loading, model_type
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
     from conjoin.processing import MllmRetrieverProcessor
 
-    if model_type(name, revision) not in ARCHITECTURES:
+    if model_type(name, revision) not in ARCHITECTURES or is_embedder(name, revision):
         return load_model(name, revision=revision)
     with loading(name, revision):
         model = MllmRetrieverModel.from_mllm(name, revision=revision)

@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> None:
     if Path(args.out).exists():
         raise FileExistsError(f"{args.out!r} exists; choose another folder")
 
-    from conjoin.hub import export
+    from conjoin.hub import save_model
     from conjoin.training import load_adapted, load_checkpoint, load_recipe
 
     if args.recipe is None:
         model, processor = load_adapted(args.source, args.base)
     else:
         model, processor = load_checkpoint(args.source, load_recipe(args.recipe, overrides))
-    export(model, processor, args.out)
+    save_model(model, processor, args.out)
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out)}")

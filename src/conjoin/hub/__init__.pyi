@@ -1,6 +1,9 @@
 from conjoin.hub.commit import Upload as Upload, push as push
+from conjoin.hub.embedder import load_embedder as load_embedder
 from conjoin.hub.find import check_model as check_model
 from conjoin.hub.load import (
+    has_file as has_file,
+    is_embedder as is_embedder,
     is_own_model as is_own_model,
     load_config as load_config,
     load_model as load_model,
@@ -10,5 +13,5 @@ from conjoin.hub.load import (
 )
 from conjoin.hub.onnx_export import export_onnx as export_onnx
 from conjoin.hub.save import export as export
-from conjoin.hub.stock import export_stock as export_stock
+from conjoin.hub.stock import export_stock as export_stock, save_model as save_model
 from conjoin.hub.upload import model_upload as model_upload

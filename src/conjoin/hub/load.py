@@ -7,11 +7,14 @@ from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
+from transformers.utils import cached_file
 
+from conjoin.hub.embedder import load_embedder
 from conjoin.hub.find import check_model
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
@@ -34,7 +37,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a saved model and its processor.
 
-    A model of this package is built from the installed classes; Python files in its folder are never run.
+    A model of this package is built from the installed classes; Python files in its folder are never run. A published
+    embedder around an MLLM is loaded as an MLLM retriever, see `load_embedder`.
 
     Args:
         path: A local folder or the name of a repository on the Hub.
@@ -58,6 +62,9 @@ def load_model(
         check_checksums(Path(path), REMEDY)
     kind = model_type(path, revision)
     pinned: dict[str, Any] = {"revision": revision or "main"}
+    if kind not in MODELS and is_embedder(path, revision):
+        with loading(path, revision):
+            return load_embedder(path, revision=revision)
     if kind not in MODELS and trust_remote_code:
         with loading(path, revision):
             model = AutoModel.from_pretrained(path, trust_remote_code=True, **pinned)
@@ -94,6 +101,23 @@ def is_own_model(path: str | Path, revision: str | None = None) -> bool:
         FileNotFoundError: There is no configuration.
     """
     return model_type(path, revision) in MODELS
+
+
+def is_embedder(path: str | Path, revision: str | None = None) -> bool:
+    """Whether `path` holds a model of sentence-transformers around an MLLM that the MLLM retriever supports.
+
+    Raises:
+        FileNotFoundError: There is no configuration.
+    """
+    return model_type(path, revision) in ARCHITECTURES and has_file(path, "modules.json", revision)
+
+
+def has_file(path: str | Path, name: str, revision: str | None = None) -> bool:
+    """Whether a local folder or a repository on the Hub has a file."""
+    if Path(path).is_dir():
+        return (Path(path) / name).is_file()
+    with loading(path, revision):
+        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
 
 
 def model_type(path: str | Path, revision: str | None = None) -> str:

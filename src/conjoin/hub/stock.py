@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 
-from conjoin.hub.save import drop_local_paths, staged
+from conjoin.hub.save import drop_local_paths, export, staged
 from conjoin.hub.stock_clip import export_stock_clip
 from conjoin.hub.stock_files import save_modules, save_processor
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -21,7 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 def export_stock(
-    model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, prompts: dict[str, str] | None = None
+    model: PreTrainedModel,
+    processor: ProcessorMixin,
+    folder: str | Path,
+    prompts: dict[str, str] | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> Path:
     """Save an MLLM retriever, or score fusion over CLIP, as a checkpoint of its backbone's own architecture.
 
@@ -29,8 +33,8 @@ def export_stock(
 
     The configuration has the kept layers only. The vector of [RET] is a row of the embedding table: a row that the
     tokenizer does not use, or a new one. There is no head; the configuration ties it to the table. The prompt is
-    `chat_template.jinja`. Modules of sentence-transformers take the state of the last token, cut it to
-    `embedding_dim` and normalise it.
+    `chat_template.jinja`; a published embedder keeps its own. Modules of sentence-transformers take the state of the
+    last token, cut it to `embedding_dim` and normalise it.
 
     transformers, sentence-transformers and serving engines load the folder like any other of its architecture. Its
     vectors equal those of `model` to 1e-5 in float32. Two things of the processor are not exported: `max_text_length`
@@ -41,6 +45,7 @@ def export_stock(
         processor: Its processor.
         folder: Where to write, as `export` does.
         prompts: Named instructions for sentence-transformers; those of the processor when None.
+        weights: The weights of the MLLM retriever, if the model does not hold them whole.
 
     Raises:
         ValueError: The model is of another kind; the processor is for another model; or the model has what no stock
@@ -54,14 +59,36 @@ def export_stock(
     if own.max_text_length is not None:
         logger.warning("max_text_length=%d is not exported: longer texts get other vectors", own.max_text_length)
     with staged(folder) as staging:
-        stock = _stock_model(retriever)
+        stock = _stock_model(retriever, weights or retriever.state_dict())
         stock.save_pretrained(staging, state_dict=_with_published_names(stock))
         (staging / "generation_config.json").unlink()
         drop_local_paths(staging / "config.json")
         save_processor(own, retriever.config, staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
-        save_modules(retriever.config, own.image_processor, staging, own.prompts if prompts is None else prompts)
+        save_modules(retriever.config, own, staging, own.prompts if prompts is None else prompts)
     return Path(folder)
+
+
+def save_model(
+    model: PreTrainedModel, processor: ProcessorMixin, folder: str | Path, weights: dict[str, Tensor] | None = None
+) -> Path:
+    """Save a published embedder as what it was, a stock checkpoint, and any other model with its code.
+
+    An embedder with positions that no stock checkpoint has (`position_mode="1d"`) is saved with its code, too.
+
+    Args:
+        model: The model, with adapters merged.
+        processor: Its processor.
+        folder: Where to write.
+        weights: The weights, if the model does not hold them whole.
+
+    Raises:
+        ValueError: As `export` and `export_stock`.
+    """
+    is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
+    if is_embedder and isinstance(model, MllmRetrieverModel) and model.config.position_mode == "mrope":
+        return export_stock(model, processor, folder, weights=weights)
+    return export(model, processor, folder, weights=weights)
 
 
 def _check_kind(
@@ -92,12 +119,12 @@ def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcess
             )
 
 
-def _stock_model(model: MllmRetrieverModel) -> PreTrainedModel:
-    """Return the backbone with its final norm, [RET] in its table and a tied head; weights are shared with `model`."""
-    state = model.backbone.state_dict()
-    state |= {f"language_model.norm.{name}": value for name, value in model.norm.state_dict().items()}
+def _stock_model(model: MllmRetrieverModel, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """Return the backbone with its final norm, [RET] in its table and a tied head; it shares the weights."""
+    state = {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
+    state |= {f"language_model.{name}": value for name, value in weights.items() if name.startswith("norm.")}
     name = "language_model.embed_tokens.weight"
-    state[name] = _table_with_ret(state[name], model.ret_embedding.detach(), model.config.ret_token_id)
+    state[name] = _table_with_ret(state[name], weights["ret_embedding"], model.config.ret_token_id)
     config = _stock_config(model.config, len(state[name]))
     with torch.device("meta"):
         stock: Any = AutoModelForImageTextToText.from_config(config)

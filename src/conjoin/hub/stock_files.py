@@ -10,7 +10,13 @@ from transformers import PreTrainedConfig
 
 from conjoin.hub.stock_template import chat_template
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.sentence_files import SETTINGS, sentence_settings, write_json_file as write
+from conjoin.processing.sentence_files import (
+    MODULES,
+    SETTINGS,
+    TRANSFORMER,
+    sentence_settings,
+    write_json_file as write,
+)
 
 PROCESSORS = {
     "internvl": ("InternVLProcessor", "InternVLVideoProcessor"),
@@ -40,7 +46,9 @@ def save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, 
     limits = (processor.max_length, tokenizer.model_max_length)
     tokenizer.model_max_length = min(limit for limit in limits if limit is not None)
     ret_token = None if config.readout == "before_token" else processor.ret_token
-    tokenizer.chat_template = chat_template(processor, _image(processor, backbone.model_type), ret_token)
+    tokenizer.chat_template = processor.chat_template
+    if processor.sentence_files is None:
+        tokenizer.chat_template = chat_template(processor, _image(processor, backbone.model_type), ret_token)
     tokenizer._set_processor_class(name)
     tokenizer.save_pretrained(folder)
     pixels = processor.image_processor.to_dict() | {"processor_class": name}
@@ -53,50 +61,72 @@ def save_processor(processor: MllmRetrieverProcessor, config: PreTrainedConfig, 
 
 
 def save_modules(
-    config: PreTrainedConfig,
-    image_processor: Any,  # noqa: ANN401
-    folder: Path,
-    prompts: dict[str, str] | None,
+    config: PreTrainedConfig, processor: MllmRetrieverProcessor, folder: Path, prompts: dict[str, str] | None
 ) -> None:
-    """Write the modules of sentence-transformers: all states, the last one, its first components, unit length.
+    """Write the modules of sentence-transformers: all states, the pooled one, its first components, unit length.
 
     Args:
         config: The retriever's configuration.
-        image_processor: Its image processor.
+        processor: Its processor; that of a published embedder holds the embedder's own files.
         folder: Where to write.
         prompts: Named instructions.
     """
-    width = config.get_text_config().hidden_size
-    kinds = ["Transformer", "Pooling", "Normalize"]
-    settings = sentence_settings(prompts)
+    files = processor.sentence_files
+    if files is None:
+        files = module_files("lasttoken", _processing(config.backbone_config.model_type, processor.image_processor))
+        files |= {SETTINGS: sentence_settings(prompts)}
+    settings = files[SETTINGS] | ({} if processor.sentence_files is None else {"prompts": prompts or {}})
+    modules, width = [dict(entry) for entry in files[MODULES]], config.get_text_config().hidden_size
     if config.embedding_dim is not None:
-        kinds.insert(2, "Dense")
         settings["truncate_dim"] = config.embedding_dim
-        _save_cut(width, config.embedding_dim, folder / "2_Dense")
-    paths = ["", *(f"{place}_{kind}" for place, kind in enumerate(kinds[1:], 1))]
-    modules = [
-        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for place, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
-    pooling = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in _POOLING_MODES}
-    write(folder / "1_Pooling/config.json", pooling | {"word_embedding_dimension": width, "include_prompt": True})
-    write(folder / paths[-1] / "config.json", {})
-    write(folder / "modules.json", modules)
-    write(folder / SETTINGS, settings)
-    write(folder / "sentence_bert_config.json", _transformer(config.backbone_config.model_type, image_processor))
+        if not any(entry["type"].endswith(".Dense") for entry in modules):
+            place = next((place for place, entry in enumerate(modules) if entry["type"].endswith(".Normalize")), None)
+            dense = {"path": f"{len(modules)}_Dense", "type": "sentence_transformers.models.Dense"}
+            modules.insert(len(modules) if place is None else place, dense)
+    for place, entry in enumerate(modules):
+        entry |= {"idx": place, "name": str(place)}
+        (folder / entry["path"]).mkdir(exist_ok=True)
+        if entry["type"].endswith(".Dense"):
+            _save_cut(width, config.embedding_dim, folder / entry["path"])
+        elif entry["type"].endswith(".Normalize"):
+            write(folder / entry["path"] / "config.json", {})
+    for name, content in (files | {MODULES: modules, SETTINGS: settings}).items():
+        is_pooling = name.endswith("/config.json") and "word_embedding_dimension" in content
+        write(folder / name, content | {"word_embedding_dimension": width} if is_pooling else content)
 
 
-def _transformer(architecture: str, image_processor: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Settings of the first module, for which every item is a chat message."""
-    settings: dict[str, Any] = {
+def module_files(pooling: str, processing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the files of a `SentenceTransformer` of messages with a pooling and a normalisation, by path.
+
+    Args:
+        pooling: `"lasttoken"` or `"mean"`.
+        processing: `processing_kwargs` of the first module.
+    """
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    transformer: dict[str, Any] = {
         "transformer_task": "feature-extraction",
         "modality_config": {name: _STATES for name in ("text", "image")}
         | {"message": _STATES | {"format": "structured"}},
         "module_output_name": "token_embeddings",
     }
+    if processing:
+        transformer["processing_kwargs"] = processing
+    flags = {f"pooling_mode_{mode}": mode.removesuffix("_tokens") == pooling for mode in _POOLING_MODES}
+    return {
+        MODULES: [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (path, kind) in enumerate(kinds.items())
+        ],
+        TRANSFORMER: transformer,
+        "1_Pooling/config.json": flags | {"word_embedding_dimension": None, "include_prompt": True},
+    }
+
+
+def _processing(architecture: str, image_processor: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Options of the stock processor without which it would prepare other images."""
     if architecture == "internvl":  # its processor would cut every image into tiles
-        settings["processing_kwargs"] = {"image": {"crop_to_patches": image_processor.crop_to_patches}}
-    return settings
+        return {"image": {"crop_to_patches": image_processor.crop_to_patches}}
+    return {}
 
 
 def _save_cut(width: int, dim: int, folder: Path) -> None:

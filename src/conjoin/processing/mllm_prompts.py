@@ -50,7 +50,7 @@ class _Chunk(NamedTuple):
     template: bool
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """A text that is tokenised at once.
 
     Args:
@@ -168,6 +168,15 @@ class PromptWriter:
             (text,) = next(text_prompts)
             yield [*pieces, Piece(text, ("text",))]
 
+    def gaps(self, ask: Ask) -> list[list[Run]]:
+        """Return what is tokenised at once, before, between and after the images."""
+        return [self._runs(gap, first=place == 0) for place, gap in enumerate(self._chunks(ask))]
+
+    def text_before(self, ask: Ask, place: int) -> str:
+        """Return what is on one line with a text, before it: the instruction and a space before the first text."""
+        is_first = all(part is None for part in ask.parts[:place])
+        return f"{ask.instruction} " if is_first and ask.instruction is not None else ""
+
     def _chunks(self, ask: Ask) -> list[list[_Chunk]]:
         """Return the texts before, between and after the images."""
         parts, instruction = list(ask.parts), ask.instruction
@@ -189,9 +198,9 @@ class PromptWriter:
         gaps[-1].append(_Chunk(line + self.template["ask"].format(noun) + self.ending, True))
         return gaps
 
-    def _runs(self, gap: Sequence[_Chunk], first: bool) -> list[_Run]:
+    def _runs(self, gap: Sequence[_Chunk], first: bool) -> list[Run]:
         """Return what is tokenised at once: all that is between two special tokens."""
-        runs: list[_Run] = []
+        runs: list[Run] = []
         text = ""
         for chunk in gap:
             parts = self._special.split(chunk.text) if chunk.template else [chunk.text]
@@ -199,15 +208,15 @@ class PromptWriter:
                 if place % 2 == 0:
                     text += part
                     continue
-                runs += [_Run(text, False, not first or bool(runs)), _Run(part, True, False)]
+                runs += [Run(text, False, not first or bool(runs)), Run(part, True, False)]
                 text = ""
-        runs.append(_Run(text, False, not first or bool(runs)))
+        runs.append(Run(text, False, not first or bool(runs)))
         return [run for run in runs if run.text]
 
     def _tokenize(self, asks: Iterable[Ask]) -> list[list[list[int]]]:
         """Return for each prompt the token ids before, between and after its images."""
-        prompts = [[self._runs(gap, first=place == 0) for place, gap in enumerate(self._chunks(ask))] for ask in asks]
-        found: dict[_Run, list[int]] = {run: [] for gaps in prompts for gap in gaps for run in gap}
+        prompts = [self.gaps(ask) for ask in asks]
+        found: dict[Run, list[int]] = {run: [] for gaps in prompts for gap in gaps for run in gap}
         for parsed, inner in ((True, False), (False, False), (False, True)):
             chosen = [run for run in found if (run.parsed, run.inner) == (parsed, inner)]
             found.update(zip(chosen, self._ids([run.text for run in chosen], parsed, inner), strict=True))
@@ -269,8 +278,7 @@ class PromptWriter:
     def _cut(self, ask: Ask, place: int, limit: int | None = None, over: int = 0) -> Ask:
         """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token."""
         text = ask.parts[place] or ""
-        is_first = all(part is None for part in ask.parts[:place])
-        before = f"{ask.instruction} " if is_first and ask.instruction is not None else ""
+        before = self.text_before(ask, place)
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         spans = self.tokenizer(before + text, return_offsets_mapping=True, **options)["offset_mapping"]
         kept = max(1, len(spans) - over if limit is None else limit)
@@ -281,4 +289,4 @@ class PromptWriter:
         return ask if end >= len(text) else ask._replace(parts=tuple(parts))
 
 
-__all__ = ["NOUNS", "VIEWS", "Ask", "Piece", "PromptWriter"]
+__all__ = ["NOUNS", "VIEWS", "Ask", "Piece", "PromptWriter", "Run"]

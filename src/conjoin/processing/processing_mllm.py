@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
+from .chat_prompts import ChatPromptWriter
 from .input_types import check_processor_type, concatenated
 from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
 from .mllm_prompts import Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
-from .sentence_files import SentenceFilesMixin
+from .sentence_files import SentenceFilesMixin, default_prompt, default_prompts, template_options
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -52,13 +53,16 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         tokens_per_picture: Image tokens of a picture (or tile); None for Qwen, whose patch grid gives the number.
         max_length: Longest prompt in tokens; the tokenizer's own limit when None. Only texts are cut to fit.
         max_text_length: Longest text in tokens, with the instruction before it; no limit when None.
-        chat_template: Unused (a chat message is read part by part); kept for the library's interface.
+        chat_template: With `sentence_files`, what writes the prompts. Else unused.
         empty_text: `"error"`, or `"embed"` to embed an item that is an empty text: its prompt then has an empty line.
             An empty text beside an image is left out.
         input_type: How an item with several images is read: `"seq"` (images and texts in their order), or `"cat"` (the
             images concatenated into one picture, then the texts joined).
         prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
-            `encode_document` uses `document`.
+            `encode_document` uses `document`; those of `sentence_files` when None.
+        sentence_files: Of a published embedder, the content of the files by which sentence-transformers reads it, by
+            path. Prompts are then those of `chat_template`, an instruction is the system message, and an item without
+            one gets the embedder's default prompt, if it has one. See `conjoin.hub.load_embedder`.
 
     Raises:
         ValueError: The tokenizer does not know the image token or the readout token, the template lacks a text, or
@@ -79,9 +83,11 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         empty_text: str = "error",
         input_type: str = "seq",
         prompts: dict[str, str] | None = None,
+        sentence_files: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
-        self.set_prompts(prompts)
+        self.sentence_files = sentence_files
+        self.set_prompts(default_prompts(sentence_files) if prompts is None else prompts)
         self.image_token = image_token
         self.ret_token = ret_token
         self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)
@@ -92,6 +98,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         self.input_type = check_processor_type(input_type)
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
+        if sentence_files is not None and not chat_template:
+            raise ValueError("sentence_files without chat_template: an embedder's prompts are those of its template")
         if empty_text not in EMPTY_TEXTS:
             raise ValueError(f"empty_text={empty_text!r}; expected one of {EMPTY_TEXTS}")
         absent = [key for key in QWEN if key not in self.template]
@@ -200,13 +208,16 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
         items = concatenated(items, self.input_type, ids)
         parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
+        if self.sentence_files is not None:
+            default = default_prompt(self.sentence_files)
+            instructions = [default if told is None else told for told in instructions]
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
         asks = [
             Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
             for item, told in zip(parsed, instructions, strict=True)
         ]
-        writer = PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token)
+        writer = self._writer()
         image_lengths = [[image.tokens for image in item.images] for item in parsed]
         cuts = truncation not in OFF
         prompts = writer.write(
@@ -236,6 +247,12 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         item's instruction.
         """
         return self(conversations(conversation), **chat_options(kwargs, processor_kwargs))
+
+    def _writer(self) -> PromptWriter:
+        if self.sentence_files is None:
+            return PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token)
+        options = template_options(self.sentence_files)
+        return ChatPromptWriter(self.tokenizer, str(self.chat_template), options, self.image_token)
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""

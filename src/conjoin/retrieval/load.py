@@ -1,13 +1,14 @@
 """One function that loads an encoder from any model: ours, sentence-transformers', stock, or an ONNX export."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import cached_file
 
 from conjoin.constants import AUTO
-from conjoin.hub.load import REMEDY, is_own_model, load_model, loading
+from conjoin.hub.embedder import UnsupportedEmbedderError
+from conjoin.hub.load import REMEDY, has_file, is_embedder, is_own_model, load_model
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.ops import choose_bf16, choose_device
 from conjoin.retrieval.encoder import ItemEncoder, model_name
@@ -33,7 +34,8 @@ def load_encoder(
 
     The folder decides how it is read. A `config.json` with a `model_type` of this package: with the installed classes,
     never with code from the folder; an ONNX export of such a model with onnxruntime, on the CPU. Else a
-    `modules.json`: with sentence-transformers. Else as a stock transformers checkpoint: a text encoder, a vision
+    `modules.json`: as an MLLM retriever if it is an embedder around an MLLM (`load_embedder`), else with
+    sentence-transformers. Else as a stock transformers checkpoint: a text encoder, a vision
     transformer, or one with a tower for each.
 
     Args:
@@ -68,8 +70,8 @@ def load_encoder(
 
 
 def _is_onnx(path: str | Path, revision: str | None) -> bool:
-    has_config = _has_file(path, "config.json", revision)
-    return has_config and is_own_model(path, revision) and _has_file(path, ONNX_SETTINGS, revision)
+    has_config = has_file(path, "config.json", revision)
+    return has_config and is_own_model(path, revision) and has_file(path, ONNX_SETTINGS, revision)
 
 
 def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
@@ -80,21 +82,17 @@ def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torc
 
 
 def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:
-    has_config = _has_file(path, "config.json", revision)
+    has_config = has_file(path, "config.json", revision)
     if has_config and is_own_model(path, revision):
         return load_model(path, revision=revision)
     check_checksums(Path(path), REMEDY)
-    if _has_file(path, "modules.json", revision):
+    if has_config and is_embedder(path, revision):
+        with suppress(UnsupportedEmbedderError):  # sentence-transformers may support it
+            return load_model(path, verify=False, revision=revision)
+    if has_file(path, "modules.json", revision):
         return load_sentence_transformer(path, trust_remote_code, revision)
     if Path(path).is_dir() and not has_config:
         raise FileNotFoundError(
             f"cannot load the model {str(path)!r}: it has neither a config.json nor a modules.json"
         )
     return load_stock_model(path, trust_remote_code, revision)
-
-
-def _has_file(path: str | Path, name: str, revision: str | None) -> bool:
-    if Path(path).is_dir():
-        return (Path(path) / name).is_file()
-    with loading(path, revision):
-        return cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None

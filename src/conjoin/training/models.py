@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import load_sample_text_tower, load_sample_vision_tower, sample_image_processor
-from conjoin.hub import check_model, load_model
+from conjoin.hub import check_model, is_embedder, load_embedder, load_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -95,19 +95,20 @@ def compose_score_fusion(arguments: ModelArguments) -> ModelAndProcessor:
 
 
 def compose_mllm(arguments: ModelArguments) -> ModelAndProcessor:
-    """Build a retriever from a pretrained MLLM, loading only the kept layers.
+    """Build a retriever from a pretrained MLLM or a published embedder, loading only the kept layers.
 
     Raises:
         ValueError: No MLLM is named, or a field of `config` is unknown.
     """
     if arguments.mllm is None:
         raise ValueError("model: name the MLLM (mllm) or a checkpoint")
+    limits = {name: vars(arguments)[name] for name in ("min_pixels", "max_pixels", "max_text_length")}
+    if arguments.preset is not None or is_embedder(arguments.mllm, arguments.config.get("revision")):
+        return load_embedder(arguments.mllm, preset=arguments.preset, processor=limits, **arguments.config)
     model = MllmRetrieverModel.from_mllm(arguments.mllm, **arguments.config)
     processor = MllmRetrieverProcessor.from_mllm(
         arguments.mllm,
-        min_pixels=arguments.min_pixels,
-        max_pixels=arguments.max_pixels,
-        max_text_length=arguments.max_text_length,
+        **limits,
         ret_token=None if model.config.readout == "last" else arguments.config.get("ret_token", "[RET]"),
         revision=arguments.config.get("revision"),
     )

@@ -23,7 +23,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from conjoin.data import EpochRows, PairCollator, PairStream
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.ranking import integer_labels
-from conjoin.hub import export
+from conjoin.hub import save_model
 from conjoin.ops import is_distributed
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
@@ -288,7 +288,7 @@ class RetrievalTrainer(Trainer):
             return
         model = merge_lora(self.encoder) if weights is None else self.encoder
         if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
-            export(model, self.processing_class, folder, weights=weights)
+            save_model(model, self.processing_class, folder, weights)
             return
         model.save_pretrained(folder, state_dict=weights)  # a class without an auto class
         if self.processing_class is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 ARCHITECTURES = ("internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
-READOUTS = ("token", "before_token", "last")
+READOUTS = ("token", "before_token", "last", "mean")
 POSITION_MODES = ("mrope", "1d")
 
 
@@ -20,7 +20,7 @@ class MllmRetrieverConfig(PreTrainedConfig):
         keep_layers: Number of first layers of the language model to keep (PUMA: 12 of Qwen2-VL's 28); all when
             None.
         readout: Token whose state becomes the embedding: `"token"` is [RET] (PUMA), `"before_token"` the token before
-            [RET] (LamRA), `"last"` the last token of the prompt.
+            [RET] (LamRA), `"last"` the last token of the prompt; `"mean"` is the mean of all tokens.
         ret_token_id: Id of [RET]. It may exceed the backbone's vocabulary, which is not resized: the vector of [RET]
             is a separate parameter.
         position_mode: `"mrope"` keeps the backbone's own positions, three-dimensional within an image (Qwen);

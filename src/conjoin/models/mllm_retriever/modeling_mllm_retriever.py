@@ -15,7 +15,7 @@ from .image_grids import existing_grids, images_at_once
 from .mllm_outputs import ImageFeatures, MllmRetrieverOutput
 from .packed_views import pack_views
 from .patch_projection import project_by_product
-from .prompt_rows import move_to_front, readout_positions, view_mask
+from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
 
@@ -48,7 +48,7 @@ class MllmRetrieverModel(PreTrainedModel):
 
     def __init__(self, config: MllmRetrieverConfig) -> None:
         super().__init__(config)
-        if config.ret_token_id is None and config.readout != "last":
+        if config.ret_token_id is None and config.readout not in WITHOUT_RET:
             raise ValueError(f"readout={config.readout!r} needs ret_token_id, the id of [RET]")
         width = config.get_text_config().hidden_size
         self.ret_embedding = nn.Parameter(torch.zeros(width))
@@ -286,6 +286,9 @@ class MllmRetrieverModel(PreTrainedModel):
         tokens, inputs = self._input_embeddings(input_ids, image_rows, features)
         if features is not None and grid is not None and self.config.position_mode == "mrope":
             inputs["position_ids"] = self._positions(input_ids, is_image, features, grid)
+        if self.config.readout == "mean":
+            output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
+            return mean_state(self.norm(output.last_hidden_state), lengths), output
         at = readout_positions(input_ids, lengths, self.config.readout, self.config.ret_token_id)
         if self.shortcuts and not record and not self.training and not torch.is_grad_enabled():
             shared = shared_prefix_length(input_ids, is_image, at)
@@ -309,6 +312,7 @@ class MllmRetrieverModel(PreTrainedModel):
         """Return the states `(V * N, D)` of V views from one pass of the language model; None if it takes V passes."""
         text_config: Any = self.config.get_text_config()
         takes_masks = self.text_model.config._attn_implementation in ("eager", "sdpa") and is_readable(text_config)
+        takes_masks = takes_masks and self.config.readout != "mean"
         packed = pack_views(input_ids, image_rows, masks) if takes_masks else None
         if packed is None:
             return None

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 VIEWS = ("image", "text", "fused")
+WITHOUT_RET = ("last", "mean")
+"""Readouts that need no [RET]."""
 
 
 def view_mask(masks: dict[str, Tensor | None], view: str) -> Tensor:
@@ -32,6 +34,12 @@ def move_to_front(mask: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Tensor]
     return [tensor.gather(1, order).masked_fill(~kept, 0) for tensor in tensors], lengths
 
 
+def mean_state(states: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mean `(N, D)` of the first `lengths` `(N,)` of the states `(N, T, D)` of each row."""
+    is_prompt = torch.arange(states.shape[1], device=states.device) < lengths[:, None]
+    return ((states.float() * is_prompt[..., None]).sum(1) / lengths[:, None]).to(states.dtype)
+
+
 def readout_positions(input_ids: Tensor, lengths: Tensor, readout: str, ret_token_id: int | None) -> Tensor:
     """Return readout positions `(N,)` in ids `(N, T)`, of which the first `lengths` `(N,)` are the prompt.
 
@@ -52,4 +60,4 @@ def readout_positions(input_ids: Tensor, lengths: Tensor, readout: str, ret_toke
     return (last - 1).clamp(min=0) if readout == "before_token" else last
 
 
-__all__ = ["VIEWS", "move_to_front", "readout_positions", "view_mask"]
+__all__ = ["VIEWS", "WITHOUT_RET", "mean_state", "move_to_front", "readout_positions", "view_mask"]

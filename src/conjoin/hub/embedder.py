@@ -1,0 +1,175 @@
+"""Published embedders around an MLLM, such as Qwen3-VL-Embedding: what their own files say, and presets for others."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from conjoin.hub.embedder_presets import PRESETS
+from conjoin.hub.stock_files import module_files
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever.pruned_checkpoint import fetch_small_files
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, sentence_settings
+
+READOUTS = {"lasttoken": "last", "mean": "mean"}
+"""Readouts of the retriever, by the name of the pooling in sentence-transformers."""
+
+_POOLING_FLAGS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "mean"}
+
+
+class UnsupportedEmbedderError(ValueError):
+    """An embedder does what the MLLM retriever cannot; sentence-transformers still runs it."""
+
+
+class EmbedderFiles(NamedTuple):
+    """What the files of an embedder say beside its weights.
+
+    Args:
+        sentence_files: The content of the files of sentence-transformers, by path.
+        chat_template: Its chat template.
+        readout: As for `MllmRetrieverConfig`.
+        embedding_dim: Likewise.
+        max_length: Longest prompt in tokens; None for the tokenizer's limit.
+    """
+
+    sentence_files: dict[str, Any]
+    chat_template: str
+    readout: str
+    embedding_dim: int | None = None
+    max_length: int | None = None
+
+
+def load_embedder(
+    checkpoint: str | Path,
+    keep_layers: int | None = None,
+    *,
+    preset: str | None = None,
+    revision: str | None = None,
+    processor: dict[str, Any] | None = None,
+    **config: Any,  # noqa: ANN401 - fields of MllmRetrieverConfig
+) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
+    """Load a published embedder as an MLLM retriever with its own template, prompts, pooling and sizes.
+
+    All of it is read from the files of the checkpoint: `modules.json` and the modules that it names,
+    `sentence_bert_config.json`, `config_sentence_transformers.json`, the chat template and the image processor. The
+    embeddings equal those of sentence-transformers on the same folder. `export_stock` writes them back as such a
+    folder.
+
+    Args:
+        checkpoint: A folder or the name of a repository on the Hub.
+        keep_layers: Number of layers of the language model to keep; all when None.
+        preset: For a checkpoint whose files do not say how it embeds, one of `PRESETS`; it replaces what they say.
+        revision: Branch, tag or commit on the Hub.
+        processor: Arguments of `MllmRetrieverProcessor.from_mllm`, such as `max_pixels`.
+        config: Other fields of `MllmRetrieverConfig`.
+
+    Raises:
+        FileNotFoundError: A required file is missing.
+        UnsupportedEmbedderError: The embedder does what the MLLM retriever cannot.
+        ValueError: There is no such preset.
+    """
+    files = read_embedder(checkpoint, revision) if preset is None else _preset_files(preset)
+    more = {} if preset is None else dict(PRESETS[preset].get("config", {}))
+    settings = {"readout": files.readout, "embedding_dim": files.embedding_dim, "ret_token_id": None} | more
+    model = MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings | config)
+    options = {} if preset is None else dict(PRESETS[preset].get("processor", {}))
+    given = {name: value for name, value in (processor or {}).items() if value is not None}
+    options |= {"max_length": files.max_length} | given
+    reader = MllmRetrieverProcessor.from_mllm(
+        checkpoint,
+        ret_token=None,
+        revision=revision,
+        chat_template=files.chat_template,
+        sentence_files=files.sentence_files,
+        **options,
+    )
+    return model, reader
+
+
+def read_embedder(checkpoint: str | Path, revision: str | None = None) -> EmbedderFiles:
+    """Read how a folder of sentence-transformers embeds.
+
+    Raises:
+        FileNotFoundError: A file that `modules.json` names is missing, or there is no chat template.
+        UnsupportedEmbedderError: The MLLM retriever does not have its modules, pooling or form of messages.
+    """
+    folder = fetch_small_files(str(checkpoint), revision)
+    files: dict[str, Any] = {name: _read(folder / name) for name in (MODULES, TRANSFORMER)}
+    files[SETTINGS] = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else sentence_settings()
+    message = files[TRANSFORMER].get("modality_config", {}).get("message")
+    if message is None or message.get("format", "structured") != "structured":
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {TRANSFORMER} has no structured messages")
+    readout, cut = None, files[SETTINGS].get("truncate_dim")
+    for module in files[MODULES]:
+        kind, path = module["type"].rpartition(".")[2], str(module["path"])
+        if kind == "Pooling":
+            files[f"{path}/config.json"] = _read(folder / path / "config.json")
+            readout = _readout(files[f"{path}/config.json"], checkpoint)
+        elif kind == "Dense":
+            cut = _cut(folder / path, checkpoint)
+        elif kind not in ("Transformer", "Normalize"):
+            raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported module {module['type']!r}")
+    if readout is None:
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {MODULES} names no pooling")
+    longest = files[TRANSFORMER].get("max_seq_length")
+    return EmbedderFiles(files, _chat_template(folder, checkpoint), readout, cut, longest)
+
+
+def _preset_files(name: str) -> EmbedderFiles:
+    """Return what a preset says, in the form of the files of sentence-transformers.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset={name!r}; expected one of {sorted(PRESETS)}")
+    preset = PRESETS[name]
+    settings = sentence_settings() | {"prompts": {}}
+    files = module_files(preset["pooling"]) | {SETTINGS: settings}
+    return EmbedderFiles(files, preset["chat_template"], READOUTS[preset["pooling"]])
+
+
+def _readout(pooling: dict[str, Any], checkpoint: str | Path) -> str:
+    named = pooling.get("pooling_mode")
+    names = [named] if isinstance(named, str) else [*(named or ())]
+    names = names or [name.removeprefix("pooling_mode_") for name in _flags(pooling)]
+    names = [_POOLING_FLAGS.get(f"pooling_mode_{name}", name) for name in names]
+    if len(names) != 1 or names[0] not in READOUTS:
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} pools by {names}; expected one of {[*READOUTS]}")
+    return READOUTS[names[0]]
+
+
+def _flags(pooling: dict[str, Any]) -> list[str]:
+    return [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value is True]
+
+
+def _cut(folder: Path, checkpoint: str | Path) -> int:
+    """Return how many components a linear module keeps.
+
+    Raises:
+        UnsupportedEmbedderError: It does more than to keep the first components.
+    """
+    config = _read(folder / "config.json")
+    weights = load_file(folder / "model.safetensors") if (folder / "model.safetensors").is_file() else {}
+    size = (config["out_features"], config["in_features"])
+    is_plain = config.get("activation_function", "").endswith("Identity") and set(weights) == {"linear.weight"}
+    if not is_plain or not torch.equal(weights["linear.weight"].float(), torch.eye(*size)):
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported linear module")
+    return int(size[0])
+
+
+def _chat_template(folder: Path, checkpoint: str | Path) -> str:
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        template = _read(folder / name).get("chat_template") if (folder / name).is_file() else None
+        if isinstance(template, str):
+            return template
+    raise FileNotFoundError(f"{str(checkpoint)!r} has no chat template")
+
+
+def _read(file: Path) -> Any:  # noqa: ANN401 - any JSON value
+    return json.loads(file.read_text(encoding="utf-8"))
