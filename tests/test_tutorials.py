@@ -24,6 +24,7 @@ from conjoin.training import load_recipe
 from loopback_hub import ENVIRONMENT
 from test_docs import parse, plain_commands
 from tiny_catalogue import products, write_catalogue
+from tiny_embedders import drop_video, save_embedder
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +44,7 @@ RECIPES = {
     "solar/sample_stage2.yaml": {"training": {"max_steps": 2, "min_separation": 0}},
     "puma/stage1_qwen2_vl_7b.yaml": {"model": {"config": {"keep_layers": 2}, **PIXELS}, "training": STEP},
     "puma/stage2_qwen2_vl_7b.yaml": {"training": STEP},
+    "finetune/qwen3_vl_embedding.yaml": {"model": PIXELS, "training": STEP},
     "coral/sample.yaml": {
         "model": {"config": {"keep_layers": 2}},
         "training": {**STEP, "per_device_train_batch_size": 2},  # few of the few queries differ in their products
@@ -58,6 +60,7 @@ READER = {
     "catalogue": ["photo.jpg"],
     "choose": ["photos.csv", "runs/demo/model"],
     "compose": ["captions.jsonl", "other.jpg", "photo.jpg", "runs/small-mllm", "shop.csv"],
+    "embedder": ["Qwen/Qwen3-VL-Embedding-2B", "photo.jpg", "shop.csv", "test.csv"],
     "puma_lora": ["Qwen/Qwen2-VL-2B-Instruct", "blue.jpg", "chair.jpg", "nli.csv", "photos.csv", "sofa.jpg"],
     "serve_push": ["photo.jpg", "runs/demo/model", "runs/puma"],
     "solar": ["photo.jpg"],
@@ -80,9 +83,14 @@ def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pict
             pictures[len(name) % 4].save(path)
         elif name in ("runs/small-mllm", "Qwen/Qwen2-VL-2B-Instruct"):
             path.symlink_to(mllm_checkpoints("qwen2_vl")[0])
+        elif name == "Qwen/Qwen3-VL-Embedding-2B":
+            save_embedder(path)
+        elif page.stem == "embedder":
+            make_products(path, pictures)
         else:
             MAKE[name](path, tiny_checkpoints, mllm_checkpoints, pictures)
     monkeypatch.chdir(folder)
+    drop_video(monkeypatch)
     return folder
 
 
@@ -99,6 +107,12 @@ def make_photos(path, tiny, mllms, pictures):
 
 def make_nli(path, tiny, mllms, pictures):
     write_table(path, ["sent0", "sent1"], [[f"a man runs {i}", f"a person moves {i}"] for i in range(8)])
+
+
+def make_products(path, pictures):
+    for number, picture in enumerate(pictures):
+        picture.save(path.parent / f"{number}.png")
+    write_table(path, ["id", "image", "text"], [[f"p{n}", f"{n % 4}.png", f"box {n % 4}"] for n in range(4)])
 
 
 def make_shop(path, tiny, mllms, pictures):

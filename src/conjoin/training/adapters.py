@@ -1,14 +1,16 @@
-"""Merge low-rank adapters, saved by peft or by a training run, into their model."""
+"""Low-rank adapters apart from their model: merged into it, or saved for peft."""
 
+import copy
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.hub import load_model
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training.lora import merge_lora
 from conjoin.training.models import build_model
 from conjoin.training.recipe import Recipe
@@ -58,6 +60,36 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
         raise ValueError(f"the adapters in {str(folder)!r} are not for {base!r}: {reason}") from error
     _refuse(folder, base, [name for name in report.missing_keys if "lora_" in name], report.unexpected_keys)
     return adapted.merge_and_unload(), processor
+
+
+def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> None:
+    """Save the adapters of an embedder's language model for PEFT, beside the embedder that they adapt.
+
+    They load on the stock model of `base`: `PeftModel.from_pretrained(AutoModel.from_pretrained(base), folder)`.
+
+    Args:
+        encoder: The embedder with adapters, with all its layers.
+        folder: Where to write.
+        base: A folder or the name of a repository on the Hub.
+
+    Raises:
+        ValueError: The language model has no adapters.
+    """
+    from peft import LoraConfig, get_peft_model_state_dict
+
+    text_model: Any = encoder.text_model
+    found: dict[str, LoraConfig] = vars(text_model).get("peft_config", {})
+    if not found:
+        raise ValueError("the language model has no adapters")
+    (config,) = copy.deepcopy(found).values()
+    names = sorted({str(path).rpartition(".")[2] for path in config.target_modules or ()})
+    config.target_modules = rf".*language_model\.layers\..*\.({'|'.join(names)})"
+    config.base_model_name_or_path = base
+    config.save_pretrained(str(folder))
+    weights = get_peft_model_state_dict(text_model)
+    prefix = "base_model.model.language_model."
+    tensors = {prefix + name: value.contiguous().cpu() for name, value in weights.items()}
+    save_file(tensors, Path(folder) / "adapter_model.safetensors", {"format": "pt"})
 
 
 def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:

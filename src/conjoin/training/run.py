@@ -6,22 +6,25 @@ import os
 from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import without_problems
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import write_text
 
+from .adapters import save_adapter
 from .config import RetrievalConfig
 from .features import cache_run_features, collate_features
 from .interruption import Interruption
 from .left_out import LeftOutFile, remove_left_out
 from .method import METHODS
 from .models import build_model
-from .recipe import Recipe
+from .recipe import ModelArguments, Recipe
 from .run_folder import open_run_folder, remove_checkpoints, saving
 from .trainer import RetrievalTrainer
 
@@ -101,6 +104,8 @@ def _fit_batch(rows: Any, training: RetrievalConfig) -> None:  # noqa: ANN401 - 
 def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> RetrievalTrainer:
     """Run a recipe and write the model, its processor and `recipe.json` to `output_dir`.
 
+    The adapters of an embedder with all its layers are also in `adapter`, for PEFT.
+
     SIGINT (Ctrl-C) and SIGTERM end the run after the next step, with a checkpoint.
 
     Args:
@@ -133,8 +138,21 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> Retr
             with saving("the model", folder):
                 trainer.save_model()
                 if trainer.args.should_save:
+                    _save_adapter(recipe.model, trainer, processor, folder / "adapter")
                     write_text(folder / "recipe.json", json.dumps(_record(recipe, trainer), indent=2) + "\n")
     return trainer
+
+
+def _save_adapter(
+    arguments: ModelArguments, trainer: RetrievalTrainer, processor: ProcessorMixin, folder: Path
+) -> None:
+    """Save the adapters of an embedder with all its layers for PEFT, unless they are sharded over devices."""
+    is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if not is_embedder or arguments.lora is None or "text_model" not in arguments.lora.towers or sharded:
+        return
+    if arguments.mllm is not None and arguments.config.get("keep_layers") is None:
+        save_adapter(cast(MllmRetrieverModel, trainer.encoder), folder, arguments.mllm)
 
 
 def _record(recipe: Recipe, trainer: RetrievalTrainer) -> dict[str, Any]:
