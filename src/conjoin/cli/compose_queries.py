@@ -129,8 +129,8 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.data import CompositionSettings, compose_queries, read_catalogue
     from conjoin.evaluation.report.composition import write_distribution_report
 
-    names = ("queries", "test_queries", "test_share", "damping", "max_positive_share", "hard_negatives", "seed")
-    names += ("stratify", "exclude_most_frequent")
+    names = ["queries", "test_queries", "test_share", "damping", "max_positive_share", "hard_negatives", "seed"]
+    names += ["stratify", "exclude_most_frequent"]
     chosen: dict[str, Any] = {name: vars(args)[name] for name in names}
     chosen |= {name: dict(vars(args)[name]) for name in ("samplers", "conditions") if vars(args)[name]}
     settings = CompositionSettings(languages=tuple(args.languages), **chosen)
