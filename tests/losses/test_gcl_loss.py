@@ -141,8 +141,6 @@ E3 = torch.eye(3)
         (lambda: gcl(E3, E3[:2], E3, 0.1), r"text has shape \(2, 3\), expected \(3, 3\)"),
         (lambda: gcl(E3, E3, E3[:, :2], 0.1), r"fused has shape \(3, 2\), expected \(3, 3\)"),
         (lambda: gcl(E3, E3, E3 * 0, 0.1), r"fused\[0\] has norm 0.0"),
-        (lambda: gcl(E3 / 0, E3, E3, 0.1), r"image\[0\] has norm nan"),
-        (lambda: gcl(E3, E3, E3, -1.0), "temperature must be a positive number, got -1.0"),
         (lambda: gcl(E3, E3, E3, 0.1, pairs=[("image", "image")]), "pairs=.*: expected some of"),
         (lambda: gcl(E3, E3, E3, 0.1, pairs=[]), "pairs=.*: expected some of"),
         (lambda: gcl(E3, E3, E3, 0.1, present=torch.ones(3, 2)), r"present has shape \(3, 2\), expected \(3, 3\)"),

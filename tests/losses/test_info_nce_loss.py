@@ -67,13 +67,8 @@ ZERO = A * torch.tensor([1.0, 0.0, 1.0])[:, None]
         (lambda: info_nce(A[:0], A, 0.1), r"queries must be \(N, D\) with N > 0, got shape \(0, 3\)"),
         (lambda: info_nce(A[0], A, 0.1), r"queries must be \(N, D\)"),
         (lambda: info_nce(ZERO, A, 0.1), r"queries\[1\] has norm 0.0; expected a finite vector"),
-        (lambda: info_nce(A, A / ZERO, 0.1), r"candidates\[0\] has norm nan"),
         (lambda: info_nce(A, A * float("inf"), 0.1), r"candidates\[0\] has norm nan"),
-        (lambda: info_nce(A, A, 0.0), "temperature must be a positive number, got 0.0"),
-        (lambda: info_nce(A, A, -0.1), "temperature must be a positive number, got -0.1"),
-        (lambda: info_nce(A, A, float("nan")), "temperature must be a positive number, got nan"),
         (lambda: info_nce(A, A, torch.ones(2)), r"temperature must be one number, got a tensor of shape \(2,\)"),
-        (lambda: info_nce(A, A, 1e-3), r"scale \(1 / temperature\) 1000 is outside \(0, 650\]"),
         (lambda: info_nce(A, A, 0.1, positive_indices=torch.tensor([0, 1, 3])), r"lie in \[0, 3\], expected \[0, 2\]"),
         (
             lambda: info_nce(A, A, 0.1, candidate_ids=torch.arange(2)),
