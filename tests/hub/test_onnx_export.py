@@ -26,6 +26,7 @@ for library in ("onnx", "onnxruntime", "onnxscript"):
 if torch.__version__ < "2.8":
     pytest.skip("torch 2.7 cannot trace these models", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = {"config.json", "model.onnx.data", "model.onnx.json", "processor_config.json", "SHA256SUMS"}
 FILES |= {"tokenizer.json", "tokenizer_config.json", *onnx_export.GRAPHS.values()}
