@@ -27,7 +27,8 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
-from conjoin.evaluation.benchmarks.merit import MeritScores, evaluate_merit
+from conjoin.evaluation import TaskScores
+from conjoin.evaluation.benchmarks.merit import evaluate_merit
 from conjoin.methods.coral import CoralConfig, CoralTrainer
 from conjoin.methods.coral.targets import IMAGE, PromptFrame, pack_targets, recorded_embeddings
 from conjoin.methods.gcl import GclConfig, GclTrainer
@@ -188,25 +189,19 @@ class Bench:
         for input_type in inputs:
             encoder = ItemEncoder(model.eval(), self.processor, batch_size=64, input_type=input_type)
             with tempfile.TemporaryDirectory() as out:
-                scores = evaluate_merit(encoder, self.data, out, split=split, show_progress=False)
+                scores = evaluate_merit(encoder, self.data, out, split=split)
             own = _scores(scores)
             found[f"R@1 {input_type}"] = own["R@1"]
             found = own | found
         return found
 
 
-def _scores(scores: MeritScores) -> dict[str, float]:
+def _scores(scores: TaskScores) -> dict[str, float]:
     """R@k, MRR@10, and the mean R@1 over the subsets of each kind."""
-    ranks = scores.ranks.double()
-    found = {f"R@{k}": (ranks <= k).double().mean().item() for k in (1, 5, 10)}
-    found["MRR@10"] = ((1 / ranks) * (ranks <= 10)).mean().item()
+    found = {name.replace("hit_rate", "R").replace("mrr", "MRR"): m.value for name, m in scores.metrics().items()}
     for kind in KINDS:
-        members = [
-            [place for place, where in enumerate(scores.subsets) if name in where]
-            for name in scores.names
-            if name.startswith(f"{kind}:")
-        ]
-        hit_rates = [(ranks[places] <= 1).double().mean().item() for places in members if places]
+        members = [ids for name, ids in scores.task.groups["subset"].items() if name.startswith(f"{kind}:") and ids]
+        hit_rates = [scores.metrics(ids)["hit_rate@1"].value for ids in members]
         found[f"OOD {kind}"] = sum(hit_rates) / max(len(hit_rates), 1)
     return found
 

@@ -206,9 +206,7 @@ class Bench:
         """Hit rates at 5: averages over the cells, and of each cell."""
         encoder = ItemEncoder(model.eval(), self.processor, batch_size=64)
         with tempfile.TemporaryDirectory() as out:
-            scores = evaluate_mbeir(
-                encoder, self.data, out, cells=list(CELLS), split=self.args.split, show_progress=False
-            )
+            scores = evaluate_mbeir(encoder, self.data, out, cells=list(CELLS), split=self.args.split)
         found: dict[str, Any] = {setting: average_score(scores, setting) for setting in ("local", "global")}
         for score in scores:
             if score.setting == "local":

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results = benchmark.run(encoder, args, out)
     results.model |= {"name": encoder.name, "fingerprint": encoder.fingerprint}
+    results.benchmark = benchmark.name
     results.config |= {"batch size": args.batch_size, "bf16": args.bf16, "input": encoder.input_type}
     if args.reranker is not None:
         results.config |= {"reranker": args.reranker.name, "reranked candidates": args.rerank_top}
@@ -126,6 +127,12 @@ def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.Ar
     parser.add_argument("--benchmark", required=True, choices=benchmarks, metavar="NAME", help="the benchmark")
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")
+    parser.add_argument(
+        "--baselines",
+        action=argparse.BooleanOptionalAction,
+        help="also score text alone, picture alone, the sum of both vectors, and the towers (default: if there "
+        "are at most 10,000 items)",
+    )
     add_image_options(parser)
     add_rerank_options(parser)
     computing = add_compute_options(parser)

@@ -4,12 +4,11 @@ import shutil
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from conjoin.evaluation import Curve, Example, Headline, Results, Shown, format_combinations, picture, search_examples
+from conjoin.evaluation import Curve, EvaluateOptions, Example, Headline, Results, Shown, format_combinations, picture
 from conjoin.evaluation.benchmarks.emoji import EmojiScores, evaluate_emoji
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.retrieval.collection_table import check_place
@@ -42,7 +41,7 @@ def run_sample(
     Raises:
         ValueError: A folder of collections holds something else; and as training.
     """
-    made = [out / "gallery", *(out / "evaluation").glob("[!.]*")]
+    made = [out / "gallery", *(out / "evaluation" / "collections").glob("[!.]*")]
     for folder in made:
         check_place(folder)
     model = str(out / "model")
@@ -57,7 +56,7 @@ def run_sample(
     )
     for folder in made:  # vectors of an earlier model
         shutil.rmtree(folder, ignore_errors=True)
-    scores = evaluate_emoji(encoder, out / "evaluation", seed=seed)
+    scores = evaluate_emoji(encoder, out / "evaluation", EvaluateOptions(seed=seed, show_progress=True))
 
     say("3/4  Searching")
     _encode_gallery(encoder, scores, out)
@@ -86,23 +85,18 @@ def _encode_gallery(encoder: ItemEncoder, scores: EmojiScores, out: Path) -> Non
 
 def _examples(scores: EmojiScores, seed: int) -> list[Example]:
     """Nine searches drawn at random: three each by text, by picture and by both."""
-    import torch
-
     generator = np.random.default_rng(seed)
-    gallery = [_shown(row) for row in scores.candidates]
-    vectors = torch.from_numpy(scores.collections["image"].vectors(scores.candidates["id"][:]))
+    gallery = {f"image/{row['id']}": row for row in scores.candidates}
     examples = []
+
+    def show(id_: str) -> Shown:
+        return Shown(gallery[id_]["text"], picture(gallery[id_]["image"]))
+
     for modality, name in NAMES.items():
-        places = generator.choice(len(scores.queries), size=3, replace=False).tolist()
-        rows = scores.queries.select(places).select_columns(modality.split(","))
-        queries, right = [_shown(row) for row in rows], [{place} for place in places]
-        embeddings = scores.query_embeddings[modality][places]
-        examples += search_examples(queries, embeddings, gallery, vectors, right, title=f"{name} → image")
+        search = scores.search(modality.replace(",", "+"), "image")
+        chosen = generator.choice(len(scores.queries), size=3, replace=False).tolist()
+        examples += search.examples([search.ids[row] for row in chosen], f"{name} → image", show)
     return examples
-
-
-def _shown(row: dict[str, Any]) -> Shown:
-    return Shown(row.get("text"), picture(row["image"]) if "image" in row else None)
 
 
 def _print_examples(examples: list[Example]) -> None:

@@ -1,4 +1,9 @@
-from conjoin.evaluation.benchmark import BENCHMARKS as BENCHMARKS, Benchmark as Benchmark
+from conjoin.evaluation.benchmark import (
+    BENCHMARKS as BENCHMARKS,
+    Benchmark as Benchmark,
+    run_tasks as run_tasks,
+    task_results as task_results,
+)
 from conjoin.evaluation.combinations import (
     MODALITIES as MODALITIES,
     Embedded as Embedded,
@@ -37,6 +42,7 @@ from conjoin.evaluation.results import (
     Symmetric as Symmetric,
     Table as Table,
     picture as picture,
+    score_ranks as score_ranks,
 )
 from conjoin.evaluation.run_file import (
     read_qrels as read_qrels,
@@ -48,4 +54,12 @@ from conjoin.evaluation.symmetric import (
     SymmetricOutcomes as SymmetricOutcomes,
     evaluate_symmetric as evaluate_symmetric,
     symmetric_outcomes as symmetric_outcomes,
+)
+from conjoin.evaluation.task import (
+    EvaluateOptions as EvaluateOptions,
+    RetrievalTask as RetrievalTask,
+    Rows as Rows,
+    TaskScores as TaskScores,
+    evaluate_task as evaluate_task,
+    evaluate_tasks as evaluate_tasks,
 )

@@ -8,13 +8,11 @@ candidates of all modalities, and every candidate of the query's concept is righ
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from conjoin.evaluation.metrics import Floats, chance_hit_rate, chance_mrr
 from conjoin.evaluation.ranking import Array, best_ranks, integer_labels
-from conjoin.evaluation.results import Cell, Metric
+from conjoin.evaluation.results import Cell, Metric, score_ranks
 
 MODALITIES = ("image", "text", "image,text")
 SETTINGS = ("local", "global", "any")
@@ -102,15 +100,8 @@ def _score(
     lost = [concept for concept, count in zip(concepts, counts, strict=True) if not count]
     if lost:
         raise ValueError(f"{name}: {len(lost)} queries have no right candidate in the gallery, such as {lost[:3]}")
-    ranks = best_ranks(queries.embeddings, gallery.embeddings, queries.labels, gallery.labels).numpy()
-    size = len(gallery.labels)
-
-    def metric(values: Floats, chance: float) -> Metric:
-        return Metric.from_values(values, chance, resamples, seed)
-
-    metrics = {f"hit_rate@{k}": metric((ranks <= k).astype(float), chance_hit_rate(counts, size, k)) for k in ks}
-    reciprocal = np.where(ranks <= MRR_DEPTH, 1 / ranks, 0.0)
-    return {**metrics, f"mrr@{MRR_DEPTH}": metric(reciprocal, chance_mrr(counts, size, MRR_DEPTH))}
+    ranks = best_ranks(queries.embeddings, gallery.embeddings, queries.labels, gallery.labels)
+    return score_ranks(ranks, counts, len(gallery.labels), ks, MRR_DEPTH, resamples, seed)
 
 
 def _label(

@@ -11,18 +11,19 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
 
 from conjoin import __version__
-from conjoin.evaluation.metrics import bootstrap_ci
+from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
 from conjoin.processing.item_images import to_rgb
 from conjoin.processing.item_inputs import parse_item
 from conjoin.storage.atomic import atomic_path
@@ -54,6 +55,38 @@ class Metric:
         low, high = bootstrap_ci(values, resamples=resamples, seed=seed)
         numbers = values.tolist() if isinstance(values, Tensor) else list(values)  # type: ignore[arg-type]
         return cls(math.fsum(numbers) / len(numbers), low, high, chance)
+
+
+def score_ranks(
+    ranks: ArrayLike,
+    relevant_counts: ArrayLike,
+    gallery_size: int,
+    ks: Sequence[int] = (1, 5, 10),
+    mrr: int | None = 10,
+    resamples: int = 10000,
+    seed: int = 0,
+) -> dict[str, Metric]:
+    """Hit rates and the mean reciprocal rank, with intervals over queries and the expectation of a random order.
+
+    Args:
+        ranks: Rank of the best relevant candidate of each query `(N,)`, from 1.
+        relevant_counts: Number of relevant candidates of each query `(N,)`.
+        gallery_size: Number of candidates of each query.
+        ks: Cut-offs of the hit rates.
+        mrr: Ranks that the mean reciprocal rank counts; None leaves it out.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    Returns:
+        `"hit_rate@1"`, ..., `"mrr@10"`.
+    """
+    ranks = np.asarray(ranks)
+    values = {
+        f"hit_rate@{k}": ((ranks <= k).astype(float), chance_hit_rate(relevant_counts, gallery_size, k)) for k in ks
+    }
+    if mrr is not None:
+        values[f"mrr@{mrr}"] = np.where(ranks <= mrr, 1 / ranks, 0.0), chance_mrr(relevant_counts, gallery_size, mrr)
+    return {name: Metric.from_values(each, chance, resamples, seed) for name, (each, chance) in values.items()}
 
 
 @dataclass(frozen=True)
@@ -133,8 +166,8 @@ class Example:
 
     query: Shown
     results: list[Hit]
-    rank: int
-    """Rank of the first correct candidate in the whole gallery, from 1."""
+    rank: int | None
+    """Rank of the first correct candidate in the gallery, from 1; None if it is not known, beyond the results."""
     gallery: int
     title: str = ""
 
@@ -213,6 +246,8 @@ class Results:
     """How the examples were chosen."""
     usage: str = ""
     """Code that loads and uses the model."""
+    benchmark: str = ""
+    """Name of the benchmark."""
     created: str | None = None
     versions: dict[str, str] = field(default_factory=package_versions)
     schema_version: int = SCHEMA_VERSION

@@ -100,7 +100,7 @@ def root(tmp_path):
 
 
 def run(root, out, encoder=None, **options):
-    return evaluate_merit(encoder or letters(), root, out, **{"show_progress": False} | options)
+    return evaluate_merit(encoder or letters(), root, out, **options)
 
 
 def values(table):
@@ -109,7 +109,7 @@ def values(table):
 
 def test_scores(root, tmp_path):
     scores = run(root, tmp_path / "out")
-    assert scores.pool == 16 and scores.ranks.tolist()[:3] == [2, 3, 2] and scores.ranks[3] > 10
+    assert scores.task.size == 16 and scores.ranks.tolist()[:3] == [2, 3, 2] and scores.ranks[3] > 10
     results = merit_results(scores)
     found = {entry.label: entry.metric for entry in results.headline}
     assert {name: metric.value for name, metric in found.items()} == {
@@ -178,15 +178,15 @@ def test_without_subsets_there_is_no_table_of_them(root, tmp_path):
 
 def test_a_subset_alone(root, tmp_path):
     scores = run(root, tmp_path, subsets=["language:th"])
-    assert [each.id for each in scores.queries] == ["2", "3"] and scores.pool == 16
+    assert scores.ids == ["2", "3"] and scores.task.size == 16
     assert list(read_run(tmp_path / "runs/test.txt")) == ["2", "3"]
     again = letters()
-    assert len(run(root, tmp_path, again).queries) == 4 and again.model.rows == 0  # all vectors are there
+    assert len(run(root, tmp_path, again).ids) == 4 and again.model.rows == 0  # all vectors are there
 
 
 def test_examples_show_the_images_of_a_query(root, tmp_path):
     write_queries(root, [query("aaa", ["2", "3"], [1])])
-    (example,) = run(root, tmp_path).examples
+    (example,) = merit_results(run(root, tmp_path)).examples
     assert len(example.query.images) == 2 and example.query.text == "aaa [1] [2]"
     assert example.rank == 2 and [hit.correct for hit in example.results] == [False, True, False, False, False]
 
@@ -246,7 +246,7 @@ def test_another_tool_finds_the_same_scores_in_the_run_files(mini, tmp_path, inp
     }
     qrels = {query: dict(judged) for query, judged in read_qrels(tmp_path / "qrels/test.txt").items()}
     judged = pytrec_eval.RelevanceEvaluator(qrels, {"success_1,5,10", "recip_rank"}).evaluate(ranking)
-    assert len(judged) == len(scores.queries) == 80
+    assert len(judged) == len(scores.ids) == 80
     found = {entry.label: entry.metric.value for entry in merit_results(scores).headline}
     expected = {f"R@{k}": np.mean([each[f"success_{k}"] for each in judged.values()]) for k in (1, 5, 10)}
     expected["MRR@10"] = np.mean([each["recip_rank"] for each in judged.values()])

@@ -5,7 +5,7 @@ import pytest
 from test_symmetric_benchmark import Projection, processor
 
 from conjoin.data import load_triplets, make_scenes
-from conjoin.evaluation import evaluate_symmetric
+from conjoin.evaluation import EvaluateOptions, evaluate_symmetric
 from conjoin.evaluation.benchmark import BENCHMARKS
 from conjoin.evaluation.benchmarks.scenes import evaluate_scenes
 from conjoin.retrieval import ItemEncoder
@@ -22,7 +22,7 @@ def encoder():
 
 
 def test_scores_of_both_test_sets_equal_a_computation_by_hand(scenes, encoder, tmp_path):
-    results = evaluate_scenes(encoder, scenes, tmp_path, distractors=False, seed=3)
+    results = evaluate_scenes(encoder, scenes, tmp_path, EvaluateOptions(seed=3), distractors=False)
     assert [run.name for run in results.symmetric] == ["known objects", "unseen objects"]
     assert [entry.label for entry in results.headline[:2]] == ["Avg, known objects", "mR, known objects"]
     rows = load_triplets(scenes / "test_unseen.jsonl").to_list()

@@ -8,10 +8,12 @@ from datasets import Dataset
 from PIL import Image
 
 from conjoin.data import load_triplets
-from conjoin.evaluation import Results, evaluate_symmetric
+from conjoin.evaluation import EvaluateOptions, Results, evaluate_symmetric
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder, encode, encode_collection
+
+FEW = EvaluateOptions(resamples=50)
 
 
 class Projection(torch.nn.Module):
@@ -106,7 +108,9 @@ def naive_metrics(encoder, triplets, distractors):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_equals_all_scores_at_once(encoder, triplets, distractors, tmp_path, dtype):
-    results = evaluate_triplets(encoder, triplets, tmp_path / "out", distractors, dtype=dtype, resamples=200)
+    results = evaluate_triplets(
+        encoder, triplets, tmp_path / "out", distractors, EvaluateOptions(dtype=dtype, resamples=200)
+    )
     (symmetric,) = results.symmetric
     precision, recalls = naive_metrics(encoder, triplets, distractors)
     assert 0 < precision < 1 and 0 < recalls[0] < recalls[2], "the test would not tell a wrong pool"
@@ -120,7 +124,7 @@ def test_equals_all_scores_at_once(encoder, triplets, distractors, tmp_path, dty
 
 
 def test_results_name_the_model_and_the_data(encoder, triplets, distractors, tmp_path):
-    results = evaluate_triplets(encoder, triplets, tmp_path / "out", distractors, resamples=50, name="ours")
+    results = evaluate_triplets(encoder, triplets, tmp_path / "out", distractors, options=FEW, name="ours")
     results.save(tmp_path / "results.json")
     assert Results.load(tmp_path / "results.json") == results
     assert results.dataset == {"triplets": 12, "variants": 4, "distractors": 40}
@@ -129,13 +133,13 @@ def test_results_name_the_model_and_the_data(encoder, triplets, distractors, tmp
 
 
 def test_distractors_streamed_stored_or_absent(encoder, triplets, distractors, tmp_path):
-    listed = evaluate_triplets(encoder, triplets, tmp_path / "a", distractors, resamples=50)
+    listed = evaluate_triplets(encoder, triplets, tmp_path / "a", distractors, options=FEW)
     stream = Dataset.from_list(distractors).to_iterable_dataset()
-    streamed = evaluate_triplets(encoder, triplets, tmp_path / "b", stream, resamples=50)
+    streamed = evaluate_triplets(encoder, triplets, tmp_path / "b", stream, options=FEW)
     collection = encode_collection(distractors, encoder, tmp_path / "collection")
-    stored = evaluate_triplets(encoder, triplets, tmp_path / "c", collection, resamples=50)
+    stored = evaluate_triplets(encoder, triplets, tmp_path / "c", collection, options=FEW)
     assert listed.symmetric == streamed.symmetric == stored.symmetric
-    alone = evaluate_triplets(encoder, triplets, tmp_path / "d", resamples=50).symmetric[0]
+    alone = evaluate_triplets(encoder, triplets, tmp_path / "d", options=FEW).symmetric[0]
     assert alone.pool == 35 and alone.metrics["precision"] == listed.symmetric[0].metrics["precision"]
 
 
@@ -151,11 +155,11 @@ def test_an_interrupted_evaluation_keeps_the_encoded_distractors(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_triplets(encoder, triplets, tmp_path, broken(), resamples=50)
+        evaluate_triplets(encoder, triplets, tmp_path, broken(), options=FEW)
     encoded = []
     forward = encoder.model.forward
     encoder.model.forward = lambda features: encoded.append(len(features)) or forward(features)
-    evaluate_triplets(encoder, triplets, tmp_path, distractors, resamples=50)
+    evaluate_triplets(encoder, triplets, tmp_path, distractors, options=FEW)
     assert sum(encoded) == 3 * 12 + 4 + 20
 
 
@@ -168,7 +172,7 @@ def test_items_shared_by_triplets_enter_the_pool_once(encoder, triplets, tmp_pat
         for roles in [(("query", "positive"), ("positive", "query"))]
     ]
     both = Dataset.from_list(triplets.to_list() + swapped, features=triplets.features)
-    assert evaluate_triplets(encoder, both, tmp_path, resamples=50).symmetric[0].pool == 3 * 12 - 1
+    assert evaluate_triplets(encoder, both, tmp_path, options=FEW).symmetric[0].pool == 3 * 12 - 1
 
 
 def test_without_variants_it_is_the_plain_protocol(encoder, triplets, tmp_path):
@@ -177,7 +181,7 @@ def test_without_variants_it_is_the_plain_protocol(encoder, triplets, tmp_path):
         encoder.encode([{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for row in plain])
         for role in ("query", "positive", "negative")
     ]
-    found = evaluate_triplets(encoder, plain, tmp_path, resamples=50, name="n").symmetric[0]
+    found = evaluate_triplets(encoder, plain, tmp_path, options=FEW, name="n").symmetric[0]
     assert found == evaluate_symmetric(*vectors, resamples=50, name="n")
 
 
@@ -191,7 +195,7 @@ def test_an_instruction_goes_with_every_item(encoder, triplets, distractors, tmp
     encoder.processor = instructed
     for instruction in ("Represent:", "Other:"):
         seen.clear()
-        results = evaluate_triplets(encoder, triplets, tmp_path, distractors, instruction=instruction, resamples=50)
+        results = evaluate_triplets(encoder, triplets, tmp_path, distractors, instruction=instruction, options=FEW)
         assert seen == [instruction] * (3 * 12 + 4 + 40)  # distractors are encoded for each instruction
         assert results.config == {"resamples": 50, "instruction": instruction}
 
@@ -204,7 +208,7 @@ def test_mistakes(encoder, triplets, distractors, tmp_path):
         evaluate_triplets(encoder, triplets, tmp_path, other)
     same = triplets.map(lambda row: {f"positive_{part}": row[f"query_{part}"] for part in ("image", "text")})
     with pytest.raises(ValueError, match="triplet 't0': query and positive are the same item"):
-        evaluate_triplets(encoder, same, tmp_path / "same", distractors, resamples=50)
+        evaluate_triplets(encoder, same, tmp_path / "same", distractors, options=FEW)
     assert not (tmp_path / "same").exists()  # told before a million distractors are encoded
     lost = tmp_path / "4.png"  # the query of triplet 1
     lost.write_bytes(b"not an image")

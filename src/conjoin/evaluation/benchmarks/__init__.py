@@ -1,9 +1,9 @@
-"""The benchmarks, one file or folder each; importing one registers it."""
+"""The benchmarks, one file each; importing one registers it."""
 
 MODULES = {
     "emoji": "conjoin.evaluation.benchmarks.emoji",
-    "mbeir": "conjoin.evaluation.benchmarks.mbeir.benchmark",
-    "merit": "conjoin.evaluation.benchmarks.merit.benchmark",
+    "mbeir": "conjoin.evaluation.benchmarks.mbeir",
+    "merit": "conjoin.evaluation.benchmarks.merit",
     "mmeb": "conjoin.evaluation.benchmarks.mmeb",
     "pairs": "conjoin.evaluation.benchmarks.pairs",
     "scenes": "conjoin.evaluation.benchmarks.scenes",

@@ -1,117 +1,113 @@
 """The embedded sample as a benchmark: unseen emoji concepts, two artists, nine modality combinations."""
 
+import itertools
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 import torch
 
 from conjoin.data import load_emoji, symmetric_triplets
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
-from conjoin.evaluation.combinations import Embedded, evaluate_combinations
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, read_options
 from conjoin.evaluation.results import Cell, Results, Symmetric
 from conjoin.evaluation.symmetric import evaluate_symmetric
-from conjoin.retrieval import Collection, ItemEncoder, encode_collection
+from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
+from conjoin.retrieval import ItemEncoder
 
-PARTS = {"image": ("image",), "text": ("text",), "image,text": ("image", "text")}
+PARTS = ("image", "text", "image+text")
+_CUT_OFFS = (1, 5, 10, 50)
 
 
 @dataclass
 class EmojiScores:
-    """The scores of `evaluate_emoji` and the vectors behind them.
+    """The scores of `evaluate_emoji`.
 
     Args:
         combinations: One cell per setting, query modality and candidate modality.
         symmetric: Of the symmetric image+text protocol.
         candidates: The rows of the gallery, one per concept, in the gallery's style.
         queries: The rows of the queries: the same concepts in the same order, in the other style.
-        query_embeddings: `(N, D)` by modality.
-        collections: The gallery's collections by modality.
+        searches: The scores of each task, see `emoji_tasks`.
     """
 
     combinations: list[Cell]
     symmetric: Symmetric
     candidates: datasets.Dataset
     queries: datasets.Dataset
-    query_embeddings: dict[str, torch.Tensor]
-    collections: dict[str, Collection]
+    searches: list[TaskScores]
+
+    def search(self, query: str, candidates: str) -> TaskScores:
+        """The scores of one modality combination in its own gallery."""
+        return next(each for each in self.searches if each.task.name == f"local {query} → {candidates}")
 
 
-def evaluate_emoji(
-    encoder: ItemEncoder,
-    folder: str | Path,
-    *,
-    split: str = "test",
-    query_style: str = "openmoji",
-    gallery_style: str = "twemoji",
-    seed: int = 0,
-    show_progress: bool = True,
-) -> EmojiScores:
-    """Evaluate an encoder on the concepts of a split; the gallery holds all of them in one style.
+def emoji_tasks(queries: datasets.Dataset, gallery: datasets.Dataset) -> list[RetrievalTask]:
+    """Return one task for each setting (local, global), query modality and candidate modality.
 
     A query is a concept's name, its picture by the other artist, or both. A candidate is the picture by the gallery's
     artist, the concept's other name (its only name if it has one), or both. Where query and candidate both have
     text, only concepts with two names are queries: string equality would find the others.
 
     Args:
+        queries: The concepts in one style.
+        gallery: The same concepts in the same order in the other style.
+    """
+    asked = {name: Rows(f"queries-{name}", queries.select_columns(["id", *name.split("+")])) for name in PARTS}
+    corpus = {}
+    for name in PARTS:
+        ids = [f"{name}/{id_}" for id_ in gallery["id"][:]]
+        rows = gallery.remove_columns("id").add_column("id", ids).select_columns(["id", *name.split("+")])
+        corpus[name] = Rows(name, rows)
+    is_named_twice = [text is not None for text in gallery["alternative_text"]]
+    pairs = list(zip(queries["id"][:], gallery["id"][:], is_named_twice, strict=True))
+    tasks = []
+    for setting, query, target in itertools.product(("local", "global"), PARTS, PARTS):
+        keeps_all = "text" not in query or "text" not in target
+        qrels = {id_: [f"{target}/{answer}"] for id_, answer, has_two in pairs if keeps_all or has_two}
+        searched = (corpus[target],) if setting == "local" else tuple(corpus.values())
+        tasks.append(RetrievalTask(f"{setting} {query} → {target}", asked[query], searched, qrels))
+    return tasks
+
+
+def evaluate_emoji(
+    encoder: ItemEncoder,
+    out: str | Path,
+    options: EvaluateOptions | None = None,
+    *,
+    split: str = "test",
+    query_style: str = "openmoji",
+    gallery_style: str = "twemoji",
+) -> EmojiScores:
+    """Evaluate an encoder on the concepts of a split; the gallery holds all of them in one style. See `emoji_tasks`.
+
+    Args:
         encoder: The model.
-        folder: Folder of the gallery's collections.
+        out: Folder of the vectors.
+        options: Seed and so on.
         split: `"validation"` or `"test"`.
         query_style: Artist of the queries' pictures.
         gallery_style: Artist of the gallery's pictures.
-        seed: Seed of the bootstrap.
-        show_progress: Show progress bars.
 
     Raises:
         ValueError: Both styles are the same.
     """
     if query_style == gallery_style:
         raise ValueError(f"queries and gallery are both drawn by {query_style!r}; choose two styles")
+    options = replace(options or EvaluateOptions(), ks=_CUT_OFFS)
     queries, gallery = _load_both_styles(split, query_style, gallery_style)
-    concepts = queries["concept"][:]
-    named_twice = [text is not None for text in gallery["alternative_text"]]
-    other_names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
-    candidates = gallery.remove_columns("text").add_column("text", other_names)
-    collections = {
-        name: encode_collection(
-            candidates.select_columns(["id", *columns]),
-            encoder,
-            Path(folder) / name.replace(",", "+"),
-            show_progress=show_progress,
-        )
-        for name, columns in PARTS.items()
-    }
-    query_embeddings = {
-        name: torch.from_numpy(encoder.encode([_item(row, columns) for row in queries], show_progress=show_progress))
-        for name, columns in PARTS.items()
-    }
-    with_text = [name for name, columns in PARTS.items() if "text" in columns]
-    return EmojiScores(
-        evaluate_combinations(
-            {name: Embedded(vectors, concepts) for name, vectors in query_embeddings.items()},
-            {
-                name: Embedded(torch.from_numpy(collection.vectors(candidates["id"][:])), concepts)
-                for name, collection in collections.items()
-            },
-            keep={(query, candidate): named_twice for query in with_text for candidate in with_text},
-            seed=seed,
-        ),
-        evaluate_emoji_triplets(
-            encoder,
-            split=split,
-            query_style=gallery_style,
-            positive_style=query_style,
-            seed=seed,
-            show_progress=show_progress,
-        ),
-        candidates,
-        queries,
-        query_embeddings,
-        collections,
-    )
+    names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
+    gallery = gallery.remove_columns("text").add_column("text", names)
+    searches = evaluate_tasks(encoder, emoji_tasks(queries, gallery), out, options)
+    cells = []
+    for each in searches:
+        setting, query, _, target = each.task.name.split(" ")
+        sides = (query.replace("+", ","), target.replace("+", ","))
+        cells.append(Cell(setting, *sides, len(each.ids), each.task.size, each.metrics()))
+    styles = {"query_style": gallery_style, "positive_style": query_style}
+    show = options.show_progress
+    symmetric = evaluate_emoji_triplets(encoder, split=split, **styles, seed=options.seed, show_progress=show)
+    return EmojiScores(cells, symmetric, gallery, queries, searches)
 
 
 def evaluate_emoji_triplets(
@@ -148,16 +144,12 @@ def evaluate_emoji_triplets(
 def _load_both_styles(split: str, query_style: str, gallery_style: str) -> tuple[datasets.Dataset, datasets.Dataset]:
     """The concepts that both artists drew, in the same order in both styles."""
     drawn = load_emoji(split, styles=(gallery_style, query_style))
-    places: dict[str, dict[str, int]] = {query_style: {}, gallery_style: {}}
-    for place, (style, concept) in enumerate(zip(drawn["style"], drawn["concept"], strict=True)):
-        places[style][concept] = place
-    shared = [concept for concept in places[query_style] if concept in places[gallery_style]]
-    queries, gallery = (drawn.select([found[concept] for concept in shared]) for found in places.values())
+    rows: dict[str, dict[str, int]] = {query_style: {}, gallery_style: {}}
+    for row, (style, concept) in enumerate(zip(drawn["style"], drawn["concept"], strict=True)):
+        rows[style][concept] = row
+    shared = [concept for concept in rows[query_style] if concept in rows[gallery_style]]
+    queries, gallery = (drawn.select([of_style[concept] for concept in shared]) for of_style in rows.values())
     return queries, gallery
-
-
-def _item(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    return {column: row[column] for column in columns}
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -177,17 +169,16 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     split = {"val": "validation"}.get(args.split, args.split)
     styles = {"query_style": args.query_style, "gallery_style": args.gallery_style}
-    found = evaluate_emoji(
-        encoder, out / "collections", split=split, **styles, seed=args.seed, show_progress=not args.quiet
-    )
-    return Results(
+    scores = evaluate_emoji(encoder, out, read_options(args), split=split, **styles)
+    results = Results(
         title="The emoji sample",
         summary="All nine modality combinations, and symmetric triplets, on concepts that are in no training split.",
         seed=args.seed,
-        dataset={"name": "emoji sample", "split": split, "concepts": len(found.queries)} | styles,
-        combinations=found.combinations,
-        symmetric=[found.symmetric],
+        dataset={"name": "emoji sample", "split": split, "concepts": len(scores.queries)} | styles,
+        combinations=scores.combinations,
+        symmetric=[scores.symmetric],
     )
+    return complete(results, scores.searches[: len(PARTS) ** 2])
 
 
 EMOJI = BENCHMARKS.register(

@@ -4,12 +4,15 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
+
 from conjoin.data import load_pairs, load_triplets
 from conjoin.data.make.scenes.make import TEST_SETS
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, read_options
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
-from conjoin.evaluation.combinations import Embedded, evaluate_combinations
-from conjoin.evaluation.results import Headline, Results, Table, TableRow
+from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples
+from conjoin.evaluation.results import Example, Headline, Results, Table, TableRow
+from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, evaluate_task
 from conjoin.retrieval import ItemEncoder
 
 _TITLES = {"known": "known objects", "unseen": "unseen objects"}
@@ -25,52 +28,44 @@ _SUMMARY = (
 def evaluate_scenes(
     encoder: ItemEncoder,
     scenes: str | Path,
-    folder: str | Path,
+    out: str | Path,
+    options: EvaluateOptions | None = None,
     *,
     split: str = "test",
     distractors: bool = True,
     instruction: str | None = None,
-    seed: int = 0,
-    show_progress: bool = False,
 ) -> Results:
     """Evaluate an encoder on both test sets of `make_scenes`, and its text → image search in them.
 
     Args:
         encoder: The model.
         scenes: Output folder of `make_scenes`.
-        folder: Folder of the distractors' embeddings.
+        out: Folder of the embeddings.
+        options: Bootstrap, baselines.
         split: `"test"` or `"validation"`.
         distractors: Whether to search among the distractors too.
         instruction: For every item, for models that follow instructions.
-        seed: Of the bootstrap.
-        show_progress: Show progress bars.
 
     Raises:
         FileNotFoundError: `scenes` is not the output of `make_scenes`.
     """
     found: dict[str, Results] = {}
+    examples: list[Example] = []
     rows: list[TableRow] = []
     for name in TEST_SETS:
         triplets = load_triplets(Path(scenes) / f"{split}_{name}.jsonl")
         found[name] = evaluate_triplets(
             encoder,
             triplets,
-            folder,
+            out,
             load_pairs(Path(scenes) / "distractors.parquet") if distractors else None,
+            options,
             instruction=instruction,
-            seed=seed,
             name=_TITLES[name],
-            show_progress=show_progress,
         )
-        texts = encoder.encode([{"text": text} for text in triplets["positive_text"]], instruction=instruction)
-        images = encoder.encode([{"image": image} for image in triplets["query_image"]], instruction=instruction)
-        (cell,) = evaluate_combinations(
-            {"text": Embedded(texts, triplets["id"])},
-            {"image": Embedded(images, triplets["id"])},
-            ("local",),
-            seed=seed,
-        )
-        rows.append([_TITLES[name], cell.gallery, *(cell.metrics[f"hit_rate@{k}"] for k in (1, 5, 10))])
+        scores = evaluate_task(encoder, _text_to_image(f"{split}-{name}", triplets, instruction), out, options)
+        rows.append([_TITLES[name], scores.task.size, *(scores.metrics()[f"hit_rate@{k}"] for k in (1, 5, 10))])
+        examples += task_examples([scores])
     first = found[TEST_SETS[0]]
     return replace(
         first,
@@ -82,8 +77,22 @@ def evaluate_scenes(
             for entry in results.headline
         ],
         symmetric=[run for results in found.values() for run in results.symmetric],
-        tables=[Table("Text → image: the text that names exactly what a picture shows", _COLUMNS, rows)],
+        tables=[
+            Table("Text → image: the text that names exactly what a picture shows", _COLUMNS, rows),
+            *(table for results in found.values() for table in results.tables),
+        ],
+        examples=examples,
+        examples_note=EXAMPLES_NOTE,
     )
+
+
+def _text_to_image(name: str, triplets: datasets.Dataset, instruction: str | None) -> RetrievalTask:
+    """The texts of the positives, which search the pictures of the queries."""
+    texts, images = (
+        Rows(f"{name}-{part}s", triplets.select_columns(["id", column]).rename_column(column, part), instruction)
+        for part, column in (("text", "positive_text"), ("image", "query_image"))
+    )
+    return RetrievalTask("text → image", texts, (images,), {id_: [id_] for id_ in triplets["id"][:]})
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -102,11 +111,10 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
         encoder,
         args.data,
         out,
+        read_options(args),
         split=args.split,
         distractors=not args.no_distractors,
         instruction=args.instruction,
-        seed=args.seed,
-        show_progress=not args.quiet,
     )
 
 

@@ -4,19 +4,20 @@ import hashlib
 import itertools
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
-import numpy as np
 
 from conjoin.data import load_pairs, load_triplets
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
-from conjoin.evaluation.results import Headline, Results
+from conjoin.evaluation.baselines import MOST_ROWS, NOTE, TOWERS, VIEWS, tower_encoder
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, read_options
+from conjoin.evaluation.results import Headline, Results, Symmetric, Table, TableRow
 from conjoin.evaluation.symmetric import evaluate_symmetric
-from conjoin.retrieval import Collection, ItemEncoder, check_model, encode_collection
+from conjoin.evaluation.task import EvaluateOptions, Rows, TaskVectors, View
+from conjoin.retrieval import Collection, ItemEncoder, check_model
 
 _ROLES = ("query", "positive", "negative")
 _HEADLINE = {"average": "Avg", "mean_recall": "mR", "precision": "Precision"}
@@ -25,35 +26,29 @@ _HEADLINE = {"average": "Avg", "mean_recall": "mR", "precision": "Precision"}
 def evaluate_triplets(
     encoder: ItemEncoder,
     triplets: datasets.Dataset,
-    folder: str | Path,
+    out: str | Path,
     distractors: Iterable[Mapping[str, Any]] | Collection | None = None,
+    options: EvaluateOptions | None = None,
     *,
     instruction: str | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    resamples: int = 10000,
-    seed: int = 0,
     name: str = "symmetric triplets",
-    show_progress: bool = False,
 ) -> Results:
     """Evaluate an encoder by the symmetric protocol, see `evaluate_symmetric`.
 
-    The distractors are encoded into `folder`, resumable. Their scores are counted block by block,
-    so neither their vectors nor all scores need to fit in memory. An item that occurs in several triplets, with the
-    same image (its bytes, or its path) and text, enters the pool once.
+    The distractors are encoded into `out/collections`, resumable. Their scores are counted block by block, so neither
+    their vectors nor all scores need to fit in memory. An item that occurs in several triplets, with the same image
+    (its bytes, or its path) and text, enters the pool once.
 
     Args:
         encoder: The model.
         triplets: Columns `TRIPLET_FEATURES`, as `load_triplets` and `symmetric_triplets` return them.
-        folder: Folder of the distractors' embeddings.
+        out: Folder of the embeddings.
         distractors: Rows for `encode_collection`, such as `load_pairs` returns, streamed or not; or a collection of
             the same model; `None`: the pool is the triplets' own items.
+        options: Type of the vectors, bootstrap, baselines.
         instruction: For every item, distractors included (the paper's is "Represent the given image with related text
             information:"). A collection of distractors must have been encoded with the same one.
-        dtype: As for `encode_collection`.
-        resamples: Bootstrap samples per interval.
-        seed: Of the bootstrap.
         name: Of the benchmark in the results.
-        show_progress: Show progress bars.
 
     Raises:
         ValueError: No triplets, two equal items in a triplet, an item that cannot be read (it is named), or a
@@ -61,60 +56,92 @@ def evaluate_triplets(
     """
     if not len(triplets):
         raise ValueError("there are no triplets to evaluate")
-    rows = triplets.to_list()
-    keys = [_keys(row) for row in rows]
-    encode = partial(_encode, encoder, instruction, show_progress)
-    anchor, positive, negative = (encode(rows, role) for role in _ROLES)
-    varied = [bool(_item(row, "variant")) for row in rows]
-    variant = anchor.copy()
-    if any(varied):
-        variant[varied] = encode(list(itertools.compress(rows, varied)), "variant")
+    options = options or EvaluateOptions()
+    run = _Triplets(triplets.to_list(), distractors, instruction, name, options)
+    vectors = TaskVectors(encoder, Path(out) / "collections", options)
     if isinstance(distractors, Collection):
         check_model(distractors, encoder)
-    elif distractors is not None:
-        asked = "" if instruction is None else "-" + hashlib.sha256(instruction.encode()).hexdigest()[:8]
-        distractors = encode_collection(
-            distractors,
-            encoder,
-            Path(folder) / f"distractors{asked}",
-            sync=True,
-            instruction=instruction,
-            dtype=dtype,
-            show_progress=show_progress,
-        )
-    blocks = () if distractors is None else (embeddings for _, embeddings in distractors.batches())
-    symmetric = evaluate_symmetric(
-        anchor,
-        positive,
-        negative,
-        variant,
-        blocks,
-        keys,
-        [row["kind"] for row in rows],
-        resamples=resamples,
-        seed=seed,
-        name=name,
-    )
-    count = 0 if distractors is None else len(distractors)
+    symmetric, count = run.evaluate(vectors)
+    variants = sum(run.is_varied)
     return Results(
         title=name,
-        summary=f"{len(rows)} symmetric triplets, {sum(varied)} of them with a variant of the query. The pool is the "
+        summary=f"{len(triplets)} symmetric triplets, {variants} of them with a variant of the query. The pool is the "
         f"items of all triplets and {count} distractors. Ties count as failures.",
-        seed=seed,
+        seed=options.seed,
         model={"name": encoder.name, "fingerprint": encoder.fingerprint},
-        dataset={"triplets": len(rows), "variants": sum(varied), "distractors": count},
-        config={"resamples": resamples, "instruction": instruction},
+        dataset={"triplets": len(triplets), "variants": variants, "distractors": count},
+        config={"resamples": options.resamples, "instruction": instruction},
         headline=[Headline(label, symmetric.metrics[key]) for key, label in _HEADLINE.items()],
         symmetric=[symmetric],
+        tables=run.baselines(symmetric, vectors) if run.wants_baselines() else [],
     )
 
 
-def _encode(
-    encoder: ItemEncoder, instruction: str | None, show_progress: bool, rows: list[dict[str, Any]], role: str
-) -> np.ndarray:
-    """Vectors `(N, D)` of one role of the triplets."""
-    ids = [f"{row['id']}, {role}" for row in rows]
-    return encoder.encode([_item(row, role) for row in rows], ids, show_progress, instruction=instruction)
+@dataclass
+class _Triplets:
+    """Triplets and distractors to evaluate an encoder on."""
+
+    rows: list[dict[str, Any]]
+    distractors: Iterable[Mapping[str, Any]] | Collection | None
+    instruction: str | None
+    name: str
+    options: EvaluateOptions
+
+    def __post_init__(self) -> None:
+        self.keys = [_keys(row) for row in self.rows]
+        self.is_varied = [bool(_item(row, "variant")) for row in self.rows]
+
+    def evaluate(self, vectors: TaskVectors, view: View | None = None) -> tuple[Symmetric, int]:
+        """The scores under a view, and how many distractors there are."""
+        anchor, positive, negative = (vectors.of(rows).vectors(list(rows.parts)) for rows in self._roles(view))
+        variant = anchor.copy()
+        if any(self.is_varied):
+            (rows,) = self._roles(view, ["variant"])
+            variant[self.is_varied] = vectors.of(rows).vectors(list(rows.parts))
+        others = self.distractors
+        if others is not None and not isinstance(others, Collection):
+            others = vectors.of(Rows("distractors", others, self.instruction, view=view))  # type: ignore[assignment]
+        blocks = [] if others is None else ((block for _, block in others.batches()))  # type: ignore[union-attr]
+        how: dict[str, Any] = {"resamples": self.options.resamples, "seed": self.options.seed, "name": self.name}
+        kinds = [row["kind"] for row in self.rows]
+        found = evaluate_symmetric(anchor, positive, negative, variant, blocks, self.keys, kinds, **how)
+        return found, 0 if others is None else len(others)  # type: ignore[arg-type]
+
+    def wants_baselines(self) -> bool:
+        """Whether baselines are asked for, or the data are small and nothing is said."""
+        if isinstance(self.distractors, Collection) or self.options.baselines is not None:
+            return bool(self.options.baselines) and not isinstance(self.distractors, Collection)
+        count = (
+            0
+            if self.distractors is None
+            else len(self.distractors)
+            if isinstance(self.distractors, Sized)
+            else MOST_ROWS
+        )
+        return 3 * len(self.rows) + count <= MOST_ROWS
+
+    def baselines(self, symmetric: Symmetric, vectors: TaskVectors) -> list[Table]:
+        """The table of the baselines."""
+        runs = {"this model": symmetric}
+        for view, label in VIEWS.items():
+            if view == "sum" or all(view in parts for rows in self._roles(None) for parts in rows.parts.values()):
+                runs[label] = self.evaluate(vectors, view)[0]
+        towers = tower_encoder(vectors.encoder)
+        if towers is not None:
+            folder = vectors.folder.parent / "towers" / "collections"
+            runs[TOWERS] = self.evaluate(TaskVectors(towers, folder, self.options))[0]
+        rows: list[TableRow] = [
+            [self.name, label, run.triplets, *(run.metrics[key] for key in _HEADLINE)] for label, run in runs.items()
+        ]
+        return [Table("Baselines", ["", "", "n", *_HEADLINE.values()], rows, NOTE)]
+
+    def _roles(self, view: View | None, roles: Iterable[str] = _ROLES) -> Iterable[Rows]:
+        """The rows of some roles; their vectors are not stored."""
+        for role in roles:
+            rows = [{"id": f"{row['id']}, {role}", **_item(row, role)} for row in self.rows]
+            if role == "variant":
+                rows = list(itertools.compress(rows, self.is_varied))
+            yield Rows(f"{self.name}, {role}", rows, [self.instruction] * len(rows), view=view)
 
 
 def _item(row: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -158,10 +185,9 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
         load_triplets(args.data),
         out,
         None if args.distractors is None else load_pairs(args.distractors, streaming=args.streaming),
+        read_options(args),
         instruction=args.instruction,
-        seed=args.seed,
         name=Path(args.data).stem,
-        show_progress=not args.quiet,
     )
 
 

@@ -6,6 +6,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conjoin.evaluation.results import Example, Hit, Shown
+from conjoin.evaluation.task import TaskScores
+
+EXAMPLES_NOTE = "Queries evenly spaced in the data, then queries whose first result is wrong."
+_EXAMPLES = 12
+
+
+def task_examples(scores: Sequence[TaskScores], spread: int | None = None) -> list[Example]:
+    """Some searches of each task, then as many whose first result is wrong.
+
+    Args:
+        scores: Of the tasks.
+        spread: Queries of each task, evenly spaced; None for three, or one where there are many tasks.
+    """
+    spread = min(3, max(1, _EXAMPLES // max(len(scores), 1))) if spread is None else spread
+    examples: list[Example] = []
+    for each in scores:
+        chosen = each.spread(spread)
+        examples += each.examples([*chosen, *(id_ for id_ in each.spread(spread, missed=True) if id_ not in chosen)])
+    return examples
 
 
 def search_examples(

@@ -36,6 +36,7 @@ def render_report(results: Results | str | os.PathLike[str], out_html: str | os.
         Path(out_html),
         results.curves,
         results=results,
+        heading=_heading(results),
         combinations=combination_tables(results.combinations),
         symmetric=symmetric_table(results.symmetric) if results.symmetric else None,
         facts=[(title, list(_flatten(facts))) for title, facts in _facts(results) if facts],
@@ -61,6 +62,14 @@ def write_page(package: str, template: str, target: Path, curves: Sequence[Curve
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target
+
+
+def _heading(results: Results) -> str:
+    """The title with the names of the benchmark and the model; of a folder, its last two parts."""
+    name = str(results.model.get("name", ""))
+    model = "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() else name
+    benchmark = "" if results.benchmark.lower() in results.title.lower() else results.benchmark
+    return " · ".join(part for part in (benchmark, results.title, model) if part)
 
 
 def _facts(results: Results) -> list[tuple[str, dict[str, Any]]]:

@@ -1,5 +1,0 @@
-"""The M-BEIR benchmark."""
-
-from conjoin.lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__, __file__)

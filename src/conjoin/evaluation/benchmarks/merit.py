@@ -1,0 +1,252 @@
+"""MERIT: queries that interleave several images with text, against all products of a split.
+
+"R@k" in the published tables is a hit rate: any right product among the first k.
+"""
+
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
+from conjoin.data.merit.layout import ood_subsets, ood_values, subset_names
+from conjoin.data.merit.rows import read_captions
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, group_row, run_tasks
+from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples
+from conjoin.evaluation.report.table import HIT_RATE_NOTE
+from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
+from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_task
+from conjoin.retrieval import ItemEncoder
+
+PARTS = ("image", "title")
+"""What an ablation leaves out of queries and products (Fig. 6)."""
+RUN_DEPTH = 100
+"""Products of each query in the run file."""
+
+_COLUMNS = ["n", "R@1", "R@5", "R@10", "MRR@10"]
+_LANGUAGE_NOTE = "The language of all products that a query shows and of all that answer it."
+_OOD_NOTE = (
+    "language: all products of the query, its answers and its hard negatives have the language. attribute: a "
+    "condition of the query. class: any of these products is of the class. A query is in one subset of each at most."
+)
+
+
+def merit_task(
+    data: str | Path,
+    *,
+    split: str = "test",
+    subsets: Sequence[str] | None = None,
+    exclude_query_products: bool = False,
+    without: Sequence[str] = (),
+    captions: str | Path | None = None,
+) -> RetrievalTask:
+    """Read MERIT; all files are checked before anything is encoded.
+
+    Args:
+        data: The root of MERIT, or of the miniature that `make_mini_merit` writes.
+        split: `"test"`, or in a miniature also `"validation"`.
+        subsets: Score only the queries of these subsets, such as `"language:th"`; all queries when None.
+        exclude_query_products: Leave the products that a query shows out of its ranking. As published, they stay.
+        without: Of `PARTS`: replace all images by captions, remove all titles.
+        captions: A file for `read_captions`; `data/captions.jsonl` when None.
+
+    Returns:
+        The task; its groups are `"language"` (`"several"` if those of a query's products differ, Table 6), `"subset"`
+        and `"size"`, the number of products in the query.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A malformed query or product (it is named), an unknown subset or part, or no query in the subsets.
+    """
+    unknown = [part for part in without if part not in PARTS]
+    if unknown:
+        raise ValueError(f"without={unknown[0]!r}; expected some of {', '.join(PARTS)}")
+    data = Path(data)
+    products = MeritProducts(data, split)
+    texts = _captions(data, captions) if "image" in without else None
+    items = MeritItems(products, texts, titles="title" not in without)
+    queries = merit_queries(data, products)
+    by_subset = _subsets(data, products, queries, subsets)
+    named = {id_ for ids in by_subset.values() for id_ in ids}
+    kept = [query for query in queries if subsets is None or query.id in named]
+    if not kept:
+        raise ValueError(f"none of the {len(queries)} queries is in {', '.join(subsets or ())}")
+    folder = "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
+    by_id = {query.id: query for query in queries}
+    return RetrievalTask(
+        split,
+        Rows(f"{folder}/queries", MeritQueryRows(items, queries), lookup=lambda id_: items.query(by_id[id_])),
+        (Rows(f"{folder}/products", items, lookup=items.product),),
+        {query.id: query.positives for query in kept},
+        excluded={query.id: query.products for query in kept} if exclude_query_products else {},
+        groups={
+            "language": _group(kept, {query.id: _language(query, products) for query in kept}),
+            "size": _group(kept, {query.id: str(len(query.products)) for query in kept}),
+            "subset": by_subset,
+        },
+        run_depth=RUN_DEPTH,
+    )
+
+
+def evaluate_merit(
+    encoder: ItemEncoder,
+    data: str | Path,
+    out: str | Path,
+    options: EvaluateOptions | None = None,
+    **which: Any,  # noqa: ANN401 - of `merit_task`
+) -> TaskScores:
+    """Evaluate an encoder on MERIT; an interrupted evaluation resumes with the vectors that are on disk.
+
+    Args:
+        encoder: The model; its input type says how it takes a query of several images.
+        data: As for `merit_task`.
+        out: Folder to write to: vectors (those of all queries whichever are scored), run files and judgements.
+        options: Type of the vectors, reranker and so on.
+        which: Further arguments of `merit_task`.
+    """
+    return evaluate_task(encoder, merit_task(data, **which), out, options)
+
+
+def _captions(data: Path, path: str | Path | None) -> dict[str, str]:
+    default = data / "captions.jsonl"
+    if path is None and not default.is_file():
+        raise FileNotFoundError(
+            f"no such file: {str(default)!r}; without images, --captions must name a file of captions"
+        )
+    return read_captions(default if path is None else path)
+
+
+def _subsets(
+    data: Path, products: MeritProducts, queries: Sequence[MeritQuery], subsets: Sequence[str] | None
+) -> dict[str, list[str]]:
+    """Ids of the queries of each subset of the out-of-distribution tests, or of those named."""
+    values = ood_values(data)
+    names = subset_names(values)
+    unknown = [name for name in subsets or () if name not in names]
+    if unknown:
+        raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
+    of_query = {query.id: ood_subsets(query, products, values) for query in queries}
+    return {
+        name: [id_ for id_, found in of_query.items() if name in found]
+        for name in (names if subsets is None else dict.fromkeys(subsets))
+    }
+
+
+def _language(query: MeritQuery, products: MeritProducts) -> str:
+    languages = {products[pid].language for pid in (*query.products, *query.positives)}
+    return languages.pop() if len(languages) == 1 else "several"
+
+
+def _group(queries: Iterable[MeritQuery], names: dict[str, str]) -> dict[str, list[str]]:
+    """Ids of queries by name, `"several"` last."""
+    found: dict[str, list[str]] = {}
+    for query in queries:
+        found.setdefault(names[query.id], []).append(query.id)
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == "several", name))}
+
+
+def merit_results(scores: TaskScores, seed: int = 0) -> Results:
+    """The scores as `Results`: all queries, by language, by subset, and by number of products in the query."""
+    task = scores.task
+    groups = {
+        kind: [group_row(scores, name, ids) for name, ids in names.items()] for kind, names in task.groups.items()
+    }
+    tables = [
+        Table("By language", ["language", *_COLUMNS], groups["language"], _LANGUAGE_NOTE),
+        Table("By number of products in the query", ["products", *_COLUMNS], groups["size"], report_only=True),
+    ]
+    if any(task.groups["subset"].values()):  # a catalogue of the user's own has none
+        tables.insert(1, Table("Out-of-distribution subsets", ["subset", *_COLUMNS], _subset_rows(scores), _OOD_NOTE))
+    return Results(
+        title="MERIT",
+        summary="Queries that interleave the images and titles of several products with text. Each searches all "
+        f"{task.size:,} products of the split. {HIT_RATE_NOTE} MRR@10 counts ranks up to 10.",
+        seed=seed,
+        headline=[
+            Headline(name, metric, f"{len(scores.ids):,} queries")
+            for name, metric in zip(_COLUMNS[1:], scores.metrics().values(), strict=True)
+        ],
+        tables=tables,
+        examples=task_examples([scores], 8),
+        examples_note=f"{EXAMPLES_NOTE} [1], [2] mark the places of the images.",
+    )
+
+
+def _subset_rows(scores: TaskScores) -> list[TableRow]:
+    """The subsets, each kind followed by the mean of its subsets as in Table 7; empty subsets have no score."""
+    subsets = scores.task.groups["subset"]
+    rows: list[TableRow] = []
+    for kind in dict.fromkeys(name.partition(":")[0] for name in subsets):
+        members = {name: ids for name, ids in subsets.items() if name.partition(":")[0] == kind}
+        rows += [group_row(scores, name, ids) for name, ids in members.items()]
+        found = [scores.metrics(ids) for ids in members.values() if ids]
+        if len(found) > 1:
+            means = [Metric(math.fsum(each[name].value for each in found) / len(found)) for name in found[0]]
+            rows.append([f"average, {kind}", sum(map(len, members.values())), *means])
+    return rows
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    options = parser.add_argument_group("options of merit")
+    options.add_argument(
+        "--split",
+        choices=("test", "validation"),
+        default="test",
+        help="validation is part of a miniature (default: %(default)s)",
+    )
+    options.add_argument(
+        "--subset",
+        nargs="+",
+        metavar="NAME",
+        help="only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all)",
+    )
+    options.add_argument(
+        "--exclude-query-products",
+        action="store_true",
+        help="leave the products that a query shows out of its ranking (as published, they stay)",
+    )
+    options.add_argument(
+        "--without",
+        nargs="+",
+        choices=PARTS,
+        default=[],
+        help="ablations, in queries and products: image: captions in place of images; title: no titles",
+    )
+    options.add_argument(
+        "--captions", metavar="FILE", help="JSON lines of idx and caption (default: captions.jsonl of the data)"
+    )
+    options.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="type of stored vectors (default: %(default)s)",
+    )
+
+
+def _tasks(args: Namespace) -> list[RetrievalTask]:
+    which = {name: vars(args)[name] for name in ("split", "exclude_query_products", "without", "captions")}
+    return [merit_task(args.data, subsets=args.subset, **which)]
+
+
+def _report(scores: list[TaskScores], args: Namespace) -> Results:
+    results = merit_results(scores[0], args.seed)
+    size = scores[0].task.size
+    results.dataset = {"name": "MERIT", "folder": str(args.data), "split": args.split, "products": size}
+    results.config = {
+        "subsets": args.subset or "all",
+        "without": args.without or "nothing",
+        "query products": "left out" if args.exclude_query_products else "in the pool",
+    }
+    return results
+
+
+MERIT = BENCHMARKS.register(
+    Benchmark(
+        "merit",
+        "MERIT: queries of several images and texts; also writes run files; --data is its root folder",
+        _add_arguments,
+        run_tasks(_tasks, _report),
+        reranks=True,
+    )
+)
