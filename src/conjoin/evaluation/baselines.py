@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conjoin.evaluation.results import Metric, Table, TableRow
-from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, TaskScores, View, evaluate_tasks
+from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
 from conjoin.retrieval import ItemEncoder
 from conjoin.retrieval.encoder import EncoderOutput
 
@@ -17,6 +17,8 @@ VIEWS: dict[View, str] = {"text": "text alone", "image": "picture alone", "sum":
 TOWERS = "towers alone"
 MOST_ROWS = 10_000
 """Queries and candidates up to which baselines are scored unless they are asked for."""
+MOST_PRINTED = 12
+"""Rows of the table up to which it is printed, too."""
 NOTE = (
     "The same queries, candidates and judgements. Text alone, picture alone: only this part of each item is seen. Sum "
     "of views: the vectors of picture and text are added. Towers alone: without what was trained on top of them, the "
@@ -47,7 +49,7 @@ def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
             found[each.task.name].append((TOWERS, each))
     rows = [row for runs in found.values() if len(runs) > 1 for row in _rows(runs, options)]
     names = [f"R@{k}" for k in options.ks] + ([] if options.mrr is None else [f"MRR@{options.mrr}"])
-    return Table("Baselines", ["task", "", "n", *names], rows, NOTE) if rows else None
+    return Table("Baselines", ["task", "", "n", *names], rows, NOTE, len(rows) > MOST_PRINTED) if rows else None
 
 
 def wants_baselines(tasks: Sequence[RetrievalTask], options: EvaluateOptions) -> bool:
@@ -67,6 +69,7 @@ def tower_encoder(encoder: ItemEncoder) -> ItemEncoder | None:
     towers: Any = _Towers(encoder.model)
     name, device = f"{encoder.name}, towers", encoder.device
     options: dict[str, Any] = {"dtype": encoder.dtype, "num_workers": encoder.num_workers, "name": name}
+    options["input_type"] = encoder.input_type
     return ItemEncoder(towers, encoder.processor, encoder.batch_size, device, **options)
 
 
@@ -93,7 +96,7 @@ class _Towers(nn.Module):
         return EncoderOutput(F.normalize(torch.cat([F.normalize(part, dim=1) for part in parts], dim=1), dim=1))
 
 
-def _parts(task: RetrievalTask) -> list[tuple[set[str], list[set[str]]]]:
+def _parts(task: RetrievalTask) -> list[tuple[set[Part], list[set[Part]]]]:
     """The parts of each scored query, and of each of its right candidates."""
     candidates = {id_: parts for rows in task.corpus for id_, parts in rows.parts.items()}
     queries = task.queries.parts

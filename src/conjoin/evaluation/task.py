@@ -32,7 +32,8 @@ from conjoin.retrieval import (
 )
 from conjoin.storage.fingerprints import text_digest
 
-PARTS: tuple[Literal["image", "text"], ...] = ("image", "text")
+Part = Literal["image", "text"]
+PARTS: tuple[Part, ...] = ("image", "text")
 View = Literal["text", "image", "sum"]
 """What is seen of each item: one of its parts; or both by themselves, whose vectors are added."""
 _SHOWN_RESULTS = 5
@@ -81,7 +82,7 @@ class Rows:
         return _item(self.row(id_), id_)
 
     @cached_property
-    def parts(self) -> dict[str, set[str]]:
+    def parts(self) -> dict[str, set[Part]]:
         """The parts that each row has, by id."""
         return {str(row["id"]): {part for part in PARTS if row.get(part) is not None} for row in self._undecoded()}
 
@@ -242,7 +243,7 @@ class TaskVectors:
     def _sum(self, rows: Rows) -> _Vectors:
         """Add the vectors of the parts of each row, L2-normalised."""
         total: dict[str, np.ndarray] = {}
-        for part in PARTS:
+        for part in sorted(set[Part]().union(*rows.parts.values())):
             for ids, vectors in self.of(replace(rows, view=part)).batches():
                 for id_, vector in zip(ids.to_pylist(), vectors.astype(np.float32), strict=True):
                     total[id_] = total.get(id_, 0) + vector

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 
@@ -58,41 +58,68 @@ def pairs_tasks(
     rows = pairs.select_columns(list(_PARTS))
     if gallery is not None:
         ids = [f"gallery/{id_}" for id_ in gallery["id"][:]]
-        more = gallery.select_columns(["image", "text"]).add_column("id", ids)
-        rows = datasets.concatenate_datasets([rows, more.select_columns(list(_PARTS)).cast(rows.features)])
-    keys: dict[str, list[Hashable]] = {
-        "image": [row_digest({"image": image}) for image in _values(rows, "image")],
-        "text": rows["text"][:],
-    }
-    first = {part: _first(keys[part]) for part in keys}
-    items = {part: Rows(part, rows.select(list(first[part].values())).select_columns(["id", part])) for part in keys}
-    whole = list(_first(list(zip(keys["image"], keys["text"], strict=True))).values())
-    items[ITEM] = Rows("item", rows.select(whole))
-    names = rows["id"][:]
-    told = instructions or {}
-    tasks = []
+        named = gallery.select_columns(["image", "text"]).add_column("id", ids)
+        rows = datasets.concatenate_datasets([rows, named.select_columns(list(_PARTS)).cast(rows.features)])
+    images: list[Hashable] = [row_digest({"image": image}) for image in _values(rows, "image")]
+    known = _Pairs(rows["id"][:], {"image": images, "text": rows["text"][:]}, len(pairs))
+    items = {part: Rows(part, rows.select(known.distinct(part)).select_columns(["id", part])) for part in known.keys}
+    whole = Rows("item", rows.select(known.distinct("image", "text")))
+    tasks, further = [], []
     for asked, target in DIRECTIONS:
-        partners: dict[str, set[Hashable]] = {}
-        for row, key in enumerate(keys[asked]):
-            if first[asked][key] < len(pairs):
-                partners.setdefault(names[first[asked][key]], set()).add(keys[target][row])
-        queries = replace(items[asked], instruction=told.get(asked))
-        qrels = {id_: sorted(names[first[target][key]] for key in right) for id_, right in partners.items()}
-        tasks.append(RetrievalTask(f"{asked} → {target}", queries, (items[target],), qrels))
-        alike = {names[place]: _normal(keys[asked][place]) for place in first[asked].values()}
-        holding: dict[Hashable, set[str]] = {}
-        having: dict[Hashable, set[str]] = {}
-        for place in whole:
-            holding.setdefault(_normal(keys[asked][place]), set()).add(names[place])
-            having.setdefault(keys[target][place], set()).add(names[place])
-        excluded = {id_: holding[alike[id_]] for id_ in partners}
-        answers = {
-            id_: {name for key in right for name in having[key]} - excluded[id_] for id_, right in partners.items()
+        queries = replace(items[asked], instruction=(instructions or {}).get(asked))
+        tasks.append(RetrievalTask(f"{asked} → {target}", queries, (items[target],), known.right(asked, target)))
+        qrels, excluded = known.right_pairs(asked, target)
+        further.append(RetrievalTask(f"{asked} → {ITEM}", queries, (whole,), qrels, excluded=excluded))
+    return tasks + [task for task in further if task.qrels]
+
+
+class _Pairs(NamedTuple):
+    """The images and texts of pairs, of which the first ones are queries."""
+
+    ids: list[str]
+    keys: dict[str, list[Hashable]]
+    """By part what is equal for equal images or texts."""
+    queries: int
+
+    def distinct(self, *parts: str) -> list[int]:
+        """The first row of each image, text or pair."""
+        first: dict[Hashable, int] = {}
+        for row, key in enumerate(zip(*(self.keys[part] for part in parts), strict=True)):
+            first.setdefault(key, row)
+        return list(first.values())
+
+    def names(self, part: str) -> dict[Hashable, str]:
+        """The id of each image or text: that of its first pair."""
+        return {self.keys[part][row]: self.ids[row] for row in self.distinct(part)}
+
+    def partners(self, asked: str, target: str) -> dict[Hashable, set[Hashable]]:
+        """The partners of each query."""
+        found: dict[Hashable, set[Hashable]] = {key: set() for key in self.keys[asked][: self.queries]}
+        for key, partner in zip(self.keys[asked], self.keys[target], strict=True):
+            if key in found:
+                found[key].add(partner)
+        return found
+
+    def right(self, asked: str, target: str) -> dict[str, list[str]]:
+        """By query the ids of its partners."""
+        query, answer = self.names(asked), self.names(target)
+        return {
+            query[key]: sorted(answer[each] for each in right) for key, right in self.partners(asked, target).items()
         }
-        qrels = {id_: sorted(right) for id_, right in answers.items() if right}
-        excluded = {id_: excluded[id_] for id_ in qrels}
-        tasks.append(RetrievalTask(f"{asked} → {ITEM}", queries, (items[ITEM],), qrels, excluded=excluded))
-    return [task for task in tasks[::2] + tasks[1::2] if task.qrels]
+
+    def right_pairs(self, asked: str, target: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
+        """By query the ids of other pairs that hold a partner of it, and of the pairs that hold the query itself."""
+        same: dict[Hashable, set[str]] = {}
+        paired: dict[Hashable, set[str]] = {}
+        for row in self.distinct("image", "text"):
+            same.setdefault(_normal(self.keys[asked][row]), set()).add(self.ids[row])
+            paired.setdefault(self.keys[target][row], set()).add(self.ids[row])
+        qrels, excluded, names = {}, {}, self.names(asked)
+        for key, partners in self.partners(asked, target).items():
+            right = set[str]().union(*(paired[each] for each in partners)) - same[_normal(key)]
+            if right:
+                qrels[names[key]], excluded[names[key]] = sorted(right), same[_normal(key)]
+        return qrels, excluded
 
 
 def evaluate_pairs(
@@ -246,14 +273,6 @@ def _training_tables(
             Table("Pairs that are also in training", ["pair", "training row", "why"], named, report_only=True)
         )
     return tables
-
-
-def _first(keys: Iterable[Hashable]) -> dict[Hashable, int]:
-    """The first row of each key."""
-    found: dict[Hashable, int] = {}
-    for row, key in enumerate(keys):
-        found.setdefault(key, row)
-    return found
 
 
 def _values(rows: datasets.Dataset, column: str) -> Iterator[Any]:

@@ -109,16 +109,12 @@ class _Triplets:
 
     def wants_baselines(self) -> bool:
         """Whether baselines are asked for, or the data are small and nothing is said."""
-        if isinstance(self.distractors, Collection) or self.options.baselines is not None:
-            return bool(self.options.baselines) and not isinstance(self.distractors, Collection)
-        count = (
-            0
-            if self.distractors is None
-            else len(self.distractors)
-            if isinstance(self.distractors, Sized)
-            else MOST_ROWS
-        )
-        return 3 * len(self.rows) + count <= MOST_ROWS
+        if isinstance(self.distractors, Collection):  # its items cannot be seen in part
+            return False
+        if self.options.baselines is not None:
+            return self.options.baselines
+        count = len(self.distractors) if isinstance(self.distractors, Sized) else MOST_ROWS * bool(self.distractors)
+        return len(_ROLES) * len(self.rows) + count <= MOST_ROWS
 
     def baselines(self, symmetric: Symmetric, vectors: TaskVectors) -> list[Table]:
         """The table of the baselines."""

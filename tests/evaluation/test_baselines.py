@@ -1,0 +1,78 @@
+"""Baselines: parts of the items, and the towers of a joint encoder, on the same task."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, evaluate_tasks
+from conjoin.evaluation.baselines import baseline_table, tower_encoder
+from conjoin.retrieval import ItemEncoder
+from tiny_encoder import tiny_encoder
+
+
+def items(name, count, shift=0):
+    return Rows(
+        name,
+        [
+            {
+                "id": f"{name}{n}",
+                "image": Image.new("RGB", (5, 5), (n * 40, shift, 9)),
+                "text": f"thing {n * 7 + shift}",
+            }
+            for n in range(count)
+        ],
+    )
+
+
+def scores_of(encoder, tmp_path, options):
+    queries, corpus = items("q", 4, 3), items("c", 6)
+    both = RetrievalTask("both", queries, (corpus,), {f"q{n}": [f"c{n}"] for n in range(4)})
+    words = Rows("words", [{"id": f"w{n}", "text": f"a thing {n}"} for n in range(4)])
+    pictures = Rows("pictures", [{"id": f"p{n}", "image": Image.new("RGB", (5, 5), (n, 9, 9))} for n in range(4)])
+    across = RetrievalTask("across", words, (pictures,), {f"w{n}": [f"p{n}"] for n in range(4)})
+    return evaluate_tasks(encoder, [both, across], tmp_path, options)
+
+
+def test_a_table_of_views_of_the_tasks_that_have_them(tmp_path):
+    encoder = tiny_encoder()
+    scores = scores_of(encoder, tmp_path, EvaluateOptions(baselines=True))
+    table = baseline_table(scores)
+    assert [row[:3] for row in table.rows] == [
+        ["both", label, 4] for label in ("this model", "text alone", "picture alone", "sum of views", "random order")
+    ]
+    queries, corpus = items("q", 4, 3).rows, items("c", 6).rows
+    vectors = {
+        part: [encoder.encode([row[part] for row in rows]) for rows in (queries, corpus)] for part in ("text", "image")
+    }
+    summed = [sum(parts) for parts in zip(*vectors.values(), strict=True)]
+    vectors["sum"] = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in summed]
+    for row, view in zip(table.rows[1:4], ("text", "image", "sum"), strict=True):
+        found = vectors[view][0] @ vectors[view][1].T
+        ranks = (found >= np.diagonal(found)[:, None] - 1e-6).sum(1)
+        assert row[3].value == (ranks == 1).mean() and row[6].value == pytest.approx((1 / ranks).mean())
+
+
+@pytest.mark.parametrize(("baselines", "most", "scored"), [(None, 18, True), (None, 17, False), (False, 99, False)])
+def test_small_tasks_have_baselines(tmp_path, monkeypatch, baselines, most, scored):
+    monkeypatch.setattr("conjoin.evaluation.baselines.MOST_ROWS", most)
+    table = baseline_table(scores_of(tiny_encoder(), tmp_path, EvaluateOptions(baselines=baselines)))
+    assert (table is not None) == scored
+
+
+def test_towers_alone(own_export, tmp_path):
+    _, model, processor = own_export
+    encoder = ItemEncoder(model, processor, 4)
+    towers, red = tower_encoder(encoder), Image.new("RGB", (9, 9), "red")
+    picture, word, both = towers.encode([red, "red", {"image": red, "text": "red"}])
+    assert picture @ word == pytest.approx(0, abs=1e-6)  # towers share no space
+    assert both @ picture == pytest.approx(np.sqrt(0.5), abs=1e-5) == both @ word
+    inputs = encoder.processor(["red"])
+    states = model.text_model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).last_hidden_state
+    expected = torch.nn.functional.normalize(states.mean(1), dim=1)[0]
+    width = model.config.vision_config.hidden_size
+    torch.testing.assert_close(torch.from_numpy(word[width:]), expected.detach(), atol=1e-5, rtol=0)
+    assert towers.fingerprint != encoder.fingerprint
+    table = baseline_table(scores_of(encoder, tmp_path, EvaluateOptions(baselines=True)))
+    assert ["both", "towers alone"] in [row[:2] for row in table.rows]
+    assert "across" not in {row[0] for row in table.rows}

@@ -1,0 +1,134 @@
+"""The loop of all benchmarks: what is right, ties, exclusion, several corpora, views and examples."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.evaluation import (
+    EvaluateOptions,
+    RetrievalTask,
+    Rows,
+    evaluate_task,
+    evaluate_tasks,
+    run_tasks,
+    task_results,
+)
+from conjoin.evaluation.report.examples import task_examples
+from conjoin.processing.item_inputs import parse_items
+from conjoin.retrieval import ItemEncoder
+
+
+class Letters(torch.nn.Module):
+    """The vector of an item says how often each letter occurs in its text, and how red its picture is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(128))
+        self.config = SimpleNamespace(to_dict=dict)
+        self.rows = 0
+
+    def forward(self, text):
+        self.rows += len(text)
+        return SimpleNamespace(embeddings=torch.nn.functional.normalize(text @ self.weight, dim=-1))
+
+
+def letters(items):
+    rows = torch.zeros(len(items), 128)
+    for row, item in enumerate(parse_items(items)):
+        for letter in "".join(item.texts):
+            rows[row, ord(letter)] += 1
+        rows[row, 0] += sum(image.getpixel((0, 0))[0] / 25 for image in item.images)
+    return {"text": rows}
+
+
+@pytest.fixture
+def encoder():
+    return ItemEncoder(Letters(), letters, batch_size=4)
+
+
+def rows(name, texts):
+    return Rows(name, [{"id": id_, "text": text} for id_, text in texts.items()])
+
+
+QUERIES = rows("queries", {"q1": "a", "q2": "ab", "q3": "z"})
+FIRST = rows("first", {"c1": "a", "c2": "aab", "c3": "b"})
+SECOND = rows("second", {"d1": "aaa", "d2": "ab"})
+QRELS = {"q1": ["c2"], "q2": ["c3", "d2"], "q3": ["c1"]}
+
+
+def test_ranks_over_several_corpora(encoder, tmp_path):
+    task = RetrievalTask("words", QUERIES, (FIRST, SECOND), QRELS)
+    scores = evaluate_task(encoder, task, tmp_path)
+    # a: c1 and d1 are equal and better than c2; ab: d2 is exact; z: all tie at 0, which is the last rank
+    assert scores.ranks.tolist() == [3, 1, 5] and task.size == 5
+    assert scores.metrics()["hit_rate@1"].value == pytest.approx(1 / 3)
+    assert scores.metrics()["hit_rate@1"].chance == pytest.approx((1 + 2 + 1) / 15)
+    assert scores.metrics(["q1"])["mrr@10"].value == pytest.approx(1 / 3)
+    assert scores.metrics([]) == {}
+
+
+def test_candidates_and_exclusion(encoder, tmp_path):
+    part = RetrievalTask("part", QUERIES, (FIRST, SECOND), {"q1": ["c2"]}, candidates=["c2", "c3"])
+    without = RetrievalTask("without", QUERIES, (FIRST, SECOND), {"q1": ["c2"]}, excluded={"q1": ["c1", "d1"]})
+    found = evaluate_tasks(encoder, [part, without], tmp_path)
+    assert found[0].ranks.tolist() == [1] and part.size == 2
+    assert found[1].ranks.tolist() == [1]  # c1 and d1 were better
+
+
+def test_rows_of_one_name_are_encoded_once_and_kept(encoder, tmp_path):
+    tasks = [RetrievalTask(name, QUERIES, (FIRST, SECOND), QRELS) for name in ("one", "two")]
+    evaluate_tasks(encoder, tasks, tmp_path)
+    assert encoder.model.rows == 8
+    again = ItemEncoder(Letters(), letters, batch_size=4)
+    evaluate_tasks(again, tasks, tmp_path)
+    assert again.model.rows == 0
+
+
+def test_examples_have_the_rank_among_all_candidates(encoder, tmp_path):
+    many = rows("many", {f"m{n}": "a" * n + "b" * (40 - n) for n in range(41)})
+    task = RetrievalTask("words", rows("one", {"q": "a", "p": "b"}), (many,), {"q": ["m2"], "p": ["m0"]})
+    scores = evaluate_task(encoder, task, tmp_path, EvaluateOptions(ks=(1,), mrr=None))
+    assert scores.ranks.tolist() == [41, 1]  # beyond what was searched
+    (example,) = scores.examples(["q"])
+    assert example.rank == 39 and example.gallery == 41 and [hit.correct for hit in example.results] == [False] * 5
+    assert scores.spread(5, missed=True) == ["q"]
+    assert [each.title for each in task_examples([scores])] == ["words · q", "words · p"]
+
+
+def test_parts_of_items(encoder, tmp_path):
+    from PIL import Image
+
+    def red(value):
+        return Image.new("RGB", (2, 2), (value, 0, 0))
+
+    queries = Rows("q", [{"id": "q", "image": red(250), "text": "a"}])
+    corpus = Rows("c", [{"id": "1", "image": red(250), "text": "b"}, {"id": "2", "text": "a"}])
+    task = RetrievalTask("both", queries, (corpus,), {"q": ["1"]})
+    full, text, image, both = evaluate_tasks(
+        encoder, [task, *(task.seen_as(view) for view in ("text", "image", "sum"))], tmp_path
+    )
+    assert [scores.ranks.tolist() for scores in (full, text, image)] == [[1], [2], [1]]
+    # the sum has unit vectors: red + a finds red + b no better than a
+    np.testing.assert_allclose(both.found.scores[0], [np.sqrt(0.5), 0.5], atol=1e-6)
+
+
+def test_a_benchmark_is_its_data_and_a_table(encoder, tmp_path):
+    def tasks(args):
+        groups = {"length": {"one letter": ["q1", "q3"], "two letters": ["q2"]}}
+        return [RetrievalTask("words", QUERIES, (FIRST, SECOND), QRELS, groups=groups, run_depth=3)]
+
+    def report(scores, args):
+        return task_results("Words", "Words search words.", scores)
+
+    results = run_tasks(tasks, report, ks=(1, 3))(encoder, Namespace(seed=4, quiet=True), tmp_path)
+    tasks_table, by_length = results.tables
+    assert (results.title, results.seed, results.headline[0].label) == ("Words", 4, "words, R@1")
+    assert tasks_table.columns == ["task", "n", "candidates", "R@1", "R@3", "MRR@10"]
+    assert tasks_table.rows[0][:3] == ["words", 3, 5] and tasks_table.rows[0][4].value == pytest.approx(2 / 3)
+    assert [row[:2] for row in by_length.rows] == [["one letter", 2], ["two letters", 1]]
+    assert (tmp_path / "runs/words.txt").read_text().splitlines()[0].split()[:4] == ["q1", "Q0", "c1", "1"]
+    assert (tmp_path / "qrels/words.txt").read_text().splitlines()[1] == "q2 0 c3 1"
+    assert len(results.examples) == 3
