@@ -84,7 +84,13 @@ def test_adapters_load_on_the_stock_model(rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["gcl/qwen2_vl_2b.yaml", "puma/stage2_qwen2_vl_7b.yaml", "coral/qwen2_5_vl_3b.yaml"]
+    "recipe",
+    [
+        "gcl/qwen2_vl_2b.yaml",
+        "puma/stage2_qwen2_vl_7b.yaml",
+        "coral/qwen2_5_vl_3b.yaml",
+        "finetune/compress_qwen3_vl_embedding.yaml",
+    ],
 )
 def test_every_method_takes_an_embedder(recipe, rows, tmp_path):
     source = tmp_path / "source"

@@ -20,6 +20,7 @@ COMMANDS = {
     "data": "make or convert a data set",
     "explain": "show which patches and words an image and a text share",
     "analyze": "show what each layer of an MLLM contributes and costs",
+    "compress": "train the first layers of an MLLM or embedder to embed as the whole",
     "completion": "print a script for the completion of commands and options in a shell",
 }
 """The module of a command has its name, with underscores."""

@@ -1,4 +1,5 @@
 from .analysis import analyse_mllm as analyse_mllm
+from .compression import CompressOptions as CompressOptions, compress as compress
 from .prepare import PumaTeacherArguments as PumaTeacherArguments
 from .stage1 import (
     PumaStage1Config as PumaStage1Config,

@@ -269,6 +269,8 @@ def _attention_table(attention: Tensor) -> Table:
 def _check(model: Any, pairs: Sequence[Any]) -> None:  # noqa: ANN401
     if model.config.model_type != "mllm_retriever":
         raise ValueError(f"only an MLLM retriever can be read at every layer, got {type(model).__name__}")
+    if model.config.readout == "mean":
+        raise ValueError("the mean of all tokens has no readout token whose attention could be shown")
     if len(pairs) < 2:
         raise ValueError(f"{len(pairs)} pairs are too few for retrieval; expected at least 2")
     lacking = [place for place, pair in enumerate(pairs) if pair.get("image") is None or pair.get("text") is None]

@@ -1,5 +1,6 @@
 """A multimodal language model as a retriever: first layers, final norm, one readout position (PUMA)."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
 from transformers.utils import can_return_tuple
 
-from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields
+from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields, keep_first_layers
 from .image_grids import existing_grids, images_at_once
 from .mllm_outputs import ImageFeatures, MllmRetrieverOutput
 from .packed_views import pack_views
@@ -111,6 +112,26 @@ class MllmRetrieverModel(PreTrainedModel):
         model._adopt(backbone)
         model.config.backbone_config = backbone.config
         return model.eval()
+
+    def pruned(self, keep_layers: int) -> "MllmRetrieverModel":
+        """Return a copy of the first `keep_layers` layers of this model.
+
+        Raises:
+            ValueError: It has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
+        """
+        backbone_config = keep_first_layers(self.config.backbone_config, keep_layers)
+        language_model: Any = self.text_model
+        layers = language_model.layers
+        language_model.layers = nn.ModuleList(list(layers)[:keep_layers])
+        try:
+            model = copy.deepcopy(self)
+        finally:
+            language_model.layers = layers
+        model.config.backbone_config, model.config.keep_layers = backbone_config, keep_layers
+        model.backbone.config, model.text_model.config = backbone_config, backbone_config.get_text_config()
+        if is_readable(model.config.get_text_config()):
+            make_readable(model.backbone.language_model.layers[-1])
+        return model
 
     def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
         """Attach the backbone and detach its final norm, so that only the readout position is normed."""
