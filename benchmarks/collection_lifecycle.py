@@ -62,7 +62,11 @@ def rows(count: int, day: int = 0) -> Iterator[dict[str, Any]]:
         if day and number % CHANGED == 1 and number < count:
             continue
         text = f"product {number}" + (" new" if day and number % CHANGED == 2 else "")
-        yield {"id": f"item/{number}", "text": text, "kept": {"category": f"c{number % 50}", "price": number % 997}}
+        yield {
+            "id": f"item/{number}",
+            "text": text,
+            "metadata": {"category": f"c{number % 50}", "price": number % 997},
+        }
 
 
 def steps(count: int, dimension: int, folder: Path) -> dict[str, Callable[[], Any]]:

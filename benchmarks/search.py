@@ -65,7 +65,7 @@ class Vectors:
 def make(uri: Path, vectors: np.ndarray, numbers: Sequence[int]) -> Collection:
     """Make a collection, or bring it up to date: row i has the id i and the vector `numbers[i]`; -1 is no row."""
     rows: Iterator[dict[str, Any]] = (
-        {"id": str(row), "text": str(number), "kept": {"part": row % EVERY}}
+        {"id": str(row), "text": str(number), "metadata": {"part": row % EVERY}}
         for row, number in enumerate(numbers)
         if number >= 0
     )

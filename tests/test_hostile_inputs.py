@@ -199,7 +199,7 @@ def test_a_table_keeps_the_reasons(folder, encoders, tmp_path, monkeypatch):
     (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with guarded("the table"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pairs = load_pairs(folder, on_error="keep")
+        pairs = load_pairs(folder, on_error="skip")
         collection = encode_collection(pairs, encoders["joint encoder"], tmp_path, on_error="skip")
     skipped = {row.id for row in collection.skipped}
     assert {str(hostile) for hostile in outside.values()} <= skipped
@@ -212,7 +212,7 @@ def test_a_table_keeps_the_reasons(folder, encoders, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def searcher(encoders, folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("serving")
-    hit = {"id": TEXTS["a closing tag"][0], "text": TEXTS["a script"][0], "kept": {"price": 5, "<i>": "<b>"}}
+    hit = {"id": TEXTS["a closing tag"][0], "text": TEXTS["a script"][0], "metadata": {"price": 5, "<i>": "<b>"}}
     collection = encode_collection([hit, {"id": "b", "text": "b"}], encoders["joint encoder"], place)
     return Searcher(encoders["joint encoder"], collection, Limits())
 

@@ -49,7 +49,7 @@ def names(count, start=0):
 def lookup_rows(count, start=0, kept=None):
     """Rows whose vectors `lookup_encoder` looks up; `kept` makes the kept columns of a number."""
     rows = [{"id": id_, "text": str(number)} for number, id_ in enumerate(names(count, start), start)]
-    return rows if kept is None else [row | {"kept": kept(number)} for number, row in enumerate(rows, start)]
+    return rows if kept is None else [row | {"metadata": kept(number)} for number, row in enumerate(rows, start)]
 
 
 def made(folder, vectors, kept=None, count=None, **options):

@@ -43,7 +43,7 @@ def rows_of(count=23, changed=0, gone=0, bad=0, twice=0, price=0, delay=0):
         if twice and number == twice:
             row["id"] = "row/0"
         if price:
-            row["kept"] = {"price": number, **({"late": f"word {number}"} if number >= price else {})}
+            row["metadata"] = {"price": number, **({"late": f"word {number}"} if number >= price else {})}
         yield row
 
 

@@ -77,7 +77,7 @@ class Scenes:
         rows = _Mapped(self.pairs, lambda row: {
             "id": row["id"],
             "image": augment(load_image(row["image"], row["id"])),
-            "text": row["kept"]["alternative_text"],
+            "text": row["metadata"]["alternative_text"],
         })  # fmt: skip
         with FileLock(self.folder / ".lock"):
             return CachedFeatures(self._cache("versions", rows), first_only=True)
@@ -87,7 +87,7 @@ class Scenes:
         """Of each training scene: `image` `(P,)` and `text` `(T,)`, what is shared, and `segments` `(P,)`, objects."""
         grid = round((self.train[0]["image_features"].shape[0] - 1) ** 0.5)
         width = len(self.train[0]["attention_mask"])
-        return [self._truth_of(row["text"], row["kept"], grid, width) for row in self.pairs]
+        return [self._truth_of(row["text"], row["metadata"], grid, width) for row in self.pairs]
 
     def _truth_of(self, text: str, scene: Mapping[str, Any], grid: int, width: int) -> dict[str, Tensor]:
         objects = scene["image_objects"], scene["text_objects"]

@@ -44,19 +44,15 @@ def test_one_modality_only(rows):
 @pytest.mark.parametrize(
     ("row", "columns", "message"),
     [
-        ({"id": "q7", "text": " "}, ("image", "text"), r"id 'q7'.*text is empty"),
-        ({"id": "q7", "image": b"nonsense"}, ("image", "text"), r"id 'q7'.*its format is unknown"),
+        ({"id": "q7", "text": " "}, ("image", "text"), r"item 'q7'.*text is empty"),
+        ({"id": "q7", "image": b"nonsense"}, ("image", "text"), r"item 'q7'.*its format is unknown"),
         (
             {"id": "q7", "image": None},
             ("image", "text"),
-            r"row with id 'q7' has neither 'image' nor 'text'; its columns are",
+            r"row with id 'q7': neither 'image' nor 'text'; its columns are",
         ),
-        (
-            {"id": "q7", "text": "a"},
-            ("image", None),
-            r"row with id 'q7' has neither 'image'; its columns are id, text",
-        ),
-        ({"text": ""}, ("image", "text"), r"id '1'.*text is empty"),
+        ({"id": "q7", "text": "a"}, ("image", None), r"row with id 'q7': neither 'image'; its columns are id, text"),
+        ({"text": ""}, ("image", "text"), r"item '1'.*text is empty"),
     ],
 )
 def test_errors_carry_the_row_id(row, columns, message):
@@ -67,7 +63,7 @@ def test_errors_carry_the_row_id(row, columns, message):
 
 def test_missing_file_carries_the_row_id(tmp_path):
     row = {"id": "q7", "image": {"bytes": None, "path": str(tmp_path / "gone.png")}, "text": "a"}
-    with pytest.raises(FileNotFoundError, match=r"id 'q7'.*gone.png': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"item 'q7'.*gone.png': no such file"):
         ItemCollator(Processor())([row])
 
 

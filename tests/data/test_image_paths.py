@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import allow_root, load_pairs, load_triplets
-from conjoin.data.image_paths import ALLOW_ROOTS
+from conjoin.data.image_files import ALLOW_ROOTS
 from conjoin.processing import load_image
 from conjoin.processing.item_urls import ALLOW_URLS
 
@@ -134,7 +134,7 @@ def test_embedded_images_are_read_and_not_the_file_of_their_path(folder, outside
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_outside_of_a_folder_are_kept_as_problems(folder, streaming):
     write(folder, "inner/own.png", "link.png", "https://example.org/a.png")
-    rows = list(load_pairs(folder, streaming=streaming, on_error="keep"))
+    rows = list(load_pairs(folder, streaming=streaming, on_error="skip"))
     assert [row["image"] is None for row in rows] == [False, True, True]
     assert rows[0]["problem"] is None and "outside of the dataset" in rows[1]["problem"]
     assert "pass --allow-urls" in rows[2]["problem"]
@@ -172,7 +172,7 @@ def test_a_dataset_of_the_hub_names_no_local_file(kind, streaming, outside, tmp_
     with pytest.raises(ValueError, match=r"row 0 .*outside.png.*outside of the dataset"):
         list(load_pairs("owner/pictures", streaming=streaming))
     assert len(list(load_pairs(opened(outside), streaming=streaming))) == 1  # the user's own
-    monkeypatch.setattr("conjoin.data.image_paths.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("conjoin.data.image_files.HF_HUB_CACHE", str(tmp_path))
     assert len(list(load_pairs("owner/pictures", streaming=streaming))) == 1  # a file that the hub's client fetched
 
 

@@ -6,7 +6,7 @@ import pytest
 from datasets import List, Value
 
 from conjoin.data import load_pairs
-from conjoin.data.json_table import MAX_KEYS, open_json
+from conjoin.data.json_files import MAX_KEYS, open_json
 
 TEXT, WHOLE, REAL = Value("string"), Value("int64"), Value("float64")
 

@@ -13,7 +13,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings, strategies as st
 
 from conjoin.data import EpochRows, RetrievalBatchSampler, load_pairs
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.json_files import JsonLines
 
 LETTERS = st.characters(exclude_categories=["Cs", "Cc"], include_characters="\r\0\x0b\x1b\x85\n\t,\"'\\<>{}")
 TEXTS = st.text(LETTERS, min_size=1, max_size=12).filter(str.strip)
@@ -50,7 +50,7 @@ def test_tables_are_read_as_they_were_written(name, tmp_path, rows, streaming):
     folder.mkdir()
     write(folder / name, rows)
     found = list(load_pairs(folder / name, only="text", streaming=streaming, keep=["n"]))
-    assert [(row["id"], row["text"], int(row["kept"]["n"])) for row in found] == [
+    assert [(row["id"], row["text"], int(row["metadata"]["n"])) for row in found] == [
         (row["id"], row["text"], row["n"]) for row in rows
     ]
 

@@ -45,7 +45,7 @@ def test_of_several_other_columns_one_must_be_chosen():
 
 def test_an_id_that_several_images_share():
     rows = table(product_id=["p", "p", "q"])
-    with pytest.raises(ValueError, match=r"1 ids occur more than once: 'p' \(2 times\); choose .* or row numbers by"):
+    with pytest.raises(ValueError, match="row 1: the id 'p' occurs twice; .* choose .* or row numbers by"):
         load_pairs(rows)
     numbered = load_pairs(rows, id_column="", group_column="product_id")
     assert (numbered["id"][:], numbered["group"][:]) == (["0", "1", "2"], ["p", "p", "q"])
@@ -62,17 +62,17 @@ def test_groups(streaming, only):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_rows_that_cannot_be_used_can_be_kept(image_folder, streaming):
+def test_rows_to_skip_are_marked(image_folder, streaming):
     (image_folder / "a.csv").write_text("image,text,id\nred.png,a,u\ngone.png,b,v\ngreen.png,,w\n,d,x\n")
-    rows = list(load_pairs(image_folder / "a.csv", on_error="keep", streaming=streaming))
+    rows = list(load_pairs(image_folder / "a.csv", on_error="skip", streaming=streaming))
     assert [row["id"] for row in rows] == ["u", "v", "w", "x"]
     assert rows[0]["problem"] is None and rows[0]["text"] == "a"
     for row, problem in zip(
         rows[1:], ("gone.png': no such file", "text is empty", "the image is missing"), strict=True
     ):
         assert problem in row["problem"]
-    with pytest.raises(ValueError, match="on_error='skip'; expected 'raise' or 'keep'"):
-        load_pairs(image_folder / "a.csv", on_error="skip")
+    with pytest.raises(ValueError, match="on_error='keep'; expected 'raise' or 'skip'"):
+        load_pairs(image_folder / "a.csv", on_error="keep")
 
 
 class TestKeep:
@@ -86,9 +86,9 @@ class TestKeep:
         expected = [first, first, {"price": None, "tags": [], "text": ["three"]}]
         for streaming in (False, True):
             pairs = load_pairs(tmp_path / "t.jsonl", only="text", keep=["price", "tags", "text"], streaming=streaming)
-            assert [row["kept"] for row in pairs] == expected
+            assert [row["metadata"] for row in pairs] == expected
             assert [row["id"] for row in pairs] == ["a#0", "a#1", "b"]
-        assert "kept" not in load_pairs(tmp_path / "t.jsonl", only="text").column_names
+        assert "metadata" not in load_pairs(tmp_path / "t.jsonl", only="text").column_names
 
     def test_what_cannot_be_kept(self):
         features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
@@ -104,7 +104,7 @@ def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming):
     (tmp_path / "shop.csv").write_text("id,text,code,price\na,red,007,29\nb,blue,008,\nc,green,009, 4.5e1 \n")
     options = {"only": "text", "streaming": streaming}
     pairs = load_pairs(tmp_path / "shop.csv", keep=["code", "price:number"], **options)
-    assert [row["kept"] for row in pairs] == [
+    assert [row["metadata"] for row in pairs] == [
         {"code": "007", "price": 29.0},
         {"code": "008", "price": None},
         {"code": "009", "price": 45.0},
@@ -115,10 +115,10 @@ def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming):
         (tmp_path / "wrong.csv").write_text(f"id,text,price\na,red,29\nb,blue,{value}\n")
         with pytest.raises(ValueError, match=rf"row 1 \(id 'b'\): price is '{value}'; expected a number"):
             list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], **options))
-    found = list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], on_error="keep", **options))
+    found = list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], on_error="skip", **options))
     assert found[0]["problem"] is None and "price is '1e999'" in found[1]["problem"]
     (tmp_path / "odd.jsonl").write_text('{"id": "a", "text": "red", "x:number": "as it is", "flag": true}\n')
     (row,) = load_pairs(tmp_path / "odd.jsonl", keep=["x:number"], **options)
-    assert row["kept"] == {"x:number": "as it is"}
+    assert row["metadata"] == {"x:number": "as it is"}
     with pytest.raises(ValueError, match="flag is True; expected a number"):
         list(load_pairs(tmp_path / "odd.jsonl", keep=["flag:number"], **options))

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import PairCollator, load_pairs, name_rows
-from conjoin.data.pair_groups import join_pairs
+from conjoin.data.pairs import join_pairs
 from conjoin.processing.item_inputs import load_image, parse_item
 from conjoin.storage import rows_digest
 
@@ -67,7 +67,7 @@ def test_several_rows_of_one_id_and_one_image(image_folder, embedded):
     features = embedded.features | {"text": datasets.Value("string")}
     check(load_pairs(datasets.Dataset.from_list(parts, features=datasets.Features(features))))
     rows[1]["image"] = "blue.png"
-    with pytest.raises(ValueError, match=r"'red' \(3 times\).*only several captions of one image may share an id"):
+    with pytest.raises(ValueError, match=r"'red' occurs twice.*only several captions of one image may share an id"):
         load_pairs(write(image_folder / "rows.jsonl", rows))
 
 
@@ -116,7 +116,7 @@ def test_lists_of_captions_that_cannot_be_used(image_folder, streaming, texts, p
     table = write(image_folder / "a.jsonl", rows)
     with pytest.raises(ValueError, match=rf"row 1 \(id '1'\): .*{problem}"):
         list(load_pairs(table, streaming=streaming))
-    kept = list(load_pairs(table, streaming=streaming, on_error="keep"))
+    kept = list(load_pairs(table, streaming=streaming, on_error="skip"))
     assert [row["id"] for row in kept] == ["0#0", "0#1", "1"] and problem in kept[2]["problem"]
 
 

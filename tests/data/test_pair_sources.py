@@ -11,7 +11,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from conjoin.data import load_pairs, picture_files
+from conjoin.data import image_files, load_pairs
 from conjoin.processing.item_inputs import load_image
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
@@ -91,7 +91,7 @@ def test_hidden_pictures_and_folders_are_ignored(tmp_path):
 def test_a_table_that_lists_such_a_picture(tmp_path, streaming):
     (tmp_path / "a.svg").write_text("<svg/>")
     (tmp_path / "a.csv").write_text("image,text\na.svg,a\n")
-    with pytest.raises(ValueError, match=r"row 0 \(id '0'\), image '.*a.svg': cannot be read; convert them to PNG"):
+    with pytest.raises(ValueError, match=r"row 0 \(id '0'\): image '.*a.svg': cannot be read; convert them to PNG"):
         list(load_pairs(tmp_path / "a.csv", streaming=streaming))
 
 
@@ -100,10 +100,10 @@ def test_a_plug_in_for_heic_is_used(monkeypatch):
         monkeypatch.setitem(Image.EXTENSION, ".heic", "HEIF")
         monkeypatch.setitem(Image.OPEN, "HEIF", None)
 
-    assert not picture_files.is_readable(Path("a.HEIC"))
+    assert not image_files.is_readable(Path("a.HEIC"))
     monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
-    importlib.reload(picture_files)
-    assert picture_files.is_readable(Path("a.HEIC"))
+    importlib.reload(image_files)
+    assert image_files.is_readable(Path("a.HEIC"))
 
 
 # splits and labels

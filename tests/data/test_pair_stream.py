@@ -150,7 +150,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("streaming", [False, True])
-def test_bad_rows_are_left_out_with_the_reason(tmp_path, kind, streaming):
+def test_bad_rows_are_skipped_with_the_reason(tmp_path, kind, streaming):
     change, reason = BAD[kind]
     rows = [{"id": f"r{i}", "image": f"r{i}.png", "text": f"text {i}"} for i in range(4)]
     for i, row in enumerate(rows):
@@ -161,25 +161,25 @@ def test_bad_rows_are_left_out_with_the_reason(tmp_path, kind, streaming):
         rows[2] |= change
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    kept = load_training_pairs(path, streaming=streaming, on_error="keep")
+    kept = load_training_pairs(path, streaming=streaming, on_error="skip")
     if streaming:
         stream = PairStream({"mine": kept}, window=1, skip=True)
         ((ids, mark),) = islice(stream.loader(lambda rows: [row["id"] for row in rows], 3), 1)
-        left_out = mark.left_out
+        skipped = mark.skipped
         assert all("problem" not in row for row in islice(iter(stream), 3))
     else:
-        good, left_out = without_problems(kept, "mine")
+        good, skipped = without_problems(kept, "mine")
         ids = good["id"][:]
         assert good.column_names == ["id", "image", "text"]
     assert ids == ["r0", "r1", "r3"]
-    assert [(one["source"], one["id"]) for one in left_out] == [("mine", "r2")]
-    assert reason in left_out[0]["reason"]
+    assert [(row.source, row.id) for row in skipped] == [("mine", "r2")]
+    assert reason in skipped[0].reason
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_sources_without_a_good_row(tmp_path, streaming):
     path = write_parquet(str(tmp_path / "a.parquet"), "r", 2, [{"id": "a", "image": {"bytes": b"x"}, "text": "a"}] * 1)
-    kept = load_training_pairs(path, streaming=streaming, on_error="keep")
+    kept = load_training_pairs(path, streaming=streaming, on_error="skip")
     with pytest.raises(ValueError, match="can be used"):
         next(iter(PairStream({"mine": kept}, skip=True))) if streaming else without_problems(kept, "mine")
 

@@ -77,8 +77,8 @@ def test_no_negatives_no_key(rows):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"query": None}, "row with id '0:2' has no 'query'"),
-        ({"positive": None}, "row with id '0:2' has no 'positive'"),
+        ({"query": None}, "row with id '0:2': no 'query'"),
+        ({"positive": None}, "row with id '0:2': no 'positive'"),
         ({"positive_id": None}, r"some rows have 'positive_id' \(and 'negative_ids' for their negatives\), but"),
         ({"target_modality": "video"}, "unknown modality 'video'; expected one of text, image, image,text"),
         ({"negatives": [{"text": "x"}]}, "some rows have 'positive_id'"),

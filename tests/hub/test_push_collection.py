@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
     for number in range(12):
         Image.new("RGB", (60, 30), (number * 20, 9, 200)).save(tmp_path / f"{number}.png")
         kept = {"text": f"thing {number}", "price": number}
-        rows.append({"id": f"row {number}", "image": str(tmp_path / f"{number}.png"), "kept": kept})
+        rows.append({"id": f"row {number}", "image": str(tmp_path / f"{number}.png"), "metadata": kept})
     encode_collection(rows, tiny_encoder(), tmp_path / "photos").index(None)
     return tmp_path / "photos"
 

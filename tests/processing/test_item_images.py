@@ -51,7 +51,7 @@ def red():
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"item 0, image '.*gone.png': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"item 0: image '.*gone.png': no such file"):
         parse_items([tmp_path / "gone.png"])
     with pytest.raises(FileNotFoundError, match="no such file"):
         parse_items([{"image": str(tmp_path / "gone.png")}])
@@ -64,11 +64,11 @@ def test_damaged_files(tmp_path, red):
     (tmp_path / "cut.jpg").write_bytes(encoded(noise, "JPEG")[:900])
     (tmp_path / "zero.png").write_bytes(b"")
     (tmp_path / "text.png").write_text("I am no picture")
-    with pytest.raises(ValueError, match=r"item 0, image '.*cut.jpg': cannot read .* truncated or damaged"):
+    with pytest.raises(ValueError, match=r"item 0: image '.*cut.jpg': cannot read .* truncated or damaged"):
         parse_items([tmp_path / "cut.jpg"])
-    with pytest.raises(ValueError, match=r"item 0, image '.*zero.png': the image has zero bytes"):
+    with pytest.raises(ValueError, match=r"item 0: image '.*zero.png': the image has zero bytes"):
         parse_items([tmp_path / "zero.png"])
-    with pytest.raises(ValueError, match=r"item 0, image '.*text.png': .* its format is unknown"):
+    with pytest.raises(ValueError, match=r"item 0: image '.*text.png': .* its format is unknown"):
         parse_items([tmp_path / "text.png"])
     with pytest.raises(ValueError, match=r"image 'here/x.jpg': cannot read the image, it is truncated"):
         load_image({"bytes": encoded(noise, "JPEG")[:900], "path": "here/x.jpg"})

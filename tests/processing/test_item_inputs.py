@@ -112,7 +112,7 @@ def test_message_image_url_and_data_uri(red):
     ],
 )
 def test_bad_items_are_named(value, message):
-    with pytest.raises(ValueError, match=rf"^item 1 \(id 'q2'\).*{message}"):
+    with pytest.raises(ValueError, match=rf"^item 'q2'.*{message}"):
         parse_items(["fine", value], ids=["q1", "q2"])
 
 

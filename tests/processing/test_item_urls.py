@@ -186,13 +186,13 @@ def test_a_limit_of_seconds(path, server, allowed, monkeypatch):
     ],
 )
 def test_errors_name_the_url(path, message, server, allowed):
-    with pytest.raises(ValueError, match=rf"^item 0, image '{server}{path}': cannot fetch the image .*{message}"):
+    with pytest.raises(ValueError, match=rf"^item 0: image '{server}{path}': cannot fetch the image .*{message}"):
         parse_items([{"image": server + path}])
 
 
 @pytest.mark.parametrize("host", ["ü..example", "ü" * 70 + ".example", "[::1", "a b", "x:port", ""])
 def test_odd_hosts_are_named(host, allowed):
-    with pytest.raises(ValueError, match=r"^item 0, image .*: cannot fetch the image"):
+    with pytest.raises(ValueError, match=r"^item 0: image .*: cannot fetch the image"):
         parse_items([{"image": f"http://{host}/a.png"}])
 
 

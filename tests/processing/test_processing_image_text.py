@@ -164,7 +164,7 @@ def test_empty_texts(processor, tiny_checkpoints, pictures, tmp_path):
 def test_a_very_long_text_is_cut_with_a_warning(processor, warnings):
     batch = processor(["short", "word " * 20_000, "x"], ids=["p", "q", "r"])
     assert batch["input_ids"].shape == (3, 40)
-    assert "text cut to fit 40 tokens: item 1 (id 'q')\n" in warnings()
+    assert "text cut to fit 40 tokens: item 'q'\n" in warnings()
     assert "item 0" not in warnings() and "item 2" not in warnings() and "longer than" not in warnings()
 
 
@@ -215,7 +215,7 @@ def test_a_slow_tokenizer_works_as_well(processor, monkeypatch, warnings):
 
 
 def test_two_images_in_one_item(processor, pictures):
-    with pytest.raises(ValueError, match=r"item 1 \(id 'q'\): 2 images, but this model takes one image per item"):
+    with pytest.raises(ValueError, match=r"item 'q': 2 images, but this model takes one image per item"):
         processor(["a", {"image": pictures[:2]}], ids=["p", "q"])
 
 
@@ -231,7 +231,7 @@ def test_a_text_without_tokens(processor, pictures):
         ({}, "pass items, or images and/or text"),
         ({"text": ["a"], "images": [None, None]}, "2 images but 1 texts; pass as many of each"),
         ({"items": ["a", None]}, "item 1: .*None.* is not an item"),
-        ({"items": ["a", "  "], "ids": ["p", "q"]}, r"item 1 \(id 'q'\): text is empty"),
+        ({"items": ["a", "  "], "ids": ["p", "q"]}, r"item 'q': text is empty"),
         ({"items": [["a", "b"]]}, "item 0: a bare list is ambiguous"),
     ],
 )

@@ -242,7 +242,7 @@ def test_texts_are_cut_and_images_never(processor, warnings):
     longest = int(full["attention_mask"].sum(1).max())
     assert not warnings()
     cut = processor(items, max_length=longest - 10, ids=["a", "b"])
-    assert f"text cut to fit {longest - 10} tokens: item 0 (id 'a')" in warnings() and "id 'b'" not in warnings()
+    assert f"text cut to fit {longest - 10} tokens: item 'a'" in warnings() and "id 'b'" not in warnings()
     assert int(cut["attention_mask"].sum(1).max()) == longest - 10
     assert prompts(processor, cut)[0] == prompts(processor, full)[0].replace("gh\nSumm", "\nSumm").replace(
         "abcdefgh" * 4 + "abcdef", ("abcdefgh" * 5)[:30]
@@ -250,7 +250,7 @@ def test_texts_are_cut_and_images_never(processor, warnings):
     assert prompts(processor, cut, "text_view_mask")[0].count("abcdefgh" * 3 + "abcdef\n") == 1
     assert prompts(processor, cut)[1] == prompts(processor, full)[1]
     with pytest.raises(
-        ValueError, match=r"item 0 \(id 'a'\): images, instruction and prompt take \d+ tokens, \d+ more than max_len"
+        ValueError, match=r"item 'a': images, instruction and prompt take \d+ tokens, \d+ more than max_len"
     ):
         processor(items, max_length=longest - 40, ids=["a", "b"])
     with pytest.raises(
@@ -273,7 +273,7 @@ def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, warnings, tmp_path)
     assert found[:3] == ["abcdefghijkl\n", "abcdefghijkl\n", f"{box}abcdefghijkl\n"]
     assert found[3] == f"abcdefghijkl\n{box}0123456789AB\n" and found[4] == "éééééé\n"
     assert "abcdefghijkl\nSumm" in prompts(processor, batch, "text_view_mask")[2]
-    assert "text cut to fit 12 tokens: item 0 (id 'u'), item 2 (id 'w'), item 3 (id 'x') and 1 more" in warnings()
+    assert "text cut to fit 12 tokens: item 'u', item 'w', item 'x' and 1 more" in warnings()
     told = prompts(processor, processor([*items[:3], image(8, 8)], instruction="Find it."))
     assert "Find it. abc\n" in told[0] and "Find it. abc\n" in told[2] and "Find it.\n" in told[3]
     assert "Find it at once. a\n" in prompts(processor, processor(["abc"], instruction="Find it at once."))[0]
@@ -301,7 +301,7 @@ def test_without_a_limit_of_the_tokenizer_texts_end_where_positions_do(name, mll
 
 def test_images_that_cannot_be_brought_to_size_are_named(processor):
     items = ["a", {"image": [image(16, 16), image(2000, 2)]}, image(8, 8)]
-    with pytest.raises(ValueError, match=r"item 1 \(id 'y'\): image of 2000 x 2 pixels is refused: .*aspect ratio"):
+    with pytest.raises(ValueError, match=r"item 'y': image of 2000 x 2 pixels is refused: .*aspect ratio"):
         processor(items, ids=["x", "y", "z"])
 
 

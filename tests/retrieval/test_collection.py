@@ -145,7 +145,7 @@ class TestWords:
     @staticmethod
     def worded(tmp_path_factory):
         vectors = clustered(40, WIDTH)
-        rows = [row | {"text": f"{n} {WORDS[n % 4]} {'0815 ' * (n == 7)}", "kept": {"n": n}}
+        rows = [row | {"text": f"{n} {WORDS[n % 4]} {'0815 ' * (n == 7)}", "metadata": {"n": n}}
                 for n, row in enumerate(lookup_rows(40))]  # fmt: skip
         return encode_collection(rows, lookup_encoder(vectors), tmp_path_factory.mktemp("worded")), vectors
 

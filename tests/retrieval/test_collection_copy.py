@@ -25,7 +25,7 @@ def make(folder, count=40, name="collection", **options):
             "files": [str(path), "b"],
             "of": {"file": str(path)},
         }
-        rows.append({"id": f"it's {number}", "image": image, "text": f"thing {number}", "kept": kept})
+        rows.append({"id": f"it's {number}", "image": image, "text": f"thing {number}", "metadata": kept})
     return encode_collection(rows, tiny_encoder(batch_size=16), folder / name, **options)
 
 
@@ -107,7 +107,7 @@ def test_a_published_copy_names_no_path_of_this_machine_and_has_pictures(collect
 
 
 def test_thumbnails_of_the_source_and_urls_are_kept(tmp_path):
-    rows = [{"id": "a", "text": "a", "image": str(tmp_path / "a.png"), "kept": {"page": "https://example.org/a"}}]
+    rows = [{"id": "a", "text": "a", "image": str(tmp_path / "a.png"), "metadata": {"page": "https://example.org/a"}}]
     Image.new("RGB", (60, 30)).save(tmp_path / "a.png")
     source = encode_collection(rows, tiny_encoder(), tmp_path / "collection", keep_pictures=30)
     (tmp_path / "a.png").unlink()

@@ -126,7 +126,7 @@ class TestContents:
     def test_odd_ids(self, tmp_path):
         ids = ["ü/🙂", "two\nlines", 'a "quote"', "it's", "''", "back\\slash\\", "50%_", " ", "-- ;", 7]
         names = [*ids[:-1], "7"]
-        rows = [{"id": id_, "text": f"text {number}", "kept": {"n": number}} for number, id_ in enumerate(ids)]
+        rows = [{"id": id_, "text": f"text {number}", "metadata": {"n": number}} for number, id_ in enumerate(ids)]
         collection = encode(tmp_path, rows)
         assert collection.ids == names
         assert [row["n"] for row in collection.rows(names[::-1])] == list(range(10))[::-1]
@@ -163,7 +163,7 @@ class TestContents:
 
 
 def priced_rows(price):
-    return [row | {"kept": {"price": 3, "label": "x"} if number else {"price": price}}
+    return [row | {"metadata": {"price": 3, "label": "x"} if number else {"price": price}}
             for number, row in enumerate(tiny_rows())]  # fmt: skip
 
 
@@ -343,7 +343,7 @@ class TestPictures:
         rows = []
         for number in range(4):
             Image.new("RGB", (4, 4), (60 * number, 9, 0)).save(tmp_path / f"{number}.png")
-            rows.append({"id": str(number), "image": str(tmp_path / f"{number}.png"), "kept": {"price": number}})
+            rows.append({"id": str(number), "image": str(tmp_path / f"{number}.png"), "metadata": {"price": number}})
         encode(tmp_path / "it", rows)
         return rows
 
@@ -358,7 +358,7 @@ class TestPictures:
         os.utime(tmp_path / "0.png", (1, 1))
         (tmp_path / "1.png").rename(tmp_path / "moved.png")
         rows[1]["image"] = str(tmp_path / "moved.png")
-        rows[2]["kept"] = {"price": 99, "colour": "red"}
+        rows[2]["metadata"] = {"price": 99, "colour": "red"}
         encoder = counting()
         assert encode(tmp_path / "it", rows, encoder).changes == Changes(replaced=3, unchanged=1)
         assert encoded(encoder) == 0
@@ -473,19 +473,19 @@ ERRORS = [
     (datasets.Dataset.from_dict({"name": ["a"], "text": ["b"]}), {}, r"no column \"id\", it has \['name', 'text'\]"),
     (datasets.Dataset.from_dict({"name": ["a"]}).to_iterable_dataset(), {}, r"no column \"id\", it has \['name'\]"),
     ([{"id": "a", "text": "x"}, {"id": "b", "caption": "y"}], {}, r"item 'b' has neither \"image\" nor \"text\"; its"),
-    (tiny_rows(), {"on_error": "keep"}, "unknown on_error 'keep'; expected 'raise' or 'skip'"),
+    (tiny_rows(), {"on_error": "skip"}, "unknown on_error 'keep'; expected 'raise' or 'skip'"),
     (tiny_rows(), {"dtype": "int8"}, "unknown dtype 'int8'; expected 'float32' or 'float16'"),
-    ([{"id": "a", "text": "x", "kept": 5}], {}, "item 'a': \"kept\" must be a mapping from names to values, got 5"),
-    *(([{"id": "a", "text": "x", "kept": {name: 3}}], {}, "the name of a column must be without")
+    ([{"id": "a", "text": "x", "metadata": 5}], {}, "item 'a': \"metadata\" must be a mapping from names to values, got 5"),
+    *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, "the name of a column must be without")
       for name in ("a.b", "`")),
-    ([{"id": "a", "text": "x", "kept": {1: "b"}}], {}, "item 'a': \"kept\" holds 1; the name of a column must be a"),
-    *(([{"id": "a", "text": "x", "kept": {name: 3}}], {}, f"item 'a': \"kept\" holds '{name}', the name of a column")
+    ([{"id": "a", "text": "x", "metadata": {1: "b"}}], {}, "item 'a': \"metadata\" holds 1; the name of a column must be a"),
+    *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', the name of a column")
       for name in ("id", "vector", "content", "stamp", "picture", "_rowid", "_distance")),
-    ([{"id": str(n), "text": "x", "kept": {"price": n or "low"}} for n in range(3)], {}, "column 'price' .*kept: .*"),
-    ([{"id": "a", "text": "x", "kept": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
-    ([{"id": "a", "text": "x", "kept": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),
-    ([{"id": "a", "text": "x", "kept": {"words": ["\ud800"]}}], {}, "the column 'words' cannot be kept: .*"),
-    ([{"id": "a", "text": "x", "kept": {"big": 2**70}}], {}, "the column 'big' cannot be kept: .*"),
+    ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "column 'price' .*kept: .*"),
+    ([{"id": "a", "text": "x", "metadata": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
+    ([{"id": "a", "text": "x", "metadata": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),
+    ([{"id": "a", "text": "x", "metadata": {"words": ["\ud800"]}}], {}, "the column 'words' cannot be kept: .*"),
+    ([{"id": "a", "text": "x", "metadata": {"big": 2**70}}], {}, "the column 'big' cannot be kept: .*"),
 ]  # fmt: skip
 
 
@@ -656,7 +656,7 @@ class TestKept:
     @pytest.mark.parametrize("name", KEPT)
     def test_values_come_back(self, name, chunk, small, tmp_path):
         given, right = KEPT[name]
-        rows = [{"id": str(number), "text": "x", "kept": {"a b": value}} for number, value in enumerate(given)]
+        rows = [{"id": str(number), "text": "x", "metadata": {"a b": value}} for number, value in enumerate(given)]
         collection = encode(tmp_path, rows, tiny_encoder(batch_size=chunk))
         found = [row.get("a b") for row in collection.rows([str(number) for number in range(5)])]
         assert found == (given if right is None else right) and [*map(type, found)] == [*map(type, right or given)]
@@ -665,16 +665,16 @@ class TestKept:
         assert collection.select("`a b` is not null") == expected
 
     def test_a_time_with_a_zone_is_the_same_moment(self, tmp_path):
-        (row,) = encode(tmp_path, [{"id": "a", "text": "x", "kept": {"sent": SENT}}]).rows(["a"])
+        (row,) = encode(tmp_path, [{"id": "a", "text": "x", "metadata": {"sent": SENT}}]).rows(["a"])
         assert row["sent"] == SENT
 
     def test_texts_and_paths_beside_them(self, tmp_path):
         Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
         path, picture = str(tmp_path / "a.png"), Image.new("RGB", (3, 3), "red")
         rows = [
-            {"id": "file", "image": path, "text": "a text", "kept": {"price": 3}},
-            {"id": "memory", "image": picture, "kept": {"price": None}},
-            {"id": "two", "image": [path, path], "kept": None},
+            {"id": "file", "image": path, "text": "a text", "metadata": {"price": 3}},
+            {"id": "memory", "image": picture, "metadata": {"price": None}},
+            {"id": "two", "image": [path, path], "metadata": None},
         ]
         collection = encode(tmp_path / "it", rows, tiny_encoder(input_type="cat"))
         right = [{"text": "a text", "image": path, "price": 3}, {}, {"image": [path, path]}]
@@ -684,8 +684,8 @@ class TestKept:
 
     def test_types_of_a_dataset(self, tmp_path):
         kept = {"price": datasets.Value("float32"), "label": datasets.Value("string"), "none": datasets.Value("int16")}
-        features = {"id": datasets.Value("string"), "text": datasets.Value("string"), "kept": kept}
-        rows = [{"id": str(n), "text": "x", "kept": {"price": n, "label": None, "none": None}} for n in range(3)]
+        features = {"id": datasets.Value("string"), "text": datasets.Value("string"), "metadata": kept}
+        rows = [{"id": str(n), "text": "x", "metadata": {"price": n, "label": None, "none": None}} for n in range(3)]
         data = datasets.Dataset.from_list(rows, features=datasets.Features(features))
         for name, some in (("data", data), ("stream", data.to_iterable_dataset())):
             schema = encode(tmp_path / name, some).schema
@@ -693,10 +693,10 @@ class TestKept:
         assert encode(tmp_path / "data", data).changes == Changes(unchanged=3)
 
     def test_new_columns_and_fractions_of_an_update(self, tmp_path):
-        rows = [{"id": str(number), "text": f"text {number}", "kept": {"price": number}} for number in range(6)]
+        rows = [{"id": str(number), "text": f"text {number}", "metadata": {"price": number}} for number in range(6)]
         encode(tmp_path / "it", rows)
-        rows[1]["kept"] = {"price": 0.5}
-        rows[2]["kept"] = {"price": 2, "colour": "red"}
+        rows[1]["metadata"] = {"price": 0.5}
+        rows[2]["metadata"] = {"price": 2, "colour": "red"}
         rows[3] = {"id": "3", "text": "text 3"}
         encoder = counting()
         assert encode(tmp_path / "it", rows, encoder).changes == Changes(replaced=3, unchanged=3)
@@ -705,16 +705,16 @@ class TestKept:
         collection = Collection.open(tmp_path / "it")
         assert sorted(collection.select("colour = 'red' or price = 0.5")) == ["1", "2"]
         collection.index(None)
-        rows[4]["kept"] = {"price": 7.25}
+        rows[4]["metadata"] = {"price": 7.25}
         encode(tmp_path / "it", rows)
         assert Collection.open(tmp_path / "it").select("price > 6") == ["4"]
 
     def test_another_type_in_an_update_is_named(self, small, tmp_path):
         kept = {"price": 1, "size": {"a": 1}, "sizes": [{"a": 1}]}
-        rows = [{"id": str(number), "text": "x", "kept": kept} for number in range(6)]
+        rows = [{"id": str(number), "text": "x", "metadata": kept} for number in range(6)]
         encode(tmp_path, rows)
         before = state(tmp_path)
-        rows[4]["kept"] = {"price": "low"}
+        rows[4]["metadata"] = {"price": "low"}
         with pytest.raises(
             ValueError, match=r"the column 'price' .* holds int64, and some of its rows have string now"
         ):
@@ -722,9 +722,9 @@ class TestKept:
         assert state(tmp_path) == before
 
     def test_an_indexed_column_of_integers_gets_fractions(self, tmp_path):
-        rows = [{"id": str(number), "text": "x", "kept": {"price": number}} for number in range(6)]
+        rows = [{"id": str(number), "text": "x", "metadata": {"price": number}} for number in range(6)]
         encode(tmp_path, rows).index(None)
-        rows[4]["kept"] = {"price": 4.5}
+        rows[4]["metadata"] = {"price": 4.5}
         assert encode(tmp_path, rows).select("price > 4.2") != []
         assert set(Collection.open(tmp_path).select("price > 4.2")) == {"4", "5"}
 

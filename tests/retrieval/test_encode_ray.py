@@ -170,10 +170,10 @@ def test_an_interrupted_run_resumes_and_later_ones_update(cluster, photos, tmp_p
 
 def test_rows_that_cannot_be_used(cluster, photos, tmp_path):
     data = photos / "bad.jsonl"
-    with pytest.raises(FileNotFoundError, match=r"row 9 \(id '009'\), image '.*x': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"row 9 \(id '009'\): image '.*x': no such file"):
         encode_on_ray(data, tiny_encoder_on, tmp_path / "ray")
     found = encode_on_ray(data, tiny_encoder_on, tmp_path / "ray", workers=1, on_error="skip")
-    expected = encode_collection(load_pairs(data, on_error="keep"), tiny_encoder(), tmp_path / "one", on_error="skip")
+    expected = encode_collection(load_pairs(data, on_error="skip"), tiny_encoder(), tmp_path / "one", on_error="skip")
     assert found.skipped == expected.skipped and found.changes.skipped == 1
     assert_same(found, expected)
 

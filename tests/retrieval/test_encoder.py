@@ -112,7 +112,7 @@ class TestErrors:
             tiny_encoder().encode(["a long text", " ", "a longer text than that", "b"])
 
     def test_bad_item_is_named_by_its_id(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"^item 'x', image '.*missing.png': no such file"):
+        with pytest.raises(FileNotFoundError, match=r"^item 'x': image '.*missing.png': no such file"):
             tiny_encoder().encode(["a", {"image": str(tmp_path / "missing.png")}], ids=["w", "x"])
 
     def test_what_only_the_processor_refuses_is_named_too(self):

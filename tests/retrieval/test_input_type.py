@@ -80,7 +80,7 @@ def test_the_average_of_an_mllm_and_its_instruction(mllm_checkpoints, query):
 def test_errors_name_the_item(pictures, tmp_path):
     encoder = tiny_encoder(input_type="avg")
     broken = {"image": [pictures[0], str(tmp_path / "none.png")]}
-    with pytest.raises(FileNotFoundError, match=r"item 'b', image '.*none\.png': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"item 'b': image '.*none\.png': no such file"):
         encoder.encode([pictures[0], broken], ["a", "b"])
     left = []
     vectors = encoder.encode(["a", broken, {"image": pictures[:3]}], on_unusable=lambda place, _: left.append(place))

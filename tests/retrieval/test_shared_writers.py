@@ -22,7 +22,7 @@ def two_writers(uri):
 
 
 def write(writer, first, end, **kept):
-    rows = [row | {"kept": kept} for row in tiny_rows()[first:end]]
+    rows = [row | {"metadata": kept} for row in tiny_rows()[first:end]]
     writer.take(first, [row["id"] for row in rows], rows, BAR)
     writer.flush()
 

@@ -24,7 +24,7 @@ def make_searcher(tmp_path_factory):
             path = folder / f"{colour}.png"
             path.write_bytes(png(colour))
             kept = {"price": price, "kind": "<b>warm</b>" if colour in ("red", "yellow") else "cold"}
-            rows.append({"id": f"id-{colour}", "image": str(path), "kept": {"text": f"a {colour} thing", **kept}})
+            rows.append({"id": f"id-{colour}", "image": str(path), "metadata": {"text": f"a {colour} thing", **kept}})
         encoder = tiny_encoder(seed)
         encode_collection(rows, encoder, folder / "collection", keep_pictures=keep_pictures)
         return Searcher(encoder, open_collection(folder / "collection", memory=SERVED_BYTES), limits)

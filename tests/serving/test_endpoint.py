@@ -160,7 +160,7 @@ def test_concurrent_searches_get_their_own_results(searcher, memory):
 
 def test_values_that_json_cannot_hold(searcher, tmp_path):
     kept = {"day": datetime.date(2026, 1, 2), "size": float("nan"), "odd name": [1, 2], "not": True, "raw": b"x"}
-    encode_collection([{"id": "a", "text": "a", "kept": kept}], searcher.encoder, tmp_path / "c", keep_pictures=9)
+    encode_collection([{"id": "a", "text": "a", "metadata": kept}], searcher.encoder, tmp_path / "c", keep_pictures=9)
     one = Searcher(searcher.encoder, open_collection(tmp_path / "c"), LIMITS)
     client = TestClient(make_endpoint(one), base_url="http://127.0.0.1")
     found = client.post("/search", json={"items": ["a"], "where": "`not` and day > date '2025-01-01'"}).json()

@@ -26,7 +26,7 @@ def folder(tmp_path_factory, tiny_checkpoints):
     rows = []
     for colour in ("red", "blue"):
         (folder / f"{colour}.png").write_bytes(png(colour, (600, 300)))
-        rows.append({"id": colour, "image": str(folder / f"{colour}.png"), "kept": {"text": f"a {colour} thing"}})
+        rows.append({"id": colour, "image": str(folder / f"{colour}.png"), "metadata": {"text": f"a {colour} thing"}})
     encode_collection(rows, load_encoder(folder / "model"), folder / "collection")
     return folder
 

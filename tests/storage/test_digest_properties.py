@@ -16,7 +16,7 @@ PATHS = st.sampled_from(["a.png", "b/a.png", "https://example.org/a.png"])
 ONE_IMAGE = DATA | PATHS | st.builds(lambda data: {"bytes": data, "path": None}, DATA)
 WORDS = st.text(st.sampled_from("ab'\"\\\n\0 é\udc80"), max_size=4)
 ROWS = st.fixed_dictionaries(
-    {}, optional={"text": WORDS, "image": ONE_IMAGE | st.lists(ONE_IMAGE, max_size=3), "kept": st.integers(0, 2)}
+    {}, optional={"text": WORDS, "image": ONE_IMAGE | st.lists(ONE_IMAGE, max_size=3), "metadata": st.integers(0, 2)}
 )
 
 
@@ -25,7 +25,7 @@ def content(row):
     images = row.get("image", [])
     images = images if isinstance(images, list) else [images]
     bytes_or_path = [image["bytes"] if isinstance(image, dict) else image for image in images]
-    return row.get("text"), row.get("kept"), bytes_or_path
+    return row.get("text"), row.get("metadata"), bytes_or_path
 
 
 @given(ROWS, ROWS)

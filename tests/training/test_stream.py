@@ -69,7 +69,7 @@ def test_a_checkpoint_of_other_processes_is_refused(tiny_checkpoints, folders, t
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_rows_left_out_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog, streaming):
+def test_skipped_rows_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog, streaming):
     write_pairs(tmp_path / "rows", 6)
     (tmp_path / "rows/row1.png").write_bytes(b"no picture")
     (tmp_path / "rows/row4.txt").write_text(" ")
@@ -79,7 +79,7 @@ def test_rows_left_out_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog
     path.write_text(RECIPE % (*names, tmp_path / "rows", out))
     stream = {"data.streaming": "true", "data.shuffle_window": "1", "training.max_steps": "6"} if streaming else {}
     train(load_recipe(path, stream))
-    listed = [json.loads(line) for line in (out / "left_out.jsonl").read_text().splitlines()]
+    listed = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
     assert [(one["source"], one["id"][:3]) for one in listed] == [
         (str(tmp_path / "rows"), one["id"][:3]) for one in listed
     ]

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
         _report(args, _encode_on_ray(args, options))
         return
-    rows = load_rows(args, args.data, on_error="keep" if args.on_error == "skip" else "raise", keep=args.keep)
+    rows = load_rows(args, args.data, on_error=args.on_error, keep=args.keep)
     encoder = make_encoder(args, args.model, None if processes is None else _own_gpu(args))
     collection = encode_collection(rows, encoder, args.out, processes=processes, **options)
     if is_first:

@@ -4,12 +4,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from conjoin.processing.item_error import ItemError
+
 PLACEHOLDER = "<image>"
 """Stands for an image in the text of a row with a list of images."""
-
-
-class InterleavingError(ValueError):
-    """A row has another number of placeholders than of images."""
 
 
 def interleave(text: str, images: Sequence[Any], name: str = "item") -> list[dict[str, Any]]:
@@ -21,7 +19,7 @@ def interleave(text: str, images: Sequence[Any], name: str = "item") -> list[dic
         name: Start of the error message.
 
     Raises:
-        InterleavingError: There are fewer placeholders than images, or more.
+        ItemError: There are fewer placeholders than images, or more.
     """
     check_placeholders(text, len(images), name)
     first, *others = (piece.strip() for piece in text.split(PLACEHOLDER))
@@ -35,13 +33,14 @@ def check_placeholders(text: str, count: int, name: str = "item") -> None:
     """Refuse a text with another number of placeholders than there are images.
 
     Raises:
-        InterleavingError: It has; the message starts with `name`.
+        ItemError: It has.
     """
-    found = text.count(PLACEHOLDER)
-    if found != count:
-        raise InterleavingError(
-            f"{name}: {found} placeholders {PLACEHOLDER} in the text, but {count} images; expected one for each image "
-            "(or none: then the images come first)"
+    placeholders = text.count(PLACEHOLDER)
+    if placeholders != count:
+        raise ItemError(
+            name,
+            f"{placeholders} placeholders {PLACEHOLDER} in the text, but {count} images; expected one for each image "
+            "(or none: then the images come first)",
         )
 
 
@@ -49,7 +48,7 @@ def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN4
     """Return the image and the text of a row as an item: interleaved, if there are a list of images and placeholders.
 
     Raises:
-        InterleavingError: As `interleave`.
+        ItemError: As `interleave`.
     """
     image, text = parts.get("image"), parts.get("text")
     if is_interleaved(image, text):
@@ -69,7 +68,7 @@ def plain_text(image: Any, text: str) -> str:  # noqa: ANN401 - parts of a row
 
 def map_images(change: Callable[[Any], Any], image: Any) -> Any:  # noqa: ANN401 - an image or several
     """Return what `change` makes of the image of a row, or of each of its list of images."""
-    return [change(one) for one in image] if isinstance(image, list | tuple) else change(image)
+    return [change(each) for each in image] if isinstance(image, list | tuple) else change(image)
 
 
 def listed_images(cell: Any) -> Any:  # noqa: ANN401 - a cell of a table

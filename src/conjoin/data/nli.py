@@ -6,7 +6,7 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.pair_columns import unknown_column
+from conjoin.data.columns import unknown_column
 from conjoin.data.pair_sources import open_source
 from conjoin.processing.item_inputs import check_text
 

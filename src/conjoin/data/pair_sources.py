@@ -17,9 +17,8 @@ import datasets
 import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.json_lines import check_utf8, open_bytes
-from conjoin.data.json_table import open_json
-from conjoin.data.picture_files import describe_unreadable, is_picture, is_readable
+from conjoin.data.image_files import describe_unreadable, is_picture, is_readable
+from conjoin.data.json_files import check_utf8, open_bytes, open_json
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import numpy as np
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from conjoin.data.left_out import problem_of
+from conjoin.data.skipped import Skipped, problem_of
 
 Rows = list[dict[str, Any]]
 
@@ -21,12 +21,12 @@ class StreamMark(NamedTuple):
     Attributes:
         worker: The worker that made the batch.
         state: From which the worker makes its next batch.
-        left_out: The rows without use that were passed: `source`, `id` and `reason`.
+        skipped: The rows before it that cannot be used.
     """
 
     worker: int
     state: dict[str, Any]
-    left_out: list[dict[str, str]]
+    skipped: list[Skipped]
 
 
 class PairStream(IterableDataset[Any]):
@@ -39,7 +39,7 @@ class PairStream(IterableDataset[Any]):
         sources: Streams by name, as `load_training_pairs` returns them.
         weights: Relative number of rows of each source; equal when None.
         window: Rows that are held, undecoded, and shuffled; 1 keeps their order.
-        skip: Leave out rows that cannot be used, instead of raising.
+        skip: Skip rows that cannot be used, instead of raising.
 
     Attributes:
         position: Of this process: `batches` read, by how many `readers` (workers, or one process), and their states.
@@ -145,23 +145,23 @@ class _Batches(IterableDataset[Any]):
         ]
         while True:
             rows: Rows = []
-            left_out: list[dict[str, str]] = []
+            skipped: list[Skipped] = []
             while len(rows) < self.batch_size:
-                place = _next_place(counts, weights)
-                rows.append(readers[place].read(left_out))
-                counts[place] += 1
+                source = _next_source(counts, weights)
+                rows.append(readers[source].read(skipped))
+                counts[source] += 1
             after = {"counts": list(counts), "sources": {reader.name: reader.state for reader in readers}}
-            yield rows, StreamMark(worker, after, left_out)
+            yield rows, StreamMark(worker, after, skipped)
 
 
-def _next_place(counts: Sequence[int], weights: Sequence[float]) -> int:
+def _next_source(counts: Sequence[int], weights: Sequence[float]) -> int:
     """Return the source of the next row, by the quota method (Balinski and Young, 1975).
 
     It is one that the next row does not lift above its share by a whole row; no source then falls behind by one.
     """
     share = (sum(counts) + 1) / sum(weights)
-    behind = [place for place, weight in enumerate(weights) if counts[place] < weight * share]
-    return min(behind, key=lambda place: ((counts[place] + 1) / weights[place], place))
+    behind = [source for source, weight in enumerate(weights) if counts[source] < weight * share]
+    return min(behind, key=lambda source: ((counts[source] + 1) / weights[source], source))
 
 
 class _SourceReader:
@@ -184,36 +184,36 @@ class _SourceReader:
         state: Mapping[str, Any] | None,
     ) -> None:
         self.name, self.unread, self.settings, self.seed = name, source, stream, seed
-        start = state or {"pass": 0, "window": 0, "used": 0, "source": None, "place": 0}
+        start = state or {"pass": 0, "window": 0, "used": 0, "source": None, "index": 0}
         self.rows: Rows = []
         self.source = source
         self.passed, self.number, self.used = start["pass"], start["window"], start["used"]
         self._begin(start["source"])
         self._fill()
-        self.place = start["place"]
+        self.index = start["index"]
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state before the next row: that of the source before its window, and the place in it."""
-        numbers = {"pass": self.passed, "window": self.number, "used": self.used, "place": self.place}
+        """The state before the next row: that of the source before its window, and the index in it."""
+        numbers = {"pass": self.passed, "window": self.number, "used": self.used, "index": self.index}
         return numbers | {"source": self.before}
 
-    def read(self, left_out: list[dict[str, str]]) -> dict[str, Any]:
-        """Return the next row that can be used, and append those before it that cannot to `left_out`.
+    def read(self, skipped: list[Skipped]) -> dict[str, Any]:
+        """Return the next row that can be used, and append those before it that cannot to `skipped`.
 
         Raises:
             ValueError: No row of a whole pass can be used.
         """
         while True:
-            while self.place == len(self.rows):
+            while self.index == len(self.rows):
                 self._next_window()
-            row = self.rows[self.place]
-            self.place += 1
+            row = self.rows[self.index]
+            self.index += 1
             reason = problem_of(row) if self.settings.skip else None
             if reason is None:
                 self.used += 1
                 return {name: value for name, value in row.items() if name != "problem"}
-            left_out.append({"source": self.name, "id": str(row.get("id")), "reason": reason})
+            skipped.append(Skipped(self.name, None, str(row.get("id")), reason))
 
     def _next_window(self) -> None:
         if self.rows:
@@ -237,4 +237,4 @@ class _SourceReader:
     def _fill(self) -> None:
         window = list(itertools.islice(self.rows_left, self.settings.window))
         order = np.random.default_rng((*self.seed, self.passed, self.number)).permutation(len(window))
-        self.rows, self.place = [dict(window[place]) for place in order], 0
+        self.rows, self.index = [dict(window[index]) for index in order], 0

@@ -1,43 +1,39 @@
 """Image-text pairs from any source, checked and with the fixed columns `id`, `image` and `text`."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import datasets
 
-from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.image_columns import (
-    IMAGE,
-    element_of,
-    image_column,
-    image_files,
-    is_text,
-    list_lengths,
-    strings,
-    undecoded,
-    unread_images,
-    with_lists,
-)
-from conjoin.data.image_paths import check_image_path, image_folders
-from conjoin.data.interleaved import PLACEHOLDER, check_placeholders, row_item
-from conjoin.data.pair_columns import (
+from conjoin.data.columns import (
     COMMON_COLUMNS as COMMON_COLUMNS,
+    IMAGE,
     PairColumns,
     choose_columns,
-    choose_kept,
-    kept_columns,
+    choose_metadata,
+    element_of,
+    image_column,
+    is_text,
+    metadata_column,
     read_number,
+    strings,
+    undecoded,
+    with_lists,
+    without_bytes,
 )
-from conjoin.data.pair_groups import group_rows, join_pairs, number_pairs
+from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.image_files import RowImages, image_folders
+from conjoin.data.interleaved import check_placeholders, is_interleaved
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
-from conjoin.data.picture_files import is_readable, remedy
-from conjoin.data.row_checks import RowChecks, check_ids, check_same_images, row_name
+from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
+from conjoin.data.skipped import check_on_error
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
+from conjoin.storage import row_digest
 
 PAIR_FEATURES = datasets.Features({"id": datasets.Value("string"), "image": IMAGE, "text": datasets.Value("string")})
-PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "kept")
+PAIR_COLUMNS = (*PAIR_FEATURES, "group", "problem", "metadata")
 
 
 def load_pairs(
@@ -50,7 +46,7 @@ def load_pairs(
     split: str = "train",
     streaming: bool = False,
     only: Literal["image", "text"] | None = None,
-    on_error: Literal["raise", "keep"] = "raise",
+    on_error: Literal["raise", "skip"] = "raise",
     keep: Sequence[str] = (),
 ) -> AnyDataset:
     """Load image-text pairs with the columns `id` (string), `image` (undecoded) and `text` (string).
@@ -87,10 +83,10 @@ def load_pairs(
         split: The split, for sources with several.
         streaming: Return an `IterableDataset` that reads rows on access.
         only: Load this part only: the source may lack the other, and the result has no column for it.
-        on_error: "keep" leaves a row whose image or text cannot be used in its place, with the reason in a further
-            column `problem` (null for the others).
-        keep: Further columns of the source; their values are in the column `kept`, under their own names. Those of a
-            CSV file are texts; `"price:number"` reads the column `price` as numbers.
+        on_error: "skip" marks a row whose image or text cannot be used, by the reason in a further column `problem`
+            (null for the others): encoding and training skip it, and list it.
+        keep: Further columns of the source; their values are in the column `metadata`, under their own names. Those of
+            a CSV file are texts; `"price:number"` reads the column `price` as numbers.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
@@ -126,7 +122,7 @@ def open_pairs(
     split: str = "train",
     streaming: bool = False,
     only: Literal["image", "text"] | None = None,
-    on_error: Literal["raise", "keep"] = "raise",
+    on_error: Literal["raise", "skip"] = "raise",
     keep: Sequence[str] = (),
 ) -> "tuple[AnyDataset, dict[str, Any], PairReader]":
     """Open a source; returns its rows as they are, undecoded, the first of them, and what reads them as pairs.
@@ -135,16 +131,18 @@ def open_pairs(
     """
     if only not in (None, "image", "text"):
         raise ValueError(f"only={only!r}; expected None, 'image' or 'text'")
-    if on_error not in ("raise", "keep"):
-        raise ValueError(f"on_error={on_error!r}; expected 'raise' or 'keep'")
+    skip = check_on_error(on_error)
     dataset, folder = open_source(source, split, streaming, captions=only != "image")
     dataset = undecoded(dataset)
-    first = _first_row(dataset)
+    first = next(iter(dataset), None)
+    if first is None:
+        raise ValueError("the dataset is empty: it has no rows")
     given = {"image": image_column, "text": text_column, "id": id_column, "group": group_column}
     columns = choose_columns(list(first), given, dataset.features or {}, only)
     dataset = with_lists(dataset, columns.picture, first)
-    kept = choose_kept(keep, list(first), dataset.features or {})
-    return dataset, first, PairReader(columns, folder, image_folders(source, folder), on_error == "keep", kept)
+    metadata = choose_metadata(keep, list(first), dataset.features or {})
+    images = RowImages(folder, image_folders(source, folder))
+    return dataset, first, PairReader(columns, images, skip, metadata)
 
 
 def load_training_pairs(source: PairSource, *, split: str = "train", **options: Any) -> AnyDataset:  # noqa: ANN401
@@ -160,127 +158,85 @@ def load_training_pairs(source: PairSource, *, split: str = "train", **options: 
     return load_pairs(source, split=split, **options)
 
 
-def resolve_image_path(
-    path: str | None, folder: Path | None, name: str, folders: tuple[str, ...] | None = None
-) -> str:
-    """Resolve a path against `folder` and check that the file exists; URLs and data URIs are returned as is.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: `check_image_path` refuses the path, or Pillow does not read files of this kind.
-    """
-    if not path or _is_uri(path):
-        return check_image_path(path, folders, name)
-    file = _absolute(path, folder)
-    check_image_path(str(file), folders, name)
-    if not file.is_file():
-        raise FileNotFoundError(f"{name}, image {str(file)!r}: no such file")
-    if not is_readable(file):
-        raise ValueError(f"{name}, image {str(file)!r}: cannot be read; {remedy(file.suffix.lower())}")
-    return str(file)
-
-
-def _is_uri(path: str) -> bool:
-    return "://" in path or path.startswith("data:")
-
-
-def _absolute(path: str, folder: Path | None) -> Path:
-    return ((folder or Path()) / path).absolute()
-
-
-def _first_row(dataset: AnyDataset) -> dict[str, Any]:
-    first = next(iter(dataset), None)
-    if first is None:
-        raise ValueError("the dataset is empty: it has no rows")
-    return dict(first)
-
-
 class PairReader:
     """Reads rows as pairs.
 
     Args:
         columns: What to read.
-        folder: Of relative paths.
-        folders: Of all images, as `image_folders` gives them.
-        keep: Whether rows that cannot be used stay, with the reason.
-        kept: Further columns, and whether their values are read as numbers.
+        images: Checks the images.
+        skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
+        metadata: Further columns, and whether their values are read as numbers.
     """
 
-    def __init__(
-        self,
-        columns: PairColumns,
-        folder: Path | None,
-        folders: tuple[str, ...] | None,
-        keep: bool,
-        kept: Mapping[str, bool],
-    ) -> None:
-        self.columns, self.folder, self.folders, self.keep, self.kept = columns, folder, folders, keep, kept
+    def __init__(self, columns: PairColumns, images: RowImages, skip: bool, metadata: Mapping[str, bool]) -> None:
+        self.columns, self.images, self.skip, self.metadata = columns, images, skip, metadata
 
     @property
     def names(self) -> list[str]:
         """The columns that `pairs` reads."""
         columns = self.columns
-        read = (columns.image, columns.text, columns.id, columns.group, *self.kept)
+        read = (columns.image, columns.text, columns.id, columns.group, *self.metadata)
         return list(dict.fromkeys(name for name in read if name is not None))
 
     def collect(self, dataset: datasets.Dataset) -> datasets.Dataset:
-        """Check ids and texts and join them with the image column, which stays unchanged on disk."""
+        """Read all rows, and join what was read with the image column, which stays unchanged on disk."""
         columns = self.columns
-        given_ids = dataset[columns.id][:] if columns.id else range(len(dataset))
-        ids = [_check_id(index, value) for index, value in enumerate(given_ids)]
-        checks = RowChecks([row_name(index, row_id) for index, row_id in enumerate(ids)], self.keep)
-        owners: Sequence[int] = range(len(dataset))
-        pairs: dict[str, list[Any]] = {}
-        if columns.text and element_of(dataset.features[columns.text]) is None:
-            pairs["text"] = checks.run(self._text, dataset[columns.text][:])
-        elif columns.text:
-            found: list[list[Any]] = [texts or [None] for texts in checks.run(self._texts, dataset[columns.text][:])]
-            pairs["text"] = [text for texts in found for text in texts]
-            owners = [row for row, texts in enumerate(found) for _ in texts]
-        images = self._collect_images(dataset, checks) if columns.image else None
-        if columns.text and images is not None:
-            self._check_places(dataset, checks, pairs["text"], owners)
+        images, cells = self._images(dataset)
+        read = read_rows(self._rows(dataset, cells), self._read)
+        ids = [pairs[0]["id"] for pairs in read]
+        owners: Sequence[int] = range(len(read))
+        if any(len(pairs) > 1 for pairs in read):
+            owners = [row for row, pairs in enumerate(read) for _ in pairs]
         if len(set(ids)) < len(ids):
-            check_same_images(dataset, columns.picture, ids)
+            _check_same_images(dataset, columns.picture, ids)
             if columns.text is None:
                 first: dict[str, int] = {}
                 owners = [row for row, row_id in enumerate(ids) if first.setdefault(row_id, row) == row]
-        pairs["id"] = number_pairs([ids[row] for row in owners])
-        check_ids(pairs["id"])
-        groups = self._groups(dataset, images, ids, owners)
+        joined: dict[str, list[Any]] = {"id": number_pairs([ids[row] for row in owners])}
+        check_ids(joined["id"])
+        if columns.text:
+            joined["text"] = [pair["text"] for pairs in read for pair in pairs]
+        groups = self._groups(read, cells, owners)
         if groups is not None:
-            pairs["group"] = [groups[row] for row in owners]
-        numbers = self._numbers(dataset, checks)
-        if self.keep:
-            pairs["problem"] = [checks.problems.get(row) for row in owners]
-        joined = strings(pairs) if images is None else join_pairs(images, owners, pairs)
-        if self.kept:
-            joined = datasets.concatenate_datasets([joined, kept_columns(dataset, self.kept, numbers, owners)], axis=1)
-        return joined.select_columns([name for name in PAIR_COLUMNS if name in joined.column_names])
+            joined["group"] = [groups[row] for row in owners]
+        if self.skip:
+            joined["problem"] = [read[row][0].get("problem") for row in owners]
+        if columns.image and images is None:  # paths
+            several = element_of(dataset.features[columns.image]) is not None
+            paths = strings({"image": [pairs[0].get("image") for pairs in read]}, several)
+            images = paths.cast_column("image", datasets.List(IMAGE) if several else IMAGE)
+        table = join_pairs(images, owners, joined) if columns.image and images is not None else strings(joined)
+        if self.metadata:
+            values = [read[row][0]["metadata"] for row in owners]
+            table = datasets.concatenate_datasets(
+                [table, metadata_column(dataset, self.metadata, values, owners)], axis=1
+            )
+        return table.select_columns([name for name in PAIR_COLUMNS if name in table.column_names])
 
-    def _numbers(self, dataset: datasets.Dataset, checks: RowChecks) -> dict[str, list[float | None]]:
-        """The values of the kept columns that are read as numbers."""
-        found = {}
-        for column, is_number in self.kept.items():
-            if is_number:
-                values = checks.run(partial(read_number, column=column), dataset[column][:])
-                found[column] = values
-        return found
+    def _images(self, dataset: datasets.Dataset) -> tuple[datasets.Dataset | None, list[Any]]:
+        """Return the column `image`, None for one of paths, and its cells without the bytes of images."""
+        column = self.columns.picture
+        if column is None:
+            return None, [None] * len(dataset)
+        feature = dataset.features[column]
+        if is_text(element_of(feature) or feature):
+            return None, dataset[column][:]
+        images = image_column(dataset, column)
+        if images is not None:
+            return images, list(without_bytes(images))
+        if self.columns.image is not None:
+            raise ValueError(f"column {column!r} holds {feature}; expected images, image bytes, paths or URLs")
+        return None, [None] * len(dataset)
 
-    def _check_places(
-        self, dataset: datasets.Dataset, checks: RowChecks, texts: Sequence[Any], owners: Sequence[int]
-    ) -> None:
-        """Compare the placeholders in texts with the number of images, in rows with a list of images."""
-        column = self.columns.image or ""
-        if element_of(dataset.features[column]) is None:
-            return
-        counts = list_lengths(dataset, column)
-        for text, row in zip(texts, owners, strict=True):
-            try:
-                if text is not None and PLACEHOLDER in text:
-                    check_placeholders(text, counts[row], checks.names[row])
-            except ValueError as error:
-                checks.fail(row, error)
+    def _rows(self, dataset: datasets.Dataset, cells: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """Yield the cells of each row that are read, images without their bytes."""
+        numbers = [name for name, is_number in self.metadata.items() if is_number]
+        names = (self.columns.id, self.columns.text, self.columns.group, *numbers)
+        columns = {name: dataset[name][:] for name in names if name is not None}
+        if self.columns.image:
+            columns[self.columns.image] = cells
+        for index in range(len(dataset)):
+            yield {name: values[index] for name, values in columns.items()}
 
     def stream(self, dataset: datasets.IterableDataset, first: Mapping[str, Any]) -> datasets.IterableDataset:
         """Read each row when it is used.
@@ -296,78 +252,78 @@ class PairReader:
         }
         features = PAIR_FEATURES | ({"image": datasets.List(IMAGE)} if several["image"] else {})
         number = datasets.Value("float64")
-        features["kept"] = {name: number if is_number else known.get(name) for name, is_number in self.kept.items()}
-        chosen = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.keep}
-        chosen["kept"] = bool(self.kept)
+        features["metadata"] = {
+            name: number if is_number else known.get(name) for name, is_number in self.metadata.items()
+        }
+        chosen = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.skip}
+        chosen["metadata"] = bool(self.metadata)
         features = datasets.Features(
             {name: features.get(name, datasets.Value("string")) for name in PAIR_COLUMNS if chosen[name]}
         )
 
-        def one(row: Mapping[str, Any], index: int) -> dict[str, Any]:
-            pairs = self.pairs(row, index)
-            if len(pairs) > 1:
-                raise ValueError(f"row {index}: {len(pairs)} texts, but the rows before have one each")
-            return {name: pairs[0].get(name) for name in features}
-
-        def all_of_one(batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        def read(batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
             pairs = self.pairs({name: values[0] for name, values in batch.items()}, indices[0])
+            if len(pairs) > 1 and not several["text"]:
+                raise ValueError(f"row {indices[0]}: {len(pairs)} texts, but the rows before have one each")
             return {name: [pair.get(name) for pair in pairs] for name in features}
 
-        options: dict[str, Any] = {"with_indices": True, "remove_columns": list(first), "features": features}
-        if not known.keys() >= set(self.kept):  # a stream of JSON lines does not know its types
-            options["features"] = None
-        if several["text"]:
-            return dataset.map(all_of_one, batched=True, batch_size=1, **options)
-        return dataset.map(one, **options)
+        known_features = features if known.keys() >= set(self.metadata) else None  # JSON lines do not know their types
+        return dataset.map(
+            read, with_indices=True, batched=True, batch_size=1, remove_columns=list(first), features=known_features
+        )
 
     def pairs(self, row: Mapping[str, Any], index: int | str) -> list[dict[str, Any]]:
         """Return the pairs of a row of a stream.
 
         Args:
             row: As `open_pairs` gives it.
-            index: Its place; its id, if it has none of its own.
+            index: Its number; its id, if it has none of its own.
 
         Raises:
-            ValueError: It cannot be used, and such rows are not kept.
-            FileNotFoundError: Its image does not exist, likewise.
+            ItemError: It cannot be used, and such rows are not skipped.
         """
+        pairs = self._read(row, index)
+        for pair, pair_id in zip(pairs, number_pairs([pair["id"] for pair in pairs]), strict=True):
+            pair["id"] = pair_id
+            image = pair.get("image")
+            if image is not None:
+                pair["image"] = [_encode(each) for each in image] if isinstance(image, list) else _encode(image)
+        return pairs
+
+    def _read(self, row: Mapping[str, Any], index: int | str) -> list[dict[str, Any]]:
+        """Return the pairs of a row, all under its id, with the image as `RowImages.check` returns it."""
         columns = self.columns
-        row_id = _check_id(index, row[columns.id] if columns.id else index)
+        row_id = read_id(row[columns.id] if columns.id else index, index)
         name = row_name(index, row_id)
-        common: dict[str, Any] = {"id": row_id, "kept": dict.fromkeys(self.kept)}
+        pair: dict[str, Any] = {"id": row_id, "metadata": dict.fromkeys(self.metadata)}
         texts: list[str | None] = [None]
         try:
-            for column, is_number in self.kept.items():
+            for column, is_number in self.metadata.items():
                 value = row.get(column)
-                common["kept"][column] = read_number(value, name, column) if is_number else value
-            if columns.image:
-                image = self._image(row[columns.image], name)
-                encode = IMAGE.encode_example
-                common["image"] = list(map(encode, image)) if isinstance(image, list) else encode(image)
+                pair["metadata"][column] = read_number(value, name, column) if is_number else value
             if columns.text:
                 texts = [*self._texts(row[columns.text], name)]
+            if columns.image:
+                pair["image"] = self.images.check(row[columns.image], name)
             for text in texts:
-                row_item({"image": common.get("image"), "text": text}, name)
-        except (ValueError, FileNotFoundError) as error:
-            if not self.keep:
+                if is_interleaved(pair.get("image"), text):
+                    check_placeholders(str(text), len(pair["image"]), name)
+        except ItemError as error:
+            if not self.skip:
                 raise
-            common["problem"] = str(error)
+            pair["problem"] = str(error)
         if columns.group:
-            common["group"] = self._group(row[columns.group])
+            pair["group"] = self._group(row[columns.group])
         elif columns.text and isinstance(row[columns.text], list):
-            common["group"] = row_id
-        ids = number_pairs([row_id] * len(texts))
-        return [common | {"id": pair_id, "text": text} for pair_id, text in zip(ids, texts, strict=True)]
-
-    def _text(self, value: Any, name: str) -> str:  # noqa: ANN401
-        return check_text(self._class_name(value), name)
+            pair["group"] = row_id
+        return [pair | {"text": text} for text in texts]
 
     def _texts(self, value: Any, name: str) -> list[str]:  # noqa: ANN401
         """Check a text or a list of texts."""
         values = value if isinstance(value, list) else [value]
         if not values:
-            raise ValueError(f"{name}: the list of texts is empty")
-        return [self._text(text, name) for text in values]
+            raise ItemError(name, "the list of texts is empty")
+        return [check_text(self._class_name(text), name) for text in values]
 
     def _class_name(self, value: Any) -> Any:  # noqa: ANN401
         """Return the name of a class in place of its number."""
@@ -375,62 +331,107 @@ class PairReader:
             return value
         return self.columns.label.int2str(value) if value >= 0 else None  # -1: it has none
 
-    def _image(self, value: Any, name: str) -> Any:  # noqa: ANN401
-        """Check the image of a row, or its list of images, as far as possible without reading it."""
-        if isinstance(value, list) and value:
-            if any(isinstance(one, list) for one in value):
-                raise ValueError(
-                    f"{name}: a list within the list of images; expected images, image bytes, paths or URLs"
-                )
-            return [self._image(one, name) for one in value]
-        if isinstance(value, str) or not value:
-            return resolve_image_path(value or None, self.folder, name, self.folders)
-        if isinstance(value, Mapping) and value.get("bytes") is None:
-            check_image_path(value.get("path"), self.folders, name)
-        elif isinstance(value, Mapping):
-            return {"bytes": value["bytes"], "path": None}  # `datasets` reads the path, if such a file exists
-        return value
-
     def _group(self, value: Any) -> str | None:  # noqa: ANN401
         value = self._class_name(value) if self.columns.group == self.columns.text else value
         return None if value is None or value == "" else str(value)
 
     def _groups(
-        self, dataset: datasets.Dataset, images: datasets.Dataset | None, ids: list[str], owners: Sequence[int]
+        self, read: Sequence[list[dict[str, Any]]], cells: Sequence[Any], owners: Sequence[int]
     ) -> Sequence[str | None] | None:
-        """Return the group of each row: that of the column, else rows of one image file."""
+        """Return the group of each row: that of the column, else the id of the first row with the same image files."""
         if self.columns.group is not None:
-            return [self._group(value) for value in dataset[self.columns.group][:]]
-        if images is None and self.columns.picture is not None:
-            images = image_column(dataset, self.columns.picture)
-        pictures: list[Hashable] = list(ids)
-        for row, paths in image_files(images).items() if images is not None else ():
-            pictures[row] = tuple(path if _is_uri(path) else _absolute(path, self.folder) for path in paths)
-        return group_rows(ids, pictures, owners)
+            return [pairs[0]["group"] for pairs in read]
+        first: dict[Hashable, str] = {}
+        ids = [pairs[0]["id"] for pairs in read]
+        groups = [
+            first.setdefault(self._files(cell) or row_id, row_id) for row_id, cell in zip(ids, cells, strict=True)
+        ]
+        return groups if len({groups[row] for row in owners}) < len(owners) else None
 
-    def _collect_images(self, dataset: datasets.Dataset, checks: RowChecks) -> datasets.Dataset:
-        """Return the column `image` of the rows."""
-        column = self.columns.image or ""
-        element = element_of(dataset.features[column])
-        if is_text(dataset.features[column] if element is None else element):
-            found = {"image": checks.run(self._image, dataset[column][:])}
-            target = IMAGE if element is None else datasets.List(IMAGE)
-            return strings(found, several=element is not None).cast_column("image", target)
-        images = image_column(dataset, column)
-        if images is None:
-            raise ValueError(
-                f"column {column!r} holds {dataset.features[column]}; expected images, image bytes, paths or URLs"
-            )
-        for row, paths in unread_images(images):
-            try:
-                for path in paths:
-                    check_image_path(path, self.folders, checks.names[row])
-            except ValueError as error:
-                checks.fail(row, error)
-        return images
+    def _files(self, cell: Any) -> tuple[str, ...]:  # noqa: ANN401 - an image or several
+        """Return the paths or URLs of images; none if one of them has bytes or no path."""
+        images = cell if isinstance(cell, list) else [cell]
+        paths = [
+            (image["path"] if image["bytes"] is None else None) if isinstance(image, Mapping) else image
+            for image in images
+        ]
+        return tuple(self.images.absolute(path) for path in paths if path) if all(paths) else ()
 
 
-def _check_id(index: int | str, value: Any) -> str:  # noqa: ANN401
-    if value is None or value == "":
-        raise ValueError(f"row {index}: the id is missing")
-    return str(value)
+def _encode(image: Any) -> dict[str, Any]:  # noqa: ANN401 - of one row
+    """Encode an image for `datasets`, which would prefer a file of the path to the bytes, if there is one."""
+    if isinstance(image, Mapping) and image.get("bytes") is not None:
+        return {"bytes": image["bytes"], "path": None}
+    return IMAGE.encode_example(image)
+
+
+def _check_same_images(dataset: datasets.Dataset, picture: str | None, ids: Sequence[str]) -> None:
+    """Refuse rows of one id whose images differ."""
+    counts = Counter(ids)
+    rows = [row for row, row_id in enumerate(ids) if counts[row_id] > 1]
+    if picture is not None:
+        digests: dict[str, int] = {}
+        repeated = dataset.select_columns(picture).select(rows)
+        found = (row_digest({"image": row[picture]}) for row in repeated)
+        if all(digests.setdefault(ids[row], digest) == digest for row, digest in zip(rows, found, strict=True)):
+            return
+    try:
+        check_ids(ids)
+    except ItemError as error:
+        hint = 'choose a column of unique ids by --id-column (id_column), or row numbers by ""'
+        several = "only several captions of one image may share an id"
+        raise ItemError(error.item, f"{error.message}; {hint} ({several})") from error
+
+
+def number_pairs(ids: Iterable[str]) -> list[str]:
+    """Number the pairs that share an id, from 0: `a`, `b#0`, `b#1`."""
+    ids = list(ids)
+    if len(set(ids)) == len(ids):
+        return ids
+    counts, seen = Counter(ids), Counter[str]()
+    numbered = []
+    for name in ids:
+        numbered.append(name if counts[name] == 1 else f"{name}#{seen[name]}")
+        seen[name] += 1
+    return numbered
+
+
+def join_pairs(
+    images: datasets.Dataset, owners: Sequence[int], columns: Mapping[str, Sequence[str | None]]
+) -> datasets.Dataset:
+    """Join the columns of pairs with the images of their rows, which are read from where they lie, never repeated.
+
+    Args:
+        images: The column `image` of N rows.
+        owners: The row of each of M pairs.
+        columns: Of the pairs, M values each.
+    """
+    if isinstance(owners, range):  # a pair for each row
+        return _beside(strings(columns), images)
+    seen = Counter[int]()
+    layers: list[datasets.Dataset] = []
+    indices = [0] * len(owners)
+    start = 0
+    rounds: list[list[int]] = []
+    for pair, row in enumerate(owners):
+        if seen[row] == len(rounds):
+            rounds.append([])
+        rounds[seen[row]].append(pair)
+        seen[row] += 1
+    for pairs in rounds:  # the first pairs of all rows, the second pairs ...
+        rows: Sequence[int] = [owners[pair] for pair in pairs]
+        chosen = images
+        if 2 * len(rows) < len(images):
+            chosen, rows = images.select(rows), range(len(rows))
+        cells: dict[str, list[str | None]] = {name: [None] * len(chosen) for name in columns}
+        for pair, row in zip(pairs, rows, strict=True):
+            indices[pair] = start + row
+            for name, values in columns.items():
+                cells[name][row] = values[pair]
+        layers.append(_beside(strings(cells), chosen))
+        start += len(chosen)
+    return datasets.concatenate_datasets(layers).select(indices)
+
+
+def _beside(left: datasets.Dataset, right: datasets.Dataset) -> datasets.Dataset:
+    return datasets.concatenate_datasets([left, right], axis=1)

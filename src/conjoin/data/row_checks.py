@@ -1,82 +1,101 @@
-"""Checks of rows: what is wrong with one names it, and is raised or kept."""
+"""Checks that all readers of rows share: what is wrong with a row names it."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-import datasets
+import numpy as np
 
-from conjoin.storage import row_digest
+from conjoin.processing.item_error import ItemError
 
+Row = TypeVar("Row")
 Result = TypeVar("Result")
 
-
-class RowChecks:
-    """Checks of rows, which raise or are kept as `problems`.
-
-    Args:
-        names: Of the rows, for messages.
-        keep: Whether to keep what is wrong instead of raising.
-    """
-
-    def __init__(self, names: Sequence[str], keep: bool) -> None:
-        self.names, self.keep = names, keep
-        self.problems: dict[int, str] = {}
-
-    def run(self, check: Callable[[Any, str], Result], values: Sequence[Any]) -> list[Result | None]:
-        """Check every row, then raise the first error with the number of wrong rows; None for those kept."""
-        checked: list[Result | None] = []
-        wrong: list[ValueError | FileNotFoundError] = []
-        for row, (value, name) in enumerate(zip(values, self.names, strict=True)):
-            try:
-                checked.append(check(value, name))
-            except (ValueError, FileNotFoundError) as error:
-                checked.append(None)
-                wrong.append(error)
-                self.problems.setdefault(row, str(error))
-        if self.keep or not wrong:
-            return checked
-        if len(wrong) > 1:
-            raise type(wrong[0])(f"{wrong[0]} ({len(wrong)} of {len(values)} rows cannot be used)") from wrong[0]
-        raise wrong[0]
-
-    def fail(self, row: int, error: ValueError) -> None:
-        """Raise what is wrong with a row, or keep it."""
-        if not self.keep:
-            raise error
-        self.problems.setdefault(row, str(error))
+_KEYS_AT_ONCE = 2**20
 
 
 def row_name(index: int | str, row_id: str) -> str:
-    """Return the name of a row for error messages."""
+    """Return what messages call a row."""
     return f"row {index} (id {row_id!r})"
 
 
-def check_ids(ids: Sequence[str]) -> None:
-    """Reject duplicate ids.
+def read_id(value: object, index: int | str) -> str:
+    """Return the id of a row as a text.
 
     Raises:
-        ValueError: An id occurs twice; the message gives the first few.
+        ItemError: It is missing.
     """
-    duplicates = [f"{name!r} ({count} times)" for name, count in Counter(ids).items() if count > 1]
-    if duplicates:
-        raise ValueError(f"{len(duplicates)} ids occur more than once: {', '.join(duplicates[:3])}")
+    if value is None or value == "":
+        raise ItemError(f"row {index}", "the id is missing")
+    return str(value)
 
 
-def check_same_images(dataset: datasets.Dataset, picture: str | None, ids: Sequence[str]) -> None:
-    """Refuse rows of one id whose images differ."""
-    counts = Counter(ids)
-    rows = [row for row, row_id in enumerate(ids) if counts[row_id] > 1]
-    pictures: dict[str, int] = {}
-    if picture is not None:
-        repeated = dataset.select_columns(picture).select(rows)
-        digests = (row_digest({"image": row[picture]}) for row in repeated)
-        if all(pictures.setdefault(ids[row], digest) == digest for row, digest in zip(rows, digests, strict=True)):
-            return
-    try:
-        check_ids(ids)
-    except ValueError as error:
-        raise ValueError(
-            f'{error}; choose a column of unique ids by --id-column (id_column), or row numbers by "" (only several '
-            "captions of one image may share an id)"
-        ) from error
+def read_rows(rows: Iterable[Row], read: Callable[[Row, int], Result]) -> list[Result]:
+    """Return what `read` makes of every row and its index.
+
+    Raises:
+        ItemError: A row cannot be used. It is that of the first such row, and says how many there are.
+    """
+    results: list[Result] = []
+    errors: list[ItemError] = []
+    index = -1
+    for index, row in enumerate(rows):
+        try:
+            results.append(read(row, index))
+        except ItemError as error:
+            errors.append(error)
+    if len(errors) > 1:
+        first, counts = errors[0], f"({len(errors)} of {index + 1} rows cannot be used)"
+        raise type(first)(first.item, f"{first.message} {counts}") from first
+    if errors:
+        raise errors[0]
+    return results
+
+
+def repeated_id(row_id: str, name: str = "the data") -> ItemError:
+    """Return the error of an id that two rows have."""
+    return ItemError(name, f"the id {row_id!r} occurs twice; ids must be unique")
+
+
+def id_keys(ids: Iterable[str]) -> np.ndarray:
+    """64-bit digests `(N,)` uint64 of ids."""
+    content = b"".join(hashlib.blake2b(row_id.encode(), digest_size=8).digest() for row_id in ids)
+    return np.frombuffer(content, dtype=np.uint64)
+
+
+class UniqueIds:
+    """The ids of rows that are read in chunks, of which none may occur twice: 8 bytes a row."""
+
+    def __init__(self) -> None:
+        self._blocks: list[np.ndarray] = []  # sorted
+
+    def add(self, ids: list[str], start: int | None = None) -> None:
+        """Add the ids of a chunk, whose first row has the number `start`.
+
+        Raises:
+            ItemError: An id occurs twice.
+        """
+        keys = id_keys(ids)
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+        known = np.zeros(len(keys), dtype=bool)
+        known[order[1:]] = ordered[1:] == ordered[:-1]
+        for block in self._blocks:
+            indices = np.minimum(np.searchsorted(block, keys), len(block) - 1)
+            known |= block[indices] == keys
+        if known.any():
+            index = int(known.argmax())
+            raise repeated_id(ids[index], "the data" if start is None else f"row {start + index}")
+        if len(keys):
+            self._blocks.append(ordered)
+        while len(self._blocks) > 1 and len(self._blocks[-2]) <= len(self._blocks[-1]) < _KEYS_AT_ONCE:
+            self._blocks[-2:] = [np.sort(np.concatenate(self._blocks[-2:]))]
+
+
+def check_ids(ids: Iterable[str]) -> None:
+    """Refuse repeated ids of rows.
+
+    Raises:
+        ItemError: An id occurs twice.
+    """
+    UniqueIds().add(list(ids), 0)

@@ -7,12 +7,12 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.image_paths import folders_beside
-from conjoin.data.json_lines import JsonLines
-from conjoin.data.pair_columns import unknown_column
+from conjoin.data.columns import unknown_column
+from conjoin.data.image_files import RowImages, folders_beside
+from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
-from conjoin.data.pairs import resolve_image_path
 from conjoin.data.row_checks import check_ids
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 
 TRIPLET_ROLES = ("query", "positive", "negative", "variant")
@@ -72,15 +72,13 @@ def _triplet(row_id: str, row: Mapping[str, Any], folder: Path, name: str) -> di
         image_field, text_field = f"{role}_image", f"{role}_text"
         image, text = row.get(image_field), row.get(text_field)
         if image is None and text is None and role != "variant":
-            raise ValueError(f"{name}: both {image_field} and {text_field} are null")
+            raise ItemError(name, f"both {image_field} and {text_field} are null")
         if isinstance(image, dict) and image.get("bytes") is not None:  # of Parquet
             triplet[image_field] = image
         elif not isinstance(image, str | None):
-            raise ValueError(f"{name}, {image_field}: expected a path or a URL, got {image!r:.80}")
+            raise ItemError(f"{name}, {image_field}", f"expected a path or a URL, got {image!r:.80}")
         else:
-            file = f"{name}, {image_field}"
-            triplet[image_field] = (
-                None if image is None else resolve_image_path(image, folder, file, folders_beside(folder))
-            )
+            images = RowImages(folder, folders_beside(folder))
+            triplet[image_field] = None if image is None else images.check(image, f"{name}, {image_field}")
         triplet[text_field] = None if text is None else check_text(text, f"{name}, {text_field}")
     return triplet

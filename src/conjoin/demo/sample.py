@@ -79,7 +79,7 @@ def _encode_gallery(encoder: ItemEncoder, scores: EmojiScores, out: Path) -> Non
     for row in scores.candidates:
         path = folder / (row["id"].replace("/", "-") + ".png")
         row["image"].save(path)
-        rows.append({"id": row["id"], "image": str(path), "kept": {"text": row["text"]}})
+        rows.append({"id": row["id"], "image": str(path), "metadata": {"text": row["text"]}})
     encode_collection(rows, encoder, out / "gallery", keep_pictures=_THUMBNAIL)
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from conjoin.data import load_triplets
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.json_files import JsonLines
 from conjoin.data.make.mini_mbeir import MARKER as MINI_MBEIR
 from conjoin.data.make.mini_merit import MARKER as MINI_MERIT
 from conjoin.data.mbeir.layout import instructions_file, required

@@ -9,8 +9,8 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.image_paths import path_inside
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.image_files import path_inside
+from conjoin.data.json_files import JsonLines
 from conjoin.data.mbeir.layout import (
     MBEIR_DATASETS,
     dataset_of,

@@ -15,8 +15,9 @@ from typing import Any
 
 from PIL import Image
 
+from .item_error import ItemError
 from .item_images import CONCATENATED, load_image
-from .item_inputs import ImageSource, Item, check_list, item_parts
+from .item_inputs import ImageSource, Item, check_list, item_names, item_parts
 
 INPUT_TYPES = ("seq", "cat", "avg")
 
@@ -52,7 +53,7 @@ def check_processor_type(input_type: str) -> str:
     return input_type
 
 
-def concatenated(values: Sequence[Any], input_type: str, ids: Sequence[str] | None = None) -> Sequence[Any]:
+def concatenated(values: Sequence[Any], input_type: str, ids: Sequence[str | int] | None = None) -> Sequence[Any]:
     """Return the items of a processor: under `cat`, with the images of each as one picture.
 
     Raises:
@@ -63,7 +64,7 @@ def concatenated(values: Sequence[Any], input_type: str, ids: Sequence[str] | No
     if input_type != "cat":
         return values
     check_list(values)
-    names = [f"item {place}" + (f" (id {ids[place]!r})" if ids is not None else "") for place in range(len(values))]
+    names = item_names(len(values), ids)
     return [apply_input_type(value, "cat", name)[0] for value, name in zip(values, names, strict=True)]
 
 
@@ -112,10 +113,11 @@ def only_image(item: Item, name: str) -> Any:  # noqa: ANN401 - an image as it w
         ValueError: It has several.
     """
     if len(item.images) > 1:
-        raise ValueError(
-            f"{name}: {len(item.images)} images, but this model takes one image per item; choose input type cat "
+        raise ItemError(
+            name,
+            f"{len(item.images)} images, but this model takes one image per item; choose input type cat "
             "(the images as one picture) or avg (the mean of their embeddings): --input cat, load_encoder(..., "
-            'input_type="cat"), or input_type="cat" of the processor; or use an MLLM retriever'
+            'input_type="cat"), or input_type="cat" of the processor; or use an MLLM retriever',
         )
     return next(iter(item.images), None)
 

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import BatchFeature
 
+from .item_error import ItemError, MissingFileError
 from .item_urls import fetch, is_url
 
 MAX_IMAGE_BYTES = 2**28
@@ -60,11 +61,12 @@ def load_image(source: Any, name: str = "item", least_side: int | None = None) -
         FileNotFoundError: The path does not exist.
         ValueError: Unreadable, truncated, or beyond `MAX_IMAGE_BYTES`, `MAX_IMAGE_PIXELS` or `MAX_ASPECT_RATIO`.
     """
-    data, label = _find_image(source, name)
-    with _decoding(label):
+    data, prefix = _find_image(source, name)
+    with _decoding(name, prefix):
         image = data if isinstance(data, Image.Image) else _open(io.BytesIO(data))
-    _check_size(image.size, label)
-    with _decoding(label):
+    if problem := _size_problem(image.size):
+        raise ItemError(name, prefix + problem)
+    with _decoding(name, prefix):
         if least_side is not None and image is not data:
             image.draft(None, (least_side, least_side))
         return to_rgb(image)
@@ -96,27 +98,28 @@ def _open(file: str | os.PathLike[str] | io.BytesIO) -> Image.Image:
 
 
 @contextmanager
-def _decoding(label: str) -> Iterator[None]:
+def _decoding(name: str, prefix: str) -> Iterator[None]:
     """Name the image in whatever goes wrong while it is decoded."""
     try:
         yield
     except UnidentifiedImageError as error:
-        raise ValueError(f"{label}: cannot read the image, its format is unknown") from error
+        raise ItemError(name, f"{prefix}cannot read the image, its format is unknown") from error
     except Image.DecompressionBombError as error:
-        raise ValueError(f"{label}: image is over the limit of {MAX_IMAGE_PIXELS} pixels") from error
+        raise ItemError(name, f"{prefix}image is over the limit of {MAX_IMAGE_PIXELS} pixels") from error
     except MemoryError as error:
-        raise ValueError(f"{label}: there is not enough memory to decode the image") from error
+        raise ItemError(name, f"{prefix}there is not enough memory to decode the image") from error
     except Exception as error:  # decoders raise many kinds on damaged files
-        raise ValueError(f"{label}: cannot read the image, it is truncated or damaged ({error})") from error
+        raise ItemError(name, f"{prefix}cannot read the image, it is truncated or damaged ({error})") from error
 
 
-def _check_size(size: tuple[int, int], label: str) -> None:
+def _size_problem(size: tuple[int, int]) -> str | None:
     short, long = sorted(size)
-    shown = f"{label}: image of {size[0]} x {size[1]} pixels"
+    shown = f"image of {size[0]} x {size[1]} pixels"
     if short == 0 or short * long > MAX_IMAGE_PIXELS:
-        raise ValueError(f"{shown} is empty, or over the limit of {MAX_IMAGE_PIXELS} pixels (a decompression bomb?)")
-    if long > MAX_ASPECT_RATIO * short:
-        raise ValueError(f"{shown} is refused: its aspect ratio is over {MAX_ASPECT_RATIO}")
+        return f"{shown} is empty, or over the limit of {MAX_IMAGE_PIXELS} pixels (a decompression bomb?)"
+    return (
+        f"{shown} is refused: its aspect ratio is over {MAX_ASPECT_RATIO}" if long > MAX_ASPECT_RATIO * short else None
+    )
 
 
 def process_image(image_processor: Any, source: Any, name: str = "item") -> BatchFeature:  # noqa: ANN401
@@ -137,7 +140,7 @@ def process_image(image_processor: Any, source: Any, name: str = "item") -> Batc
         return image_processor(images=[image], return_tensors="pt")
     except ValueError as error:
         width, height = image.size
-        raise ValueError(f"{name}: image of {width} x {height} pixels is refused: {error}") from error
+        raise ItemError(name, f"image of {width} x {height} pixels is refused: {error}") from error
 
 
 def _least_side(settings: Mapping[str, Any]) -> int | None:
@@ -207,9 +210,10 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
         values = np.rint(values * 255).astype(np.uint8)
     axes = [place for place in places if values.ndim == 3 and values.shape[place] in (1, 3, 4)]
     if values.dtype != np.uint8 or not (axes or values.ndim == 2):
-        raise ValueError(
-            f"{name}: an array of shape {tuple(values.shape)} and type {array.dtype} is not an image; expected "
-            "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1"
+        raise ItemError(
+            name,
+            f"an array of shape {tuple(values.shape)} and type {array.dtype} is not an image; expected "
+            "(H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, of uint8, or of floats from 0 to 1",
         )
     values = np.moveaxis(values, axes[0], 2) if axes else values[..., None]
     return Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
@@ -219,32 +223,33 @@ def _to_numpy(tensor: Tensor, name: str) -> np.ndarray:
     try:
         values: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
     except (TypeError, RuntimeError) as error:  # sparse, or without values
-        raise ValueError(f"{name}: cannot read a tensor of layout {tensor.layout} on {tensor.device}") from error
+        raise ItemError(name, f"cannot read a tensor of layout {tensor.layout} on {tensor.device}") from error
     return values
 
 
 def _find_image(source: Any, name: str) -> tuple[Image.Image | bytes, str]:  # noqa: ANN401
-    """Return the image or its encoded bytes, and the name for error messages."""
+    """Return the image or its encoded bytes, and its name as the start of messages."""
+    prefix = ""
     if isinstance(source, Mapping):
         data, path = source.get("bytes"), source.get("path")
-        name = f"{name}, image {path!r}" if path and isinstance(data, bytes) else name
+        prefix = f"image {path!r}: " if path and isinstance(data, bytes) else ""
         source = path if data is None and not isinstance(path, Mapping) else data
     if isinstance(source, Image.Image):
-        return source, name
+        return source, prefix
     if isinstance(source, np.ndarray | Tensor):
-        return array_to_image(source, name), name
+        return array_to_image(source, name), prefix
     if isinstance(source, bytes):
         data = source
     elif isinstance(source, str) and source.startswith("data:image/"):
         data = decode_base64(source.partition(",")[2], name)
     elif isinstance(source, str | os.PathLike):
-        name = f"{name}, image {os.fspath(source)!r}"
-        data = fetch(str(source), name, MAX_IMAGE_BYTES) if is_url(source) else _read_file(source, name)
+        prefix = f"image {os.fspath(source)!r}: "
+        data = fetch(str(source), name, MAX_IMAGE_BYTES) if is_url(source) else _read_file(source, name, prefix)
     else:
-        raise ValueError(f"{name}: {describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
+        raise ItemError(name, f"{describe(source)} is not an image; expected a PIL image, a path, a URL or bytes")
     if not data:
-        raise ValueError(f"{name}: the image has zero bytes")
-    return data, name
+        raise ItemError(name, f"{prefix}the image has zero bytes")
+    return data, prefix
 
 
 def decode_base64(text: str, name: str) -> bytes:
@@ -252,19 +257,19 @@ def decode_base64(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{name}: the image is not valid base64 ({error})") from error
+        raise ItemError(name, f"the image is not valid base64 ({error})") from error
 
 
-def _read_file(path: str | os.PathLike[str], name: str) -> bytes:
+def _read_file(path: str | os.PathLike[str], name: str, prefix: str) -> bytes:
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"{name}: no such file")
+        raise MissingFileError(name, f"{prefix}no such file")
     try:
         size = os.path.getsize(path)
         if size > MAX_IMAGE_BYTES:
-            raise ValueError(f"{name}: the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
+            raise ItemError(name, f"{prefix}the file has {size} bytes; the limit is {MAX_IMAGE_BYTES}")
         return Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{name}: cannot read the file ({error})") from error
+        raise ItemError(name, f"{prefix}cannot read the file ({error})") from error
 
 
 def describe(value: Any) -> str:  # noqa: ANN401

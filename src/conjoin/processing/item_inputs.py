@@ -9,7 +9,7 @@ Every saved checkpoint contains this file, so it imports nothing of this package
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .item_error import ItemError, MissingFileError
 from .item_images import decode_base64, describe, load_image
 from .item_urls import is_url
 
@@ -43,6 +44,9 @@ _EXPECTED = (
     'a string, an image (PIL, array or tensor), an image path, {"text": ..., "image": ...}, a chat message '
     '{"role": ..., "content": ...} or a list of chat messages'
 )
+
+
+Parts = TypeVar("Parts", list[Any], dict[str, Any])
 
 
 class Item(NamedTuple):
@@ -74,7 +78,7 @@ class ImageSource(NamedTuple):
 
 def parse_items(
     values: Sequence[Any],
-    ids: Sequence[str] | None = None,
+    ids: Sequence[str | int] | None = None,
     empty_text: str = "error",
     read: Callable[[Any, str], Any] = load_image,
 ) -> list[Item]:
@@ -82,22 +86,25 @@ def parse_items(
 
     Args:
         values: The items, as the user passed them.
-        ids: Names to report in error messages beside the position.
+        ids: Names to report in error messages instead of positions.
         empty_text: As for `parse_item`.
         read: Called with the source of each image and the item's name. What it returns is the image of the item, so
             that a batch need not hold all images at their full size.
 
     Raises:
         TypeError: `values` is a single item rather than a list.
-        ValueError: An item is empty, ambiguous, of an unknown kind, or holds an unreadable image.
-        FileNotFoundError: An image path does not exist. A bare string without white space that ends like an image
+        ItemError: An item is empty, ambiguous, of an unknown kind, or holds an unreadable image.
+        MissingFileError: An image path does not exist. A bare string without white space that ends like an image
             file counts as a path; pass it as `{"text": ...}` if it is a text.
     """
     check_list(values)
-    return [
-        parse_item(value, f"item {index}" + (f" (id {ids[index]!r})" if ids is not None else ""), empty_text, read)
-        for index, value in enumerate(values)
-    ]
+    names = item_names(len(values), ids)
+    return [parse_item(value, name, empty_text, read) for value, name in zip(values, names, strict=True)]
+
+
+def item_names(count: int, ids: Sequence[str | int] | None = None) -> list[str]:
+    """Return what messages call items: `item 'a'` by their ids, else `item 0`."""
+    return [f"item {each!r}" for each in (range(count) if ids is None else ids)]
 
 
 def check_list(values: Any) -> None:  # noqa: ANN401
@@ -129,9 +136,19 @@ def parse_item(
     parts = item_parts(value, name)
     is_chat = isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
     parts = _without_blanks(parts, name, empty_text, is_chat)
-    if not parts:
-        raise ValueError(f"{name}: {describe(value)} has neither text nor image")
+    check_parts(parts, name)
     return Item(tuple(read(part.source, name) if isinstance(part, ImageSource) else part for part in parts))
+
+
+def check_parts(parts: Parts, name: str) -> Parts:
+    """Return the parts of an item, if it has any.
+
+    Raises:
+        ItemError: It has neither text nor image.
+    """
+    if not parts:
+        raise ItemError(name, "the item has neither text nor image")
+    return parts
 
 
 def item_parts(value: Any, name: str = "item") -> list[str | ImageSource]:  # noqa: ANN401
@@ -151,7 +168,7 @@ def item_parts(value: Any, name: str = "item") -> list[str | ImageSource]:  # no
         return _messages_parts(value, name)
     if isinstance(value, Image.Image | os.PathLike | np.ndarray | Tensor):
         return [ImageSource(value)]
-    raise ValueError(f"{name}: {describe(value)} is not an item; expected {_EXPECTED}")
+    raise ItemError(name, f"{describe(value)} is not an item; expected {_EXPECTED}")
 
 
 def _without_blanks(
@@ -174,7 +191,7 @@ def check_text(text: Any, name: str = "item") -> str:  # noqa: ANN401
         ValueError: Not a string, empty, only white space, or not valid Unicode (a lone surrogate).
     """
     if not check_unicode(text, name).strip():
-        raise ValueError(f"{name}: text is empty or only white space ({text[:20]!r}); leave it out instead")
+        raise ItemError(name, f"text is empty or only white space ({text[:20]!r}); leave it out instead")
     return text
 
 
@@ -185,12 +202,12 @@ def check_unicode(text: Any, name: str) -> str:  # noqa: ANN401
         ValueError: Not a string, or it holds a lone surrogate.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{name}: text must be a string, got {describe(text)}")
+        raise ItemError(name, f"text must be a string, got {describe(text)}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: text holds a lone surrogate {text[error.start]!r} at position {error.start}: not valid Unicode"
+        raise ItemError(
+            name, f"text holds a lone surrogate {text[error.start]!r} at position {error.start}: not valid Unicode"
         ) from error
     return text
 
@@ -253,22 +270,22 @@ def _names_an_image(text: str, name: str) -> bool:
         return True
     is_one_word = len(text.split(maxsplit=1)) == 1
     if text.startswith("data:video/") or (is_one_word and text.lower().endswith(VIDEO_SUFFIXES)):
-        raise ValueError(f'{name}: {describe(text)} is a video: {_NO_VIDEO}; if this is a text, pass {{"text": ...}}')
+        raise ItemError(name, f'{describe(text)} is a video: {_NO_VIDEO}; if this is a text, pass {{"text": ...}}')
     if not text.lower().endswith(IMAGE_SUFFIXES):
         return False
     if is_url(text) or os.path.isfile(text):
         return True
     if is_one_word:
-        raise FileNotFoundError(f'{name}: no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
+        raise MissingFileError(name, f'no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
     return False
 
 
 def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
     if "video" in value:
-        raise ValueError(f"{name}: {_NO_VIDEO}")
+        raise ItemError(name, f"{_NO_VIDEO}")
     unknown = sorted(str(key) for key in value if key not in ("text", "image"))
     if unknown:
-        raise ValueError(f'{name}: unknown keys {unknown}; expected "text" and/or "image"')
+        raise ItemError(name, f'unknown keys {unknown}; expected "text" and/or "image"')
     parts: list[str | ImageSource] = []
     for key in value:  # the order of keys is the order of parts
         entries = value[key] if isinstance(value[key], list | tuple) else [value[key]]
@@ -280,8 +297,8 @@ def _dict_parts(value: Mapping[Any, Any], name: str) -> list[str | ImageSource]:
 
 def _messages_parts(value: Sequence[Any], name: str) -> list[str | ImageSource]:
     if not value or not all(isinstance(message, Mapping) and "role" in message for message in value):
-        raise ValueError(
-            f"{name}: a bare list is ambiguous (a pair? an interleaved item?): {describe(value)}; expected {_EXPECTED}"
+        raise ItemError(
+            name, f"a bare list is ambiguous (a pair? an interleaved item?): {describe(value)}; expected {_EXPECTED}"
         )
     return [part for message in value for part in _message_parts(message, name)]
 
@@ -291,7 +308,7 @@ def _message_parts(message: Mapping[Any, Any], name: str) -> list[str | ImageSou
     if isinstance(content, str):
         return [check_unicode(content, name)]
     if not isinstance(content, list | tuple):
-        raise ValueError(f"{name}: message content must be a string or a list of parts, got {describe(content)}")
+        raise ItemError(name, f"message content must be a string or a list of parts, got {describe(content)}")
     return [part for entry in content for part in _content_parts(entry, name)]
 
 
@@ -315,8 +332,8 @@ def _typed_parts(kind: Any, entry: Any, name: str) -> list[str | ImageSource]:  
         url = entry.get("image_url")
         return [ImageSource(url.get("url") if isinstance(url, Mapping) else url)]
     if kind in ("video", "video_url"):
-        raise ValueError(f"{name}: {_NO_VIDEO}")
-    raise ValueError(f'{name}: unknown message part {describe(entry)}; expected type "text" or "image"')
+        raise ItemError(name, f"{_NO_VIDEO}")
+    raise ItemError(name, f'unknown message part {describe(entry)}; expected type "text" or "image"')
 
 
 def _content_image(entry: Mapping[Any, Any], name: str) -> ImageSource:
@@ -327,5 +344,5 @@ def _content_image(entry: Mapping[Any, Any], name: str) -> ImageSource:
     if isinstance(encoded, str):
         return ImageSource(decode_base64(encoded.rpartition(",")[2], name))
     if encoded is not None:
-        raise ValueError(f'{name}: "base64" must be a string, got {describe(encoded)}')
-    raise ValueError(f'{name}: a message part of type "image" has no "image", "url", "path" or "base64"')
+        raise ItemError(name, f'"base64" must be a string, got {describe(encoded)}')
+    raise ItemError(name, 'a message part of type "image" has no "image", "url", "path" or "base64"')

@@ -1,6 +1,6 @@
 """Fetch images from URLs, if the user allows it, within limits of bytes, seconds and addresses.
 
-Every saved checkpoint contains this file, so it imports nothing of this package.
+Every saved checkpoint contains this file, so it imports nothing of this package outside its folder.
 """
 
 import http.client
@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit, urlunsplit
+
+from .item_error import ItemError
 
 ALLOW_URLS = "CONJOIN_ALLOW_URLS"
 """The environment variable that allows URLs: `public`, or `private` for all addresses; none if unset. So child
@@ -45,17 +47,18 @@ def is_url(source: object) -> bool:
     return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
 
 
-def check_urls_allowed(name: str) -> str:
+def check_urls_allowed(url: str, name: str) -> str:
     """Return which addresses are allowed, `"public"` or `"private"`.
 
     Raises:
-        ValueError: None; the message starts with `name`.
+        ItemError: None, so the image `url` of the item `name` cannot be used.
     """
     allowed = os.environ.get(ALLOW_URLS, "")
     if allowed not in ("public", "private"):
-        raise ValueError(
-            f"{name}: URLs are not fetched unless you allow it: pass --allow-urls, call "
-            f"conjoin.processing.allow_urls() or set {ALLOW_URLS}=public"
+        raise ItemError(
+            name,
+            f"image {url!r}: URLs are not fetched unless you allow it: pass --allow-urls, call "
+            f"conjoin.processing.allow_urls() or set {ALLOW_URLS}=public",
         )
     return allowed
 
@@ -64,9 +67,9 @@ def fetch(url: str, name: str, max_bytes: int) -> bytes:
     """Return the body of a URL.
 
     Raises:
-        ValueError: URLs are not allowed, or it cannot be fetched within the limits; the message starts with `name`.
+        ItemError: URLs are not allowed, or it cannot be fetched within the limits.
     """
-    limits = _Limits(max_bytes, check_urls_allowed(name) == "private")
+    limits = _Limits(max_bytes, check_urls_allowed(url, name) == "private")
     try:
         parts = urlsplit(url)
         path, query = (quote(part, safe=_RESERVED) for part in (parts.path, parts.query))
@@ -77,7 +80,7 @@ def fetch(url: str, name: str, max_bytes: int) -> bytes:
     except (OSError, http.client.HTTPException, ValueError, MemoryError) as error:
         cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
         words = f"it takes over {MAX_SECONDS:g} seconds" if isinstance(cause, TimeoutError) else cause
-        raise ValueError(f"{name}: cannot fetch the image ({words})") from error
+        raise ItemError(name, f"image {url!r}: cannot fetch the image ({words})") from error
 
 
 class _Limits:

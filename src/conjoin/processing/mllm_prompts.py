@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .item_error import ItemError
 from .item_inputs import cut_text, warn_of_cuts
 
 NOUNS = {(True, False): "image", (False, True): "sentence", (True, True): "image and sentence"}
@@ -268,10 +269,11 @@ class PromptWriter:
                 (prompt,) = self._tokenize([ask])
                 over = sum(map(len, prompt)) - room
         if over > 0:
-            raise ValueError(
-                f"{name}: images, instruction and prompt take {limit + over} tokens, {over} more than "
+            raise ItemError(
+                name,
+                f"images, instruction and prompt take {limit + over} tokens, {over} more than "
                 f"max_length={limit}, and they cannot be truncated; lower max_pixels, pass fewer images or raise "
-                "max_length"
+                "max_length",
             )
         return ask
 

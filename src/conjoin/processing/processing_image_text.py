@@ -10,12 +10,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
 from .input_types import check_processor_type, concatenated, only_image
+from .item_error import ItemError
 from .item_images import process_image
 from .item_inputs import (
     EMPTY_TEXTS,
     Item,
     check_unicode,
     cut_text,
+    item_names,
     parse_items,
     text_limit,
     warn_of_cuts,
@@ -94,7 +96,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         images: Sequence[Any] | None = None,
         text: Sequence[str] | None = None,
         instruction: str | Sequence[str | None] | None = None,
-        ids: Sequence[str] | None = None,
+        ids: Sequence[str | int] | None = None,
         max_length: int | None = None,
         padding: bool | str = True,
         truncation: bool | str = True,
@@ -127,7 +129,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         parsed = parse_items(concatenated(items, self.input_type, ids), ids, self.empty_text, self._read_image)
         if not parsed:
             raise ValueError("got an empty list of items")
-        names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(parsed))]
+        names = item_names(len(parsed), ids)
         batch = self._image_batch([only_image(item, name) for item, name in zip(parsed, names, strict=True)])
         given = [instruction] * len(parsed) if instruction is None or isinstance(instruction, str) else instruction
         if len(given) != len(parsed):
@@ -203,7 +205,7 @@ class ImageTextProcessor(SentenceFilesMixin):
         empty = tensors["special_tokens_mask"].all(dim=1).tolist()
         for name, text, is_empty in zip(rows, present, empty, strict=True):
             if text and is_empty:
-                raise ValueError(f"{name}: text {text[:40]!r} has no tokens for this tokenizer")
+                raise ItemError(name, f"text {text[:40]!r} has no tokens for this tokenizer")
         words, special = tensors["input_ids"], tensors["special_tokens_mask"]
         tensors["input_ids"] = without_special_words(words, special, self.tokenizer)
         return _spread(tensors, [text is not None for text in texts], "text_mask")

@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFea
 
 from .chat_prompts import ChatPromptWriter
 from .input_types import check_processor_type, concatenated
+from .item_error import ItemError
 from .item_images import process_image
-from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, parse_item
+from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, item_names, parse_item
 from .mllm_prompts import Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
 from .processor_options import OFF, chat_options, check_return_tensors, conversations
@@ -172,7 +173,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         items: Sequence[Any],
         *,
         instruction: str | Sequence[str | None] | None = None,
-        ids: Sequence[str] | None = None,
+        ids: Sequence[str | int] | None = None,
         max_length: int | None = None,
         padding: bool | str = True,
         truncation: bool | str = True,
@@ -205,7 +206,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         check_list(items)
         if not items:
             raise ValueError("got an empty list of items")
-        names = [f"item {i}" if ids is None else f"item {i} (id {ids[i]!r})" for i in range(len(items))]
+        names = item_names(len(items), ids)
         items = concatenated(items, self.input_type, ids)
         parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
         if self.sentence_files is not None:
@@ -302,7 +303,7 @@ def _read_items(
             value = [message for message in value if message.get("role") != "system"] if spoken else value
             told = parse_item(spoken, name, read=read) if spoken else None
             if told is not None and told.images:
-                raise ValueError(f"{name}: an image in a system message; expected texts, which are the instruction")
+                raise ItemError(name, "an image in a system message; expected texts, which are the instruction")
             system = told.texts if told is not None else []
         items.append(parse_item(value, name, empty_text, read))
         words = [*system, *([] if own is None else [check_text(own, name)])]

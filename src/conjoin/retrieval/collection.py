@@ -1,7 +1,6 @@
 """A collection: encoded items with what is known of them, in one Lance table."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -14,6 +13,7 @@ import torch
 from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
+from conjoin.data.skipped import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.ops import choose_device
 from conjoin.retrieval.collection_files import check_files
 from conjoin.retrieval.collection_table import (
@@ -42,20 +42,11 @@ from conjoin.retrieval.encoder import ModelIdentity
 from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.vectors import SearchResult, check_search
 
-SKIPPED_FILE = "skipped.jsonl"
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10
 """How many of the nearest the recall counts."""
 _RANK_CONSTANT = 60  # of reciprocal rank fusion, as in the paper that introduced it
 _MOST_FUSED = 100
-
-
-class Skipped(NamedTuple):
-    """A row of the data that could not be encoded: its place, its id, and why."""
-
-    row: int
-    id: str
-    reason: str
 
 
 class Changes(NamedTuple):
@@ -149,10 +140,7 @@ class Collection:
     def skipped(self) -> list[Skipped]:
         """The rows of the data that the last encoding skipped because they cannot be used; of a folder only."""
         folder = local_folder(self.uri)
-        path = None if folder is None else folder / SKIPPED_FILE
-        if path is None or not path.is_file():
-            return []
-        return [Skipped(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [] if folder is None else read_skipped(folder / SKIPPED_FILE)
 
     @property
     def ids(self) -> list[str]:

@@ -16,7 +16,7 @@ _WIDER = "_{}_as_double"
 def kept_types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
     """The types of the kept columns, where the source knows them."""
     features = rows.features if isinstance(rows, datasets.Dataset | datasets.IterableDataset) else None
-    kept = (features or {}).get("kept")
+    kept = (features or {}).get("metadata")
     if not isinstance(kept, dict):
         return {}
     return {

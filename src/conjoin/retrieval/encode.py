@@ -4,7 +4,6 @@ Rows that the table has are passed over, the others are encoded and written, and
 Rows are encoded in chunks of fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,8 +17,11 @@ from accelerate import PartialState
 from lancedb.table import Table
 
 from conjoin import __version__
+from conjoin.data.row_checks import id_keys
+from conjoin.data.skipped import SKIPPED_FILE, Skipped, SkippedFile, check_on_error
+from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
-from conjoin.retrieval.collection import SKIPPED_FILE, Changes, Collection, Skipped
+from conjoin.retrieval.collection import Changes, Collection
 from conjoin.retrieval.collection_columns import finish_widening, fit, kept_types, make_column
 from conjoin.retrieval.collection_table import (
     DIGESTS,
@@ -41,21 +43,12 @@ from conjoin.retrieval.collection_table import (
     write_metadata,
     writing,
 )
-from conjoin.retrieval.encode_rows import (
-    Row,
-    RowDigests,
-    RowEncoder,
-    RowSource,
-    id_keys,
-    image_paths,
-    row_parts,
-    row_stamp,
-)
+from conjoin.retrieval.encode_rows import Row, RowDigests, RowEncoder, RowSource, image_paths, row_parts, row_stamp
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.retrieval.processes import gather, wait
 from conjoin.retrieval.vectors import check_vectors
-from conjoin.storage import differences, item_digest, write_text
+from conjoin.storage import differences, item_digest
 
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
@@ -84,7 +77,7 @@ def encode_collection(
 
     Args:
         rows: Mappings with a unique `"id"` and `"image"` and/or `"text"` (absent or `None`: the row has none), and
-            optionally `"kept"`, a mapping of further values to keep (several images: a list, interleaved as for
+            optionally `"metadata"`, a mapping of further values to keep (several images: a list, interleaved as for
             `load_pairs`); a `datasets` dataset, streaming or not, or any iterable.
         encoder: Computes the vectors. The same batch size must be used on resuming for equal bits.
         uri: A folder, or `s3://`, `gs://`, `az://`; made if needed.
@@ -141,8 +134,7 @@ def check_options(on_error: str, dtype: str) -> None:
     Raises:
         ValueError: One is unknown.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"unknown on_error {on_error!r}; expected 'raise' or 'skip'")
+    check_on_error(on_error)
     if dtype not in ("float32", "float16"):
         raise ValueError(f"unknown dtype {dtype!r}; expected 'float32' or 'float16'")
 
@@ -257,7 +249,7 @@ class CollectionWriter:
         contents = {
             place: (
                 _digest(item_digest, parts[place])
-                if rows[place].get("kept") or "image" in parts[place]
+                if rows[place].get("metadata") or "image" in parts[place]
                 else stamps[place]
             )
             for place in changed
@@ -272,7 +264,7 @@ class CollectionWriter:
         encoded, reasons = self.rows.encode(*chosen, bar)
         vectors |= zip((place for number, place in enumerate(new) if number not in reasons), encoded, strict=True)
         for number, reason in reasons.items():
-            self._skip(Skipped(start + new[number], ids[new[number]], reason), bool(found[new[number]]))
+            self._skip(Skipped(None, start + new[number], ids[new[number]], reason), bool(found[new[number]]))
         used = sorted(vectors)
         replaced = int(found[used].sum())
         unchanged = int(is_same.sum())
@@ -458,11 +450,8 @@ class CollectionWriter:
         folder = local_folder(self.uri)
         if folder is None:
             return
-        lines = (json.dumps(row._asdict(), ensure_ascii=True) + "\n" for row in sorted(self.skipped))
-        if self.skipped:
-            write_text(folder / SKIPPED_FILE, "".join(lines))
-        else:
-            (folder / SKIPPED_FILE).unlink(missing_ok=True)
+        (folder / SKIPPED_FILE).unlink(missing_ok=True)
+        SkippedFile(folder).add(sorted(self.skipped))
 
 
 def _encode_share(writer: CollectionWriter, source: RowSource, bar: Any, processes: PartialState | None) -> None:  # noqa: ANN401
@@ -516,19 +505,19 @@ def _remove_repeated(table: Table) -> None:
 
 
 def _kept(row: Row, name: str) -> dict[str, Any]:
-    """What is kept of a row: its text, its image's paths, and its `"kept"`.
+    """What is kept of a row: its text, its image's paths, and its `"metadata"`.
 
     Raises:
-        ValueError: `"kept"` is no mapping, or names a column of the collection's own.
+        ValueError: `"metadata"` is no mapping, or names a column of the collection's own.
     """
-    kept = row.get("kept") or {}
+    kept = row.get("metadata") or {}
     if not isinstance(kept, Mapping):
-        raise ValueError(f'{name}: "kept" must be a mapping from names to values, got {kept!r:.80}')
+        raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
     if odd := [column for column in kept if not isinstance(column, str) or not column]:
-        raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be a text')
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be a text')
     if odd := [column for column in kept if "." in column or "`" in column]:
-        raise ValueError(f'{name}: "kept" holds {odd[0]!r}; the name of a column must be without "." and "`"')
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
-        raise ValueError(f'{name}: "kept" holds {own[0]!r}, the name of a column that the collection has of its own')
+        raise ItemError(name, f'"metadata" holds {own[0]!r}, the name of a column that the collection has of its own')
     text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
     return dict(image=row.get("image"), **text) | dict(kept)

@@ -17,15 +17,17 @@ from typing import Any, Literal
 import datasets
 import pyarrow as pa
 
-from conjoin.data.image_paths import ALLOW_ROOTS
+from conjoin.data.image_files import ALLOW_ROOTS
 from conjoin.data.pairs import PairReader, PairSource, open_pairs
+from conjoin.data.row_checks import UniqueIds
+from conjoin.data.skipped import Skipped
 from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection, Skipped
+from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_columns import kept_types
 from conjoin.retrieval.collection_table import local_folder, writing
 from conjoin.retrieval.encode import CollectionWriter, check_options, collection_key
-from conjoin.retrieval.encode_rows import Row, SeenIds, id_keys
+from conjoin.retrieval.encode_rows import Row
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.storage import differences
 
@@ -89,7 +91,7 @@ def encode_on_ray(
     count = workers or int(ray.cluster_resources().get("GPU" if has_gpu else "CPU", 1))
     folder = local_folder(uri)
     uri = str(uri if folder is None else folder)
-    reading |= {"streaming": True, "on_error": "keep" if on_error == "skip" else "raise"}
+    reading |= {"streaming": True, "on_error": on_error}
     stream, first, reader = open_pairs(_absolute(data), **reading)
     if not isinstance(stream, datasets.IterableDataset):
         raise TypeError(f"cannot read {data!r:.80} in parts")
@@ -213,7 +215,7 @@ def _collect(done: Any, writer: CollectionWriter, bar: Any) -> int:  # noqa: ANN
         ValueError: A row or a worker is at fault, or an id occurs twice.
         OSError: The disk is full or fails.
     """
-    seen = SeenIds()
+    seen = UniqueIds()
     counts: dict[tuple[int, int], int] = {}
     skipped: list[tuple[tuple[int, int], Skipped]] = []
     for task in done.iter_rows():
@@ -221,8 +223,7 @@ def _collect(done: Any, writer: CollectionWriter, bar: Any) -> int:  # noqa: ANN
         if "error" in report:
             raise _ERRORS[report["error"]](report["message"])
         ids = report["ids"]
-        if (repeated := seen.first_repeated(id_keys(ids))) is not None:
-            raise ValueError(f"the id {ids[repeated]!r} occurs twice; ids must be unique")
+        seen.add(ids)
         writer.see(ids)
         skipped += [(where, Skipped(*row)) for row in report["skipped"]]
         counts[where] = len(ids)
@@ -231,7 +232,7 @@ def _collect(done: Any, writer: CollectionWriter, bar: Any) -> int:  # noqa: ANN
     total, before = 0, {}
     for where in sorted(counts):
         before[where], total = total, total + counts[where]
-    writer.skipped = [row._replace(row=row.row + before[where]) for where, row in skipped]
+    writer.skipped = [row._replace(row=(row.row or 0) + before[where]) for where, row in skipped]
     return total
 
 

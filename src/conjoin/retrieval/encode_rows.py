@@ -1,6 +1,5 @@
 """The rows of a source, what is known of those that a collection has, and the vectors of the others."""
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -9,9 +8,12 @@ from typing import Any
 import datasets
 import numpy as np
 
-from conjoin.data.image_columns import undecoded
-from conjoin.data.interleaved import InterleavingError, row_item
+from conjoin.data.columns import undecoded
+from conjoin.data.interleaved import row_item
+from conjoin.data.row_checks import UniqueIds, id_keys
 from conjoin.processing.input_types import count_images
+from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import check_parts
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.storage import item_digest, row_digest
 
@@ -69,27 +71,6 @@ class RowDigests:
         return left
 
 
-class SeenIds:
-    """The ids of a source, to find one that occurs twice: 8 bytes a row."""
-
-    def __init__(self) -> None:
-        self._blocks: list[np.ndarray] = []  # sorted
-
-    def first_repeated(self, keys: np.ndarray) -> int | None:
-        """Add keys `(N,)`; the place of the first that was there before, or None."""
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-        known = np.zeros(len(keys), dtype=bool)
-        known[order[1:]] = ordered[1:] == ordered[:-1]
-        for block in self._blocks:
-            places = np.minimum(np.searchsorted(block, keys), len(block) - 1)
-            known |= block[places] == keys
-        self._blocks.append(ordered)
-        while len(self._blocks) > 1 and len(self._blocks[-2]) <= len(self._blocks[-1]) < _DIGESTS_AT_ONCE:
-            self._blocks[-2:] = [np.sort(np.concatenate(self._blocks[-2:]))]
-        return int(known.argmax()) if known.any() else None
-
-
 class RowSource:
     """Rows in order, once, in chunks; their images stay undecoded where that is possible.
 
@@ -110,7 +91,7 @@ class RowSource:
         self.count = len(rows) if isinstance(rows, Sized) else None
         self.position = 0
         self.sums = [0] * world_size
-        self._seen = SeenIds()
+        self._ids = UniqueIds()
         self._dataset: datasets.Dataset | None = None
         self._iterator: Iterator[Row] = iter(())
         if isinstance(rows, datasets.Dataset):
@@ -132,10 +113,7 @@ class RowSource:
             ids = [self._id(row, place) for place, row in enumerate(rows)] if is_own or self.rank == 0 else []
             keys = id_keys(ids)
             self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(keys))
-            if ids and (repeated := self._seen.first_repeated(keys)) is not None:
-                raise ValueError(
-                    f"row {self.position + repeated}: the id {ids[repeated]!r} occurs twice; ids must be unique"
-                )
+            self._ids.add(ids, self.position)
             start = self.position
             self.position += len(rows)
             yield start, ids, rows if is_own else None
@@ -153,14 +131,14 @@ class RowSource:
     def _id(self, row: Row, place: int) -> str:
         name = f"row {self.position + place}"
         if not isinstance(row, Mapping):
-            raise ValueError(f'{name}: expected a mapping with "id" and "image" and/or "text", got {row!r:.80}')
+            raise ItemError(name, f'expected a mapping with "id" and "image" and/or "text", got {row!r:.80}')
         id_ = row.get("id")
         if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
-            raise ValueError(f"{name}: the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
+            raise ItemError(name, f"the id must be a string or an integer, got {id_!r:.80} (keys {list(row)})")
         try:
             str(id_).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{name}: the id {id_!r:.80} is no valid Unicode text: {error.reason}") from error
+            raise ItemError(name, f"the id {id_!r:.80} is no valid Unicode text: {error.reason}") from error
         return str(id_)
 
 
@@ -226,20 +204,14 @@ class RowEncoder:
             self.has_several |= count_images(row_item(parts)) > 1
 
 
-def id_keys(ids: Iterable[str]) -> np.ndarray:
-    """64-bit digests `(N,)` uint64 of ids."""
-    content = b"".join(hashlib.blake2b(id_.encode(), digest_size=8).digest() for id_ in ids)
-    return np.frombuffer(content, dtype=np.uint64)
-
-
 def row_stamp(row: Row, parts: Mapping[str, Any]) -> int:
     """A digest of all that a collection takes of a row; of an image file, its path, size and time.
 
     Of a row that is a text alone, it is the `item_digest` of the text.
     """
-    if "image" not in parts and not row.get("kept"):
+    if "image" not in parts and not row.get("metadata"):
         return item_digest(parts)
-    return row_digest({**parts, "kept": row.get("kept") or {}})
+    return row_digest({**parts, "metadata": row.get("metadata") or {}})
 
 
 def row_parts(id_: str, row: Row) -> dict[str, Any]:
@@ -249,9 +221,7 @@ def row_parts(id_: str, row: Row) -> dict[str, Any]:
         ValueError: It has neither.
     """
     parts = {key: row[key] for key in ("image", "text") if row.get(key) is not None}
-    if not parts:
-        raise ValueError(f'item {id_!r} has neither "image" nor "text"; its row has the keys {list(row)}')
-    return parts
+    return check_parts(parts, f"item {id_!r}")
 
 
 def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
@@ -270,7 +240,7 @@ def _input(id_: str, row: Row, parts: Mapping[str, Any]) -> tuple[Any, str | Non
         return None, str(row["problem"])
     try:
         return row_item(parts, f"item {id_!r}"), None
-    except InterleavingError as error:
+    except ItemError as error:
         return None, str(error)
 
 

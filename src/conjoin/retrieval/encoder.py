@@ -1,6 +1,5 @@
 """Items in, vectors out: a model and its processor behind one method."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -16,7 +15,8 @@ from transformers import ProcessorMixin
 from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
 from conjoin.processing.input_types import check_input_type
-from conjoin.processing.item_inputs import check_list, parse_item
+from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import check_list, item_names
 from conjoin.progress import progress
 from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
 from conjoin.retrieval.input_workers import InputWorkers
@@ -25,9 +25,6 @@ from conjoin.storage import model_fingerprint, processor_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_Unusable = ValueError | FileNotFoundError
-_ITEM = re.compile(r"\Aitem \d+: ")
 
 
 class _NamedItem(NamedTuple):
@@ -47,8 +44,8 @@ class _Batch(NamedTuple):
     """
 
     inputs: Inputs | None = None
-    unusable: Mapping[int, _Unusable] = {}
-    error: _Unusable | None = None
+    unusable: Mapping[int, ItemError] = {}
+    error: ValueError | FileNotFoundError | None = None
 
 
 class ModelIdentity(NamedTuple):
@@ -117,7 +114,7 @@ class Encoder(Protocol):
         on_batch: Callable[[int], object] | None = None,
         *,
         instruction: str | Sequence[str | None] | None = None,
-        on_unusable: Callable[[int, Exception], object] | None = None,
+        on_unusable: Callable[[int, ItemError], object] | None = None,
     ) -> np.ndarray:
         """Encode `N` items into `(N, D)` float32, L2-normalised, in the order given; see `ItemEncoder.encode`."""
 
@@ -241,7 +238,7 @@ class ItemEncoder:
         on_batch: Callable[[int], object] | None = None,
         *,
         instruction: str | Sequence[str | None] | None = None,
-        on_unusable: Callable[[int, Exception], object] | None = None,
+        on_unusable: Callable[[int, ItemError], object] | None = None,
     ) -> np.ndarray:
         """Encode items into vectors, in the order given.
 
@@ -261,13 +258,13 @@ class ItemEncoder:
 
         Raises:
             TypeError: `items` is a single item rather than a list.
-            ValueError: No items, an item that cannot be read (the message names it), or a vector that is not finite.
-            FileNotFoundError: An image path that does not exist.
+            ItemError: An item cannot be read or has a vector that is not finite; `MissingFileError` without its file.
+            ValueError: There are no items, or another number of ids or instructions.
         """
         check_list(items)
         if not items:
             raise ValueError("there are no items to encode")
-        names = [f"item {position}" for position in range(len(items))] if ids is None else [f"item {i!r}" for i in ids]
+        names = item_names(len(items), ids)
         if len(names) != len(items):
             raise ValueError(f"got {len(names)} ids for {len(items)} items")
         order = sorted(range(len(items)), key=lambda position: _similarity_key(items[position]), reverse=True)
@@ -316,7 +313,7 @@ class ItemEncoder:
         embeddings = mean_embeddings(embeddings, inputs.counts)
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
-            raise ValueError(f"{names[int(finite.argmin())]}: {self.name!r} gave an embedding that is not finite")
+            raise ItemError(names[int(finite.argmin())], f"{self.name!r} gave an embedding that is not finite")
         if self.dims is None:
             return embeddings
         check_dims(self.dims, embeddings.shape[1], repr(self.name))
@@ -343,7 +340,7 @@ def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
     return again._replace(unusable=unusable | {usable[place]: wrong for place, wrong in again.unusable.items()})
 
 
-def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, Exception], object] | None) -> list[int]:
+def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, ItemError], object] | None) -> list[int]:
     """Return the positions of the items that can be used, after reporting or raising what is wrong with the others."""
     for place, error in batch.unusable.items():
         if on_unusable is None:
@@ -354,16 +351,14 @@ def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, Exc
     return [position for place, position in enumerate(chunk) if place not in batch.unusable]
 
 
-def _what_is_wrong(make: InputMaker, each: _NamedItem) -> _Unusable | None:
-    """Return what is wrong with one item, under its own name instead of its place in the batch."""
+def _what_is_wrong(make: InputMaker, each: _NamedItem) -> ItemError | None:
+    """Return what is wrong with one item, under the name that the caller gave it."""
     try:
         make([each.item], [each.instruction])
-    except (ValueError, FileNotFoundError) as error:
-        try:
-            parse_item(each.item, each.name)
-        except (ValueError, FileNotFoundError) as own:
-            return own
-        return ValueError(f"{each.name}: {_ITEM.sub('', str(error))}")
+    except ItemError as error:
+        return type(error)(each.name, error.message)
+    except (ValueError, FileNotFoundError) as error:  # of a processor of another package
+        return ItemError(each.name, str(error))
     return None
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from conjoin.hub.load import loading
 from conjoin.processing.input_types import only_image
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import CONCATENATED, pad_to_square
 from conjoin.processing.item_inputs import Item, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
@@ -114,7 +115,7 @@ class SentenceTransformerProcessor:
         inputs = []
         for place, (value, item, told) in enumerate(zip(items, parse_items(items), prompts, strict=True)):
             if not model.supports(_MODALITY_NAMES[item.modality]):
-                raise ValueError(f"item {place}: this model cannot take {item.modality!r}")
+                raise ItemError(f"item {place}", f"this model cannot take {item.modality!r}")
             inputs.append(_input(model, place, value, item))
             order = tuple(inputs[-1]) if isinstance(inputs[-1], dict) else ()
             groups.setdefault((item.modality, _is_chat(value), order, _prompt(model, told)), []).append(place)

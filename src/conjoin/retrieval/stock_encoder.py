@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from conjoin.hub.load import loading
 from conjoin.processing.input_types import only_image
+from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import load_image, process_image
 from conjoin.processing.item_inputs import cut_text, parse_items
 from conjoin.retrieval.encoder import EncoderOutput
@@ -130,7 +131,7 @@ class StockProcessor(NamedTuple):
         for number, item in enumerate(parsed):
             only_image(item, f"item {number}")
             if (item.images and self.image_processor is None) or (item.texts and self.tokenizer is None):
-                raise ValueError(f"item {number}: this model cannot take {item.modality!r}")
+                raise ItemError(f"item {number}", f"this model cannot take {item.modality!r}")
         told = [None] * len(parsed) if instruction is None else instruction
         images = [image for item in parsed for image in item.images]
         pairs = zip(told, parsed, strict=True)

@@ -1,6 +1,5 @@
 """Micro-batches: the items of concurrent requests in one forward pass."""
 
-import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -12,9 +11,8 @@ from conjoin.serving.limits import ItemError, Limits
 if TYPE_CHECKING:
     import numpy as np
 
+    from conjoin import processing
     from conjoin.retrieval import ItemEncoder
-
-_ITEM = re.compile(r"""\Aitem '?\d+'?(?:: |, image (?P<quote>['"])(?P<image>.*?)(?P=quote)(?=: ))""")
 
 
 class BusyError(RuntimeError):
@@ -80,7 +78,7 @@ class MicroBatcher:
 
     def _answer(self, requests: Sequence[_Request]) -> None:
         """Encode the items of some requests; an item that cannot be used fails its own request alone."""
-        failed: dict[int, Exception] = {}
+        failed: dict[int, processing.ItemError] = {}
         items = [item for request in requests for item in request.items]
         told = [request.instruction for request in requests for _ in request.items]
         try:
@@ -99,6 +97,5 @@ class MicroBatcher:
             if wrong is None:
                 request.answer.set_result(vectors[start:end])
             else:
-                problem = _ITEM.sub(lambda found: found["image"] or "", str(failed[wrong]))
-                request.answer.set_exception(ItemError(wrong - start, problem))
+                request.answer.set_exception(ItemError(wrong - start, failed[wrong].message))
             start = end

@@ -6,6 +6,7 @@ from typing import Any
 import datasets
 
 from conjoin.data import SAMPLE_SOURCE, PairStream, load_training_pairs
+from conjoin.data.skipped import check_on_error
 
 
 @dataclass
@@ -48,8 +49,8 @@ class PairArguments:
         streaming: Read rows during training; needs `training.max_steps`.
         sources: Several streamed sources, mixed evenly by weight; they replace `source`.
         shuffle_window: Rows of each stream that are held and shuffled; 1 keeps their order.
-        on_error: `raise` stops at a row that cannot be used; `skip` leaves it out, counts it and lists it in
-            `left_out.jsonl` in `training.output_dir`. Evaluation rows always raise.
+        on_error: `raise` stops at a row that cannot be used; `skip` skips it, counts it and lists it in
+            `skipped.jsonl` in `training.output_dir`. Evaluation rows always raise.
 
     Raises:
         ValueError: A field has an unknown value, or `sources` are not streamed.
@@ -69,8 +70,7 @@ class PairArguments:
     on_error: str = "raise"
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(f"data: on_error={self.on_error!r}; expected 'raise' or 'skip'")
+        check_on_error(self.on_error)
         if self.shuffle_window < 1:
             raise ValueError(f"data: shuffle_window={self.shuffle_window} must be at least 1")
         if self.sources and not self.has_queries and not self.streaming:
@@ -120,5 +120,5 @@ class PairArguments:
             if unknown:
                 raise ValueError(f"data: unknown roles {unknown} in columns of {source.source!r}; expected {roles}")
             columns = {f"{role}_column": source.columns.get(role) for role in roles}
-        on_error = {"on_error": "keep"} if skip else {}
+        on_error = {"on_error": "skip"} if skip else {}
         return load_training_pairs(source.source, split=source.split, streaming=streaming, **columns, **on_error)

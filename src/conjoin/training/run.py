@@ -12,7 +12,8 @@ import datasets
 import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.data import without_problems
+from conjoin.data import SkippedFile, without_problems
+from conjoin.data.skipped import remove_skipped
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import write_text
@@ -21,7 +22,6 @@ from .adapters import save_adapter
 from .config import RetrievalConfig
 from .features import cache_run_features, collate_features
 from .interruption import Interruption
-from .left_out import LeftOutFile, remove_left_out
 from .method import METHODS
 from .models import build_model
 from .recipe import ModelArguments, Recipe
@@ -63,7 +63,7 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
         rows, bad = without_problems(rows, recipe.data.source)
         if training.should_save:
-            LeftOutFile(str(training.output_dir)).add(bad)
+            SkippedFile(str(training.output_dir)).add(bad)
     run = Run(recipe, model, processor, rows, rows, evaluation)
     _fit_batch(rows, training)
     collator = None
@@ -125,7 +125,7 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> Retr
         raise ValueError("resume and overwrite exclude each other")
     with open_run_folder(recipe.training, resume, overwrite) as checkpoint:
         if checkpoint is None and recipe.training.should_save:
-            remove_left_out(Path(str(recipe.training.output_dir)))
+            remove_skipped(Path(str(recipe.training.output_dir)))
         torch.manual_seed(recipe.training.seed)
         model, processor = build_model(recipe.model)
         trainer = build_trainer(recipe, model, processor)

@@ -1,4 +1,4 @@
-"""Training on a stream: batches of this process, its state in checkpoints, and the rows left out."""
+"""Training on a stream: batches of this process, its state in checkpoints, and the skipped rows."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import get_last_checkpoint
 
-from conjoin.data import PairStream
+from conjoin.data import PairStream, SkippedFile
 from conjoin.storage import write_text
-
-from .left_out import LeftOutFile
 
 if TYPE_CHECKING:
     from .trainer import RetrievalTrainer
@@ -30,7 +28,7 @@ class StreamTraining:
     def __init__(self, trainer: "RetrievalTrainer", stream: PairStream) -> None:
         self.trainer, self.rows = trainer, stream
         self.rank, self.processes = trainer.args.process_index, trainer.args.world_size
-        self.left_out = LeftOutFile(str(trainer.args.output_dir), trainer.args.should_save, self.rank)
+        self.skipped = SkippedFile(str(trainer.args.output_dir), trainer.args.should_save, self.rank)
         trainer.args.ignore_data_skip = True  # the stream itself resumes
 
     def loader(self) -> DataLoader[Any]:
@@ -51,7 +49,7 @@ class StreamTraining:
         """Return the model inputs of a batch, and record that it is used."""
         inputs, mark = batch
         self.rows.advance(mark)
-        self.left_out.add(mark.left_out)
+        self.skipped.add(mark.skipped)
         return inputs
 
     def save(self, checkpoint: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_is_wrong_is_named(image_folder, row, message):
 
 def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
     good = {"query": "q", "positive": "p", "negative": "n"}
-    with pytest.raises(FileNotFoundError, match=r"positive, image .*gone.png"):
+    with pytest.raises(FileNotFoundError, match=r"positive: image .*gone.png"):
         QueryTable(write(image_folder, good, {"query": "q", "positive": {"image": "gone.png"}}))
     with pytest.raises(ValueError, match=r"no column 'qurey'; .*did you mean 'query'"):
         QueryTable(write(image_folder, good), columns={"query": "qurey"})

@@ -210,7 +210,7 @@ class TestErrors:
         write(root, "cand_pool/local/mbeir_webqa_task1_cand_pool.jsonl", [lines])
         write(root, "qrels/test/mbeir_webqa_task1_test_qrels.txt", [f"2:{n} 0 2:1 1 1" for n in range(1, 5)])
         model = ItemEncoder(WordModel(), lambda items: parse_items(items) and letters(items))
-        with pytest.raises(FileNotFoundError, match=r"item '2:1', image '.*mbeir/no\.png': no such file"):
+        with pytest.raises(FileNotFoundError, match=r"item '2:1': image '.*mbeir/no\.png': no such file"):
             run(root, tmp_path, model, settings=["local"])
 
     def test_missing_files_and_settings(self, root, tmp_path):

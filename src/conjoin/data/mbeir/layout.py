@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from conjoin.processing.item_error import ItemError
+
 MBEIR_DATASETS = (
     "visualnews",
     "fashion200k",
@@ -166,7 +168,7 @@ def load_instructions(folder: str | Path) -> Instructions:
         row = dict.fromkeys(columns, "") | dict(zip(columns, line.split("\t"), strict=False))
         prompts = [format_text(text) for name, text in row.items() if name.startswith("prompt") and text.strip()]
         if not prompts or not row["dataset_id"].strip().isdigit():
-            raise ValueError(f"{where}: expected a dataset id and at least one prompt")
+            raise ItemError(where, "expected a dataset id and at least one prompt")
         query, target = (check_modality(row[name], where) for name in ("query_modality", "cand_modality"))
         instructions[int(row["dataset_id"]), query, target] = prompts
     return instructions
@@ -180,7 +182,7 @@ def find_prompts(instructions: Instructions, dataset: int, query: str, target: s
     """
     prompts = instructions.get((dataset, query, target))
     if prompts is None:
-        raise ValueError(f"{name}: there is no instruction for dataset {dataset}, {query} -> {target}")
+        raise ItemError(name, f"there is no instruction for dataset {dataset}, {query} -> {target}")
     return prompts
 
 
@@ -205,7 +207,7 @@ def check_modality(value: object, name: str) -> str:
     """
     modality = ",".join(sorted(part.strip() for part in value.split(","))) if isinstance(value, str) else value
     if modality not in _MODALITIES:
-        raise ValueError(f"{name}: unknown modality {value!r}; expected one of {', '.join(_MODALITIES)}")
+        raise ItemError(name, f"unknown modality {value!r}; expected one of {', '.join(_MODALITIES)}")
     return str(modality)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from conjoin.data.image_paths import path_inside
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.image_files import path_inside
+from conjoin.data.json_files import JsonLines
 from conjoin.data.mbeir.layout import (
     MBEIR_DATASETS,
     MbeirCell,
@@ -28,6 +28,8 @@ from conjoin.data.mbeir.layout import (
     query_file,
 )
 from conjoin.data.query_rows import draw_ids
+from conjoin.data.row_checks import repeated_id
+from conjoin.processing.item_error import ItemError
 
 _CANDIDATES_PER_DATASET = 10_000_000
 """Upper bound of candidate numbers, so that an id fits into one integer (as in the published evaluation)."""
@@ -53,7 +55,7 @@ class MbeirCandidates:
         self._sorted = numbers[self._order]
         repeated = self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]
         if len(repeated):
-            raise ValueError(f"{str(self.lines.path)!r}: the candidate {_did(repeated[0])!r} occurs twice")
+            raise repeated_id(_did(repeated[0]), repr(str(self.lines.path)))
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -85,7 +87,7 @@ class MbeirCandidates:
         text = format_text(_field(row, "txt", name) or "")
         image = _image(self.folder, modality, _field(row, "img_path", name), name)
         if modality == "text" and not text:
-            raise ValueError(f"{name}: its modality is text, but txt is empty")
+            raise ItemError(name, "its modality is text, but txt is empty")
         return {"id": row["did"], "image": image, "text": text or None, "modality": modality}
 
     def _place(self, did: str) -> int | None:
@@ -198,7 +200,7 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         try:
             return self.candidates[did]
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ItemError(name, f"{error}") from error
 
 
 def mbeir_queries(
@@ -219,7 +221,7 @@ def mbeir_queries(
         qid = _field(row, "qid", f"{cell.name} {split}, line {place + 1}")
         name = f"query {qid!r}"
         if qid in rows:
-            raise ValueError(f"{name} of {cell.name} occurs twice")
+            raise repeated_id(qid, f"the queries of {cell.name}")
         modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
         if prompts is not None:
@@ -236,7 +238,7 @@ def _query_item(folder: Path, row: Mapping[str, Any], instructed: bool) -> dict[
     text = format_text(_field(row, "query_txt", name) or "", capitalise=not instructed)
     image = _image(folder, modality, _field(row, "query_img_path", name), name)
     if modality == "text" and not text:
-        raise ValueError(f"{name}: its modality is text, but query_txt is empty")
+        raise ItemError(name, "its modality is text, but query_txt is empty")
     return _item({"image": image, "text": text or None})
 
 
@@ -249,13 +251,13 @@ def _image(folder: Path, modality: str, path: str | None, name: str) -> str | No
     if "image" not in modality:
         return None
     if not path:
-        raise ValueError(f"{name}: its modality is {modality}, but its image path is empty")
-    return str(path_inside(folder, path, f"{name}: its image path"))
+        raise ItemError(name, f"its modality is {modality}, but its image path is empty")
+    return str(path_inside(folder, path, name))
 
 
 def _field(row: Mapping[str, Any], key: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
     if key not in row:
-        raise ValueError(f"{name}: the field {key!r} is missing; there are {', '.join(row)}")
+        raise ItemError(name, f"the field {key!r} is missing; there are {', '.join(row)}")
     return row[key]
 
 
@@ -265,7 +267,7 @@ def _dids(row: Mapping[str, Any], key: str) -> list[str]:
     entries = _field(row, key, name) or []
     dids = [_field(entry, "did", f"{name}, {key}") if isinstance(entry, Mapping) else entry for entry in entries]
     if not dids and key == "pos_cand_list":
-        raise ValueError(f"{name}: it has no positive candidate")
+        raise ItemError(name, "it has no positive candidate")
     return dids
 
 

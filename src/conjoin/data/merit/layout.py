@@ -13,6 +13,7 @@ from typing import Any
 
 from conjoin.data.interleaved import PLACEHOLDER
 from conjoin.data.merit.products import MeritProduct, MeritProducts, check_attributes, product_id
+from conjoin.processing.item_error import ItemError
 
 OOD_VALUES: dict[str, tuple[str, ...]] = {
     "language": ("th", "ms", "id"),
@@ -81,24 +82,25 @@ def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuer
     where = f"{str(path)!r}, line {line}"
     for name in _FIELDS:
         if name not in row:
-            raise ValueError(f"{where}: the field {name!r} is missing; there are {', '.join(row)}")
+            raise ItemError(where, f"the field {name!r} is missing; there are {', '.join(row)}")
     conditions = _conditions(row["query"], where)
     positives = _ids(row["pos_candidate"] or [], f"{where}: pos_candidate")
     negatives = _ids(row.get("hard_negative") or [], f"{where}: hard_negative")
     if not positives:
-        raise ValueError(f"{where}: the query has no positive; pos_candidate is {row['pos_candidate']!r}")
+        raise ItemError(where, f"the query has no positive; pos_candidate is {row['pos_candidate']!r}")
     own = [pid for pid in positives if pid in conditions]
     if own:
-        raise ValueError(f"{where}: the positive {own[0]!r} is a product of its own query")
+        raise ItemError(where, f"the positive {own[0]!r} is a product of its own query")
     negatives = tuple(pid for pid in negatives if pid not in positives)
     instruction = row["query instruction"]
     if not isinstance(instruction, str) or not instruction.strip():
-        raise ValueError(f"{where}: 'query instruction' must be a text, got {instruction!r:.80}")
+        raise ItemError(where, f"'query instruction' must be a text, got {instruction!r:.80}")
     shown = instruction.count(PLACEHOLDER)
     if shown != len(conditions):
-        raise ValueError(
-            f"{where}: the instruction has {shown} placeholders {PLACEHOLDER} for {len(conditions)} products of the "
-            f"query: {instruction!r:.200}"
+        raise ItemError(
+            where,
+            f"the instruction has {shown} placeholders {PLACEHOLDER} for {len(conditions)} products of the "
+            f"query: {instruction!r:.200}",
         )
     return MeritQuery(str(line), where, conditions, positives, negatives, instruction)
 
@@ -112,7 +114,7 @@ def check_products(query: MeritQuery, products: MeritProducts) -> None:
     for role, ids in (("query", query.products), ("positive", query.positives), ("hard negative", query.negatives)):
         absent = [pid for pid in ids if pid not in products]
         if absent:
-            raise ValueError(f"{query.where}: the {role} names the unknown product {absent[0]!r}; {products} lack it")
+            raise ItemError(query.where, f"the {role} names the unknown product {absent[0]!r}; {products} lack it")
 
 
 def without_titles(instruction: str) -> str:
@@ -186,17 +188,17 @@ def _conditions(query: object, where: str) -> dict[str, dict[str, Any]]:
             return listed
     if not isinstance(query, Mapping) or not query:
         expected = "{product id: {attribute: value}} or a list of product ids"
-        raise ValueError(f"{where}: query must be {expected}, got {query!r:.80}")
+        raise ItemError(where, f"query must be {expected}, got {query!r:.80}")
     conditions = {}
     for value, condition in query.items():
         pid = product_id(value, f"{where}: query")
         conditions[pid] = check_attributes(condition, f"{where}: the condition of product {pid!r}")
         if not conditions[pid]:
-            raise ValueError(f"{where}: the condition of product {pid!r} names no attribute")
+            raise ItemError(where, f"the condition of product {pid!r} names no attribute")
     return conditions
 
 
 def _ids(values: object, where: str) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"{where}: expected a list of product ids, got {values!r:.80}")
+        raise ItemError(where, f"expected a list of product ids, got {values!r:.80}")
     return tuple(dict.fromkeys(product_id(value, where) for value in values))

@@ -11,8 +11,10 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conjoin.data.image_columns import undecoded, unread_images
-from conjoin.data.image_paths import path_inside
+from conjoin.data.columns import undecoded, without_bytes
+from conjoin.data.image_files import path_inside
+from conjoin.data.row_checks import repeated_id
+from conjoin.processing.item_error import ItemError
 
 PRODUCT_FEATURES = datasets.Features(
     {
@@ -74,12 +76,13 @@ class MeritProducts:
         self._places = {product.id: place for place, product in enumerate(self._products)}
         if len(self._places) < len(self._products):
             repeated = next(p.id for place, p in enumerate(self._products) if self._places[p.id] != place)
-            raise ValueError(f"{self}: the product {repeated!r} occurs twice")
-        for place, paths in unread_images(self._images):
-            name = f"{self}, row {place}: the product {self._products[place].id!r}"
-            if paths[0] is None:
-                raise ValueError(f"{name} has no image")
-            path_inside(self.folder, paths[0], f"{name}: its image path")
+            raise repeated_id(repeated, str(self))
+        for index, image in enumerate(without_bytes(self._images)):
+            if image["bytes"] is None:
+                name = f"{self}, row {index}: the product {self._products[index].id!r}"
+                if not image["path"]:
+                    raise ItemError(name, "it has no image")
+                path_inside(self.folder, image["path"], name)
 
     def __str__(self) -> str:
         return f"the {self.split} products of {str(self.folder)!r}"
@@ -110,7 +113,7 @@ class MeritProducts:
         pid = product_id(row["idx"], where)
         where = f"{where}: the product {pid!r}"
         if not (row["title"] or "").strip():
-            raise ValueError(f"{where} has no title")
+            raise ItemError(where, "it has no title")
         kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
         attributes = check_attributes(_read_attributes(row["attribute"], where), where)
         return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
@@ -133,7 +136,7 @@ def product_id(value: object, where: str) -> str:
         ValueError: It is neither, or not one word.
     """
     if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value).split()) != 1:
-        raise ValueError(f"{where}: a product id must be an integer or a string of one word, got {value!r:.80}")
+        raise ItemError(where, f"a product id must be an integer or a string of one word, got {value!r:.80}")
     return str(value)
 
 
@@ -144,11 +147,11 @@ def check_attributes(attributes: object, where: str) -> dict[str, Any]:
         ValueError: They are no mapping, or a name or a value is empty.
     """
     if not isinstance(attributes, Mapping):
-        raise ValueError(f"{where}: expected attributes as {{name: value}}, got {attributes!r:.80}")
+        raise ItemError(where, f"expected attributes as {{name: value}}, got {attributes!r:.80}")
     for name, value in attributes.items():
         texts = [name, *(value if isinstance(value, list) and value else [value])]
         if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise ValueError(f"{where}: the attribute {name!r} is empty or no text: {value!r:.80}")
+            raise ItemError(where, f"the attribute {name!r} is empty or no text: {value!r:.80}")
     return dict(attributes)
 
 
@@ -161,4 +164,4 @@ def _read_attributes(value: object, where: str) -> object:
             return parse(value) if value.strip() else {}
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-    raise ValueError(f"{where}: 'attribute' is neither JSON nor a Python literal: {value!r:.80}")
+    raise ItemError(where, f"'attribute' is neither JSON nor a Python literal: {value!r:.80}")

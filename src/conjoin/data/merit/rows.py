@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from conjoin.data.interleaved import PLACEHOLDER, row_item
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.json_files import JsonLines
 from conjoin.data.merit.layout import (
     MeritQuery,
     check_ood,
@@ -23,6 +23,7 @@ from conjoin.data.merit.layout import (
 )
 from conjoin.data.merit.products import MeritProducts, product_id
 from conjoin.data.query_rows import draw_ids
+from conjoin.processing.item_error import ItemError
 
 MODALITY = "image,text"
 """Of every query and product."""
@@ -185,7 +186,7 @@ def read_captions(path: str | Path) -> dict[str, str]:
         where = f"{str(path)!r}, line {line}"
         caption = row.get("caption")
         if "idx" not in row or not isinstance(caption, str) or not caption.strip():
-            raise ValueError(f"{where}: expected 'idx' and a 'caption' that is not empty, got {json.dumps(row):.80}")
+            raise ItemError(where, f"expected 'idx' and a 'caption' that is not empty, got {json.dumps(row):.80}")
         captions[product_id(row["idx"], where)] = caption.strip()
     return captions
 

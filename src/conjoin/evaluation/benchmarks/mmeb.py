@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conjoin.data.image_paths import path_inside
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.image_files import path_inside
+from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.ranking import tie_tolerance, unit_rows
 from conjoin.evaluation.results import Headline, Metric, Results, Table
+from conjoin.processing.item_inputs import check_parts
 from conjoin.progress import progress
 from conjoin.retrieval import ItemEncoder
 
@@ -152,13 +153,11 @@ def _item(text: str | None, image: str | None, images: Path, where: str) -> dict
     words = (text or "").replace(IMAGE_TOKEN, "").strip()
     item = {"text": words} if words else {}
     if image:
-        file = path_inside(images, image, f"{where}: its image path")
+        file = path_inside(images, image, where)
         if not file.is_file():
             raise FileNotFoundError(f"{where}: no image {str(file)!r}")
         item["image"] = str(file)
-    if not item:
-        raise ValueError(f"{where}: an item has neither text nor image")
-    return item
+    return check_parts(item, where)
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

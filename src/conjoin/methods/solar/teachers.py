@@ -25,7 +25,8 @@ from conjoin.hub import loading
 from conjoin.methods.solar.targets import TeacherTargets
 from conjoin.methods.solar.token_alignment import align_tokens, tokenize_with_spans
 from conjoin.models.joint_encoder import JointEncoderOutput
-from conjoin.processing import ImageTextProcessor, load_image
+from conjoin.processing import ImageTextProcessor, ItemError, load_image
+from conjoin.processing.item_inputs import item_names
 
 IMAGE_TARGETS = ("image_tokens", "image_global")
 TEXT_TARGETS = ("text_tokens", "text_global")
@@ -229,7 +230,7 @@ class TeacherCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate a list of rows."""
-        names = [f"item {index} (id {str(row.get('id', index))!r})" for index, row in enumerate(rows)]
+        names = item_names(len(rows), [str(row.get("id", index)) for index, row in enumerate(rows)])
         lacking = [
             name for row, name in zip(rows, names, strict=True) if row.get("image") is None or not row.get("text")
         ]
@@ -245,8 +246,8 @@ class TeacherCollator:
         tokens = zip(names, _tokens(encoded), _tokens(batch["pairs"]), strict=True)
         differing = [name for name, ours, theirs in tokens if ours != theirs]
         if differing:
-            raise ValueError(
-                f"{differing[0]}: the processor and its tokenizer give different tokens, so they cannot be aligned"
+            raise ItemError(
+                differing[0], "the processor and its tokenizer give different tokens, so they cannot be aligned"
             )
         encoded, taught["text_spans"] = self.tokenize(texts)
         known = [row.get("teacher", {}) for row in rows]

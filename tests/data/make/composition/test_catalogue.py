@@ -84,7 +84,7 @@ def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
     ("change", "options", "message"),
     [
         ({"image": ""}, {}, r"row 1 \(id '2'\): the image is missing"),
-        ({"image": "absent.png"}, {}, r"row 1 \(id '2'\), image .*absent.png.*: no such file"),
+        ({"image": "absent.png"}, {}, r"row 1 \(id '2'\): image .*absent.png.*: no such file"),
         ({"title": ""}, {}, r"row 1 \(id '2'\)"),
         ({"sku": "1"}, {}, "ids occur more than once: '1'"),
         ({"sku": "a b"}, {}, r"id 'a b'\): the id of a product must be one word"),

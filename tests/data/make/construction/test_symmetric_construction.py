@@ -217,7 +217,7 @@ def test_a_sheet_for_triplets_made_by_hand(tmp_path):
     assert "<title>By hand</title>" in page and "variant X′" in page
     assert list(page_data(page)["pictures"]) == ["a.png"]
     (tmp_path / "hand.jsonl").write_text(json.dumps(row | {"positive_image": "b.png"}))
-    with pytest.raises(FileNotFoundError, match=r"line 1, positive_image, image '.*b\.png': no such file"):
+    with pytest.raises(FileNotFoundError, match=r"line 1, positive_image: image '.*b\.png': no such file"):
         write_review_sheet(tmp_path / "hand.jsonl", tmp_path / "sheet.html")
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conjoin.data.image_columns import IMAGE
-from conjoin.data.pair_columns import COMMON_COLUMNS, choose_columns, unknown_column
+from conjoin.data.columns import COMMON_COLUMNS, IMAGE, choose_columns, unknown_column
 from conjoin.data.pair_sources import PairSource, open_source
 from conjoin.data.pairs import load_pairs
 from conjoin.data.row_checks import check_ids, row_name
+from conjoin.processing.item_error import ItemError
 
 logger = logging.getLogger(__name__)
 
@@ -138,11 +138,11 @@ def read_catalogue(
     )  # fmt: skip
     if rows.features["image"] != IMAGE:
         raise ValueError(f"the images are {rows.features['image']}; expected one image for each product")
-    table = rows.with_format("arrow").select_columns("kept")[:]["kept"].combine_chunks()
+    table = rows.with_format("arrow").select_columns("metadata")[:]["metadata"].combine_chunks()
     columns = {name: pc.struct_field(table, name) for name in kept}
     codes = _read_codes({name: columns[name] for name in named}, strict=attributes is not None)
     catalogue = Catalogue(
-        rows=rows.remove_columns("kept"),
+        rows=rows.remove_columns("metadata"),
         classes=_fact(columns, facts["class"], len(rows), DEFAULT_CLASS),
         countries=_fact(columns, facts["country"], len(rows), ""),
         languages=_fact(columns, facts["language"], len(rows), language),
@@ -244,6 +244,6 @@ def _check_products(catalogue: Catalogue) -> None:
     for index, (pid, title) in enumerate(zip(catalogue.ids, catalogue.titles, strict=True)):
         name = row_name(index, pid)
         if len(pid.split()) != 1:
-            raise ValueError(f"{name}: the id of a product must be one word")
+            raise ItemError(name, "the id of a product must be one word")
         if _MARKUP.search(title):
-            raise ValueError(f"{name}: the title {title!r} holds a mark of a query, <image> or <Product>; remove it")
+            raise ItemError(name, f"the title {title!r} holds a mark of a query, <image> or <Product>; remove it")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conjoin.data.json_lines import check_utf8
+from conjoin.data.json_files import check_utf8
 from conjoin.structure import build
 
 TEMPLATE_LANGUAGES = ("en", "ms", "id", "vi", "th")

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from conjoin.data.merit.products import PRODUCT_FEATURES
 from conjoin.data.row_checks import row_name
+from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.storage import atomic_path
 
@@ -60,5 +61,5 @@ def _read_bytes(image: dict[str, Any], name: str) -> bytes:
         return bytes(image["bytes"])
     path = image["path"]
     if "://" in path or path.startswith("data:"):
-        raise ValueError(f"{name}, image {path!r:.80}: expected a file; download the images first")
+        raise ItemError(name, f"image {path!r:.80}: expected a file; download the images first")
     return Path(path).read_bytes()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from conjoin.data.json_lines import JsonLines
+from conjoin.data.json_files import JsonLines
 from conjoin.processing import load_image
 
 _ROLES = {"query": "query X", "positive": "positive X⁺", "negative": "negative X⁻", "variant": "variant X′"}

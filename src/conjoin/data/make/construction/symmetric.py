@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from conjoin.data.make.construction.review_sheet import write_review_sheet
+from conjoin.data.row_checks import repeated_id
 from conjoin.processing import load_image
+from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, content_digest, write_text
 
@@ -29,7 +31,7 @@ EDITS = ("replace", "add", "remove")
 
 Record = dict[str, Any]
 """What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, its `edit` (of `EDITS`),
-`rewritten_text` (None: no variant), `edited_image` (paths relative to the folder); `left_out` says why there is no
+`rewritten_text` (None: no variant), `edited_image` (paths relative to the folder); `skipped` says why there is no
 more."""
 
 
@@ -89,9 +91,9 @@ def construct_symmetric(
         if step is None:
             continue
         for record in progress(records, desc=field.replace("_", " "), unit="item", show=show_progress):
-            if field not in record and "left_out" not in record:
+            if field not in record and "skipped" not in record:
                 _run_step(record, field, step, source, folder)
-    finished = [record for record in records if "left_out" not in record]
+    finished = [record for record in records if "skipped" not in record]
     candidates = [triplet for record in finished for triplet in (assemble or assemble_triplets)(record)]
     if not candidates:
         raise ValueError(
@@ -131,7 +133,7 @@ def _begin(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
         if id_ is None or id_ == "" or row.get("image") is None:
             raise ValueError(f'row {number}: expected an "id" and an "image", got the keys {list(row)}')
         if str(id_) in records:
-            raise ValueError(f"row {number}: the id {str(id_)!r} occurs twice; ids must be unique")
+            raise repeated_id(str(id_), f"row {number}")
         path = _record_path(folder, str(id_))
         picture = load_image(row["image"], f"item {str(id_)!r}")
         if path.exists():
@@ -154,9 +156,10 @@ def _read_record(path: Path, picture: Image.Image) -> Record:
         raise ValueError(f"{str(path)!r} is damaged ({error}); remove it to make the item again") from error
     folder, name, original = path.parents[1], f"item {record['id']!r}", record["original_image"]
     if content_digest(load_image(folder / original, name)) != content_digest(picture):
-        raise ValueError(
-            f"{name}: its image is not {original!r} of the construction in {str(folder)!r}; an id must stay with its "
-            "image (row numbers do not, if rows move): give the rows their former ids, or choose another folder"
+        raise ItemError(
+            name,
+            f"its image is not {original!r} of the construction in {str(folder)!r}; an id must stay with its "
+            "image (row numbers do not, if rows move): give the rows their former ids, or choose another folder",
         )
     return record
 
@@ -168,18 +171,18 @@ def _run_step(record: Record, field: str, step: Callable[[Any], Any], source: st
     made = step(load_image(folder / value, name) if source == "original_image" else value)
     if isinstance(made, Edited):
         if made.edit not in EDITS:
-            raise ValueError(f"{name}: unknown edit {made.edit!r}; expected one of {EDITS}")
+            raise ItemError(name, f"unknown edit {made.edit!r}; expected one of {EDITS}")
         record["edit"], made = made.edit, made.text
     expected = Image.Image if field == "edited_image" else str
     if not isinstance(made, expected):
-        raise ValueError(f"{name}: the step must return a {expected.__name__}, got {type(made).__name__}")
+        raise ItemError(name, f"the step must return a {expected.__name__}, got {type(made).__name__}")
     if not isinstance(made, str):
         record[field] = _save_picture(folder, record, field, made)
     elif not made.strip() or made.strip() == value:
         reason = f"the {field.replace('_', ' ')} is {'unchanged' if made.strip() else 'empty'}"
         is_variant = field == "rewritten_text"
-        logger.warning("item %r %s: %s", record["id"], "has no variant" if is_variant else "is left out", reason)
-        record |= {field: None} if is_variant else {"left_out": reason}
+        logger.warning("item %r %s: %s", record["id"], "has no variant" if is_variant else "is skipped", reason)
+        record |= {field: None} if is_variant else {"skipped": reason}
     else:
         record[field] = made.strip()
     _save(folder, record)

@@ -1,20 +1,22 @@
-"""JSON tables, an array of objects or an object per line, as a dataset: each column has one type in all its rows.
+"""JSON on disk: the rows of a JSON-lines file by number, and JSON tables as datasets with one type for each column.
 
-`datasets` reads such a file by parts of 10 MB and takes the types of the first, turns texts that look like dates into
-dates, and large integers into floats.
+Libraries cannot type mixed columns as `open_json` does. PyArrow refuses a column of numbers and texts. `datasets`
+takes the types of the first 10 MB, and makes dates of texts and floats of large integers. Polars makes one text of a
+list beside a text, and refuses an object beside a number without naming the row. All keep the last of two equal names.
 """
 
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias, cast
 
 import datasets
+import numpy as np
 import pyarrow as pa
 
-from conjoin.data.json_lines import json_object, open_bytes
 from conjoin.storage.atomic import atomic_path
 
 MAX_KEYS = 1000
@@ -28,6 +30,121 @@ _Kind: TypeAlias = Any
 """`bool`, `int`, `float`, `str`, `[kind]` of a list, `{name: kind}` of an object, or None: no value is known."""
 _SCALARS = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _INT64 = range(-(2**63), 2**63)
+
+MAX_NESTING = 50
+"""Deeper values are refused; Arrow has 64 levels."""
+
+_NAMES: dict[type, str] = {dict: "object", list: "array"}
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file that may be compressed (`.gz`)."""
+    return cast(IO[bytes], gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
+
+
+def check_utf8(path: Path) -> None:
+    """Refuse a text file with bytes that are not UTF-8; it may be compressed (`.csv.gz`).
+
+    Raises:
+        ValueError: It has; the message names the line.
+    """
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                found = f"byte {line[error.start]:#04x} at position {error.start}"
+                raise ValueError(f"line {number}: not valid UTF-8 ({found}); save it as UTF-8") from None
+
+
+class JsonLines:
+    """Rows of a JSON-lines file, read on access; memory holds only the offset of each row (8 bytes).
+
+    Each read opens the file, so worker processes can share an instance.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file has no rows; on access, a row is not a JSON object, or one in it has a name twice (the
+            message names the line).
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"no such file: {str(path)!r}")
+        with self.path.open("rb") as file:
+            ends = np.fromiter(accumulate(map(len, file)), dtype=np.int64)
+        if not len(ends):
+            raise ValueError(f"{str(path)!r} is empty: it has no rows")
+        self._starts = np.concatenate(([0], ends[:-1]))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.path.open("rb") as file:
+            file.seek(int(self._starts[index]))
+            return self._parse(file.readline(), index)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb") as file:
+            for index, line in enumerate(file):
+                yield self._parse(line, index)
+
+    def _parse(self, line: bytes, index: int) -> dict[str, Any]:
+        return json_object(line, f"{str(self.path)!r}, line {index + 1}")
+
+
+def json_object(text: bytes, where: str, kind: type = dict) -> Any:  # noqa: ANN401 - of that type
+    """Parse an object, or a value of another type, from UTF-8 with or without a byte order mark.
+
+    Args:
+        text: The JSON.
+        where: Its place, for messages.
+        kind: The expected type.
+
+    Raises:
+        ValueError: Not UTF-8, not JSON, another type, deeper than `MAX_NESTING`, or a name is twice in one object.
+    """
+    try:
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        found = f"byte {text[error.start]:#04x} at position {error.start}"
+        raise ValueError(f"{where}: not valid UTF-8 ({found})") from error
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError as error:
+        raise ValueError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}: expected an {_NAMES[kind]}, got {type(value).__name__}")
+    if text.count(b"[") + text.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
+        raise _too_deep(where)
+    return value
+
+
+def _too_deep(where: str) -> ValueError:
+    return ValueError(f"{where}: its values are nested too deep; the limit is {MAX_NESTING} levels")
+
+
+def _depth(value: Any, limit: int = MAX_NESTING + 1) -> int:  # noqa: ANN401 - any JSON value
+    """Return how deep a value is nested, counted to a limit."""
+    if limit == 0 or not isinstance(value, dict | list):
+        return 0
+    parts = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(part, limit - 1) for part in parts), default=0)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of names and values; `json` itself would keep the last of equal names without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"an object has the name {repeated!r} twice")
+    return found
 
 
 def open_json(path: Path) -> datasets.Dataset | None:

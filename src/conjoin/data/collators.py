@@ -1,16 +1,108 @@
-"""Collation of queries and candidates into model inputs."""
+"""Collation of rows into a batch of model inputs: items, pairs, and queries with candidates."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+from transformers import BatchFeature, ProcessorMixin
 
-from conjoin.data.collator import ItemProcessor
 from conjoin.data.interleaved import row_item
-from conjoin.storage import stable_id
+from conjoin.processing.item_error import ItemError
+from conjoin.storage import name_ids, stable_id
 
 MODALITY_IDS = {"text": 0, "image": 1, "image,text": 2}
 """The integer of each modality in a batch."""
+
+
+class ItemProcessor(Protocol):
+    """The interface of this package's processors: items in, one batch out, `ids` named in error messages."""
+
+    def __call__(
+        self,
+        items: Sequence[Any],
+        *,
+        instruction: str | Sequence[str | None] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> BatchFeature:
+        """Prepare the items, each under its instruction."""
+
+
+class ItemCollator:
+    """Makes one item of each row and passes them all to the processor.
+
+    A row without an image is a text item, and vice versa; a row with a list of images may be interleaved, see
+    `load_pairs`. Error messages name a row by its `id`, if it has one.
+
+    Args:
+        processor: Called as `processor(items, ids=ids)`.
+        columns: The columns of the image and of the text; None excludes that modality.
+
+    Raises:
+        ValueError: On construction if both columns are None; on a call if the batch is empty, or a row has neither
+            column or an unusable text or image.
+    """
+
+    def __init__(self, processor: ItemProcessor, columns: tuple[str | None, str | None] = ("image", "text")) -> None:
+        if columns[0] is None and columns[1] is None:
+            raise ValueError("columns is (None, None); name an image column, a text column or both")
+        self.processor = processor
+        self.columns = {part: name for part, name in zip(("image", "text"), columns, strict=True) if name is not None}
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> BatchFeature:
+        """Collate `N` rows to the processor's batch, every tensor with `N` rows."""
+        if not rows:
+            raise ValueError("got an empty batch: no rows")
+        ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
+        return self.processor([self._item(row, row_id) for row, row_id in zip(rows, ids, strict=True)], ids=ids)
+
+    def _item(self, row: Mapping[str, Any], row_id: str) -> Any:  # noqa: ANN401 - an item
+        name = f"row with id {row_id!r}"
+        parts = {part: row.get(column) for part, column in self.columns.items()}
+        if all(value is None for value in parts.values()):
+            wanted = " nor ".join(map(repr, self.columns.values()))
+            raise ItemError(name, f"neither {wanted}; its columns are {', '.join(row)}")
+        return row_item(parts, name)
+
+
+class PairCollator:
+    """Collates rows `{"image", "text", "id"?, "group"?}` into `pairs`, their model inputs, and `ids` `(N,)`.
+
+    Rows with the same `group` (by default the same `id`) show the same thing: they are positives in evaluation and are
+    not negatives of one another in training. Without both columns there are no `ids`, and all rows are distinct.
+    """
+
+    def __init__(self, processor: ProcessorMixin) -> None:
+        self.items = ItemCollator(processor)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate a list of rows.
+
+        Raises:
+            ValueError: A row cannot be used, or has neither group nor id although others do.
+        """
+        names = name_rows(rows)
+        return {"pairs": dict(self.items(rows))} | ({} if names is None else {"ids": name_ids(names)})
+
+
+def name_rows(rows: Iterable[Mapping[str, Any]]) -> list[str] | None:
+    """Return the name of what each row shows: its `group`, else its `id`; None if no row has either.
+
+    A group and an id are never the same name: the row with the id `1` is not of the group `1`.
+
+    Raises:
+        ValueError: Some rows have a name and others do not.
+    """
+    names = [_name(row) for row in rows]
+    unnamed = [index for index, name in enumerate(names) if name is None]
+    if unnamed and len(unnamed) < len(names):
+        raise ValueError(f"rows {unnamed[:3]} have neither a group nor an id, but other rows do")
+    return None if unnamed else [name for name in names if name is not None]
+
+
+def _name(row: Mapping[str, Any]) -> str | None:
+    if row.get("group") is not None:
+        return f"group {row['group']}"
+    return None if row.get("id") is None else f"id {row['id']}"
 
 
 class RetrievalCollator:
@@ -47,8 +139,8 @@ class RetrievalCollator:
         names = [str(row.get("id", index)) for index, row in enumerate(rows)]
         queries = [_part(row, "query", name) for row, name in zip(rows, names, strict=True)]
         instructions = [row.get("instruction") for row in rows]
-        told = {} if all(text is None for text in instructions) else {"instruction": instructions}
-        batch: dict[str, Any] = {"queries": self.processor(queries, ids=names, **told)}
+        given = {} if all(text is None for text in instructions) else {"instruction": instructions}
+        batch: dict[str, Any] = {"queries": self.processor(queries, ids=names, **given)}
         positives = [_part(row, "positive", name) for row, name in zip(rows, names, strict=True)]
         batch["positives"] = self.processor(positives, ids=[f"{name}, positive" for name in names])
         counts = [len(row.get("negatives") or ()) for row in rows]
@@ -79,7 +171,7 @@ def as_item(value: Any, name: str = "item") -> Any:  # noqa: ANN401 - an item
 
 def _part(row: Mapping[str, Any], part: str, name: str) -> Any:  # noqa: ANN401 - an item
     if row.get(part) is None:
-        raise ValueError(f"row with id {name!r} has no {part!r}; its columns are {', '.join(row)}")
+        raise ItemError(f"row with id {name!r}", f"no {part!r}; its columns are {', '.join(row)}")
     return as_item(row[part], f"row with id {name!r}, {part}")
 
 

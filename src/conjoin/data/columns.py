@@ -1,15 +1,23 @@
-"""Which columns of a table are the image, the text, the id and the group of a pair."""
+"""Columns of a table: which of them are the parts of a pair, and how they hold images."""
 
 import difflib
+import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import datasets
 import pyarrow
+import pyarrow.compute
+
+from conjoin.data.interleaved import listed_images
+from conjoin.processing.item_error import ItemError
 
 logger = logging.getLogger(__name__)
+Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
+
+IMAGE = datasets.Image(decode=False)
 
 COMMON_COLUMNS = {
     "image": ("image", "img", "jpg", "jpeg", "png", "webp", "image_path", "img_path", "file_name", "filename",
@@ -20,7 +28,7 @@ COMMON_COLUMNS = {
 }  # fmt: skip
 """Default column names, in order of preference; case is ignored."""
 NUMBER = ":number"
-"""Behind the name of a kept column, reads its values as numbers."""
+"""Behind the name of a column of metadata, reads its values as numbers."""
 SURE_IDS = ("id", "__key__")
 """A column of these names is the id whichever others of `COMMON_COLUMNS` there are; of the rest there may be one."""
 
@@ -103,7 +111,7 @@ def _guess(role: str, found: Sequence[str], is_read: bool) -> str | None:
     return next(iter(found), None)
 
 
-def choose_kept(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
+def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
     """Return the columns to keep beside the pairs, and for each whether its values are read as numbers.
 
     Args:
@@ -127,10 +135,10 @@ def choose_kept(names: Sequence[str], available: Sequence[str], features: Mappin
 
 
 def read_number(value: Any, name: str, column: str) -> float | None:  # noqa: ANN401
-    """Return a value of a kept column as a number; None if it is absent or blank.
+    """Return a value of a column of metadata as a number; None if it is absent or blank.
 
     Raises:
-        ValueError: It is no finite number; the message starts with `name`.
+        ItemError: It is no finite number.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -139,29 +147,26 @@ def read_number(value: Any, name: str, column: str) -> float | None:  # noqa: AN
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{name}: {column} is {value!r:.80}; expected a number, such as 9.5")
+        raise ItemError(name, f"{column} is {value!r:.80}; expected a number, such as 9.5")
     return number
 
 
-def kept_columns(
-    dataset: datasets.Dataset,
-    names: Iterable[str],
-    numbers: Mapping[str, Sequence[float | None]],
-    owners: Sequence[int],
+def metadata_column(
+    dataset: datasets.Dataset, names: Mapping[str, bool], values: Sequence[Mapping[str, Any]], owners: Sequence[int]
 ) -> datasets.Dataset:
-    """Make the column `kept`, a struct of columns of the rows.
+    """Make the column `metadata`, a struct of columns of the rows.
 
     Args:
         dataset: The rows.
-        names: The columns.
-        numbers: The values of those that are read as numbers, for each row.
+        names: The columns, and whether their values are read as numbers.
+        values: Those of each pair.
         owners: The row of each pair.
     """
     table = dataset.select_columns(list(names)).select(owners).with_format("arrow")[:]
-    for name, values in numbers.items():
-        column = pyarrow.array([values[row] for row in owners], pyarrow.float64())
+    for name in (name for name, is_number in names.items() if is_number):
+        column = pyarrow.array([row[name] for row in values], pyarrow.float64())
         table = table.set_column(table.column_names.index(name), name, column)
-    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"kept": table.to_struct_array()})))
+    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"metadata": table.to_struct_array()})))
 
 
 def unknown_column(column: str, available: Iterable[str]) -> ValueError:
@@ -170,3 +175,91 @@ def unknown_column(column: str, available: Iterable[str]) -> ValueError:
     nearest = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return ValueError(f"no column {column!r}; the columns are {', '.join(map(repr, available))}{hint}")
+
+
+def undecoded(dataset: Source) -> Source:
+    """Return the dataset as plain rows, with images as bytes or paths."""
+    dataset = dataset.with_format(None)
+    for name, feature in (dataset.features or {}).items():
+        if isinstance(feature, datasets.Image):
+            dataset = dataset.cast_column(name, IMAGE)
+        elif isinstance(element_of(feature), datasets.Image):
+            dataset = dataset.cast_column(name, datasets.List(IMAGE))
+    return dataset
+
+
+def strings(columns: Mapping[str, Sequence[Any]], several: bool = False) -> datasets.Dataset:
+    """Make a dataset of strings or nulls, or with `several` of lists of strings; its columns may be all null."""
+    kind = pyarrow.list_(pyarrow.string()) if several else pyarrow.string()
+    arrays = {name: pyarrow.array(values, kind) for name, values in columns.items()}
+    return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table(arrays)))
+
+
+def element_of(feature: Any) -> Any:  # noqa: ANN401 - any feature of `datasets`
+    """Return what a list holds; None if the feature is no list."""
+    return feature.feature if isinstance(feature, datasets.List | datasets.LargeList) else None
+
+
+def is_text(feature: Any) -> bool:  # noqa: ANN401 - any feature of `datasets`
+    """Whether a feature is text."""
+    return feature in [datasets.Value(kind) for kind in ("string", "large_string", "string_view")]
+
+
+def image_column(dataset: datasets.Dataset, column: str) -> datasets.Dataset | None:
+    """Return a column of images, bytes or paths as the undecoded column `image`; None if it holds something else."""
+    feature, several = dataset.features[column], element_of(dataset.features[column]) is not None
+    kind = element_of(feature) if several else feature
+    images = dataset.select_columns(column).rename_columns({column: "image"})
+    if kind in (datasets.Value("large_binary"), datasets.Value("binary_view")):
+        kind = datasets.Value("binary")
+        images = images.cast_column("image", datasets.List(kind) if several else kind)
+    if not is_text(kind) and not isinstance(kind, datasets.Image | dict) and kind != datasets.Value("binary"):
+        return None
+    return images.cast_column("image", datasets.List(IMAGE) if several else IMAGE)
+
+
+def with_lists(dataset: Source, column: str | None, first: Mapping[str, Any]) -> Source:
+    """Return the dataset with lists of paths in a column of texts, if a cell (of a stream, the first) is a JSON list.
+
+    Args:
+        dataset: The rows.
+        column: Of the images; None leaves the dataset as it is.
+        first: The first row.
+    """
+    if column is None or not isinstance(first[column], str):
+        return dataset
+
+    def read(row: Mapping[str, Any]) -> dict[str, Any]:
+        images = listed_images(row[column])
+        return {column: images if isinstance(images, list) else [images]}
+
+    cells = dataset[column][:] if isinstance(dataset, datasets.Dataset) else [first[column]]
+    if not any(isinstance(listed_images(cell), list) for cell in cells):
+        return dataset
+    lists = [read({column: cell})[column] for cell in cells]
+    if isinstance(dataset, datasets.Dataset):
+        others, listed = dataset.remove_columns(column), strings({column: lists}, several=True)
+        return datasets.concatenate_datasets([others, listed], axis=1) if others.column_names else listed
+    features = dataset.features
+    if features is not None:
+        features = datasets.Features(features | {column: datasets.List(datasets.Value("string"))})
+    return dataset.map(read, features=features)
+
+
+def without_bytes(images: datasets.Dataset) -> Iterator[Any]:
+    """Yield the cells of the undecoded column `image`: `{"bytes", "path"}` or a list of them.
+
+    The bytes of an image are not read: they are `b""` where the image has some, else None.
+    """
+    is_list = element_of(images.features["image"]) is not None
+    for batch in images.with_format("arrow").iter(batch_size=1000):
+        column = batch["image"].combine_chunks()
+        flat = pyarrow.compute.list_flatten(column) if is_list else column
+        data, paths = (pyarrow.compute.struct_field(flat, field) for field in ("bytes", "path"))
+        pairs = zip(data.is_null().to_pylist(), paths.to_pylist(), strict=True)
+        cells = ({"bytes": None if is_unread else b"", "path": path} for is_unread, path in pairs)
+        if is_list:
+            counts = pyarrow.compute.list_value_length(column).to_pylist()
+            yield from (list(itertools.islice(cells, count or 0)) for count in counts)
+        else:
+            yield from cells

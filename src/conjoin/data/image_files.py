@@ -1,0 +1,200 @@
+"""Which files and URLs the rows of a source may name as their images, and which of them Pillow can read here."""
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+from huggingface_hub.constants import HF_HUB_CACHE
+from PIL import Image
+
+from conjoin.processing.item_error import ItemError, MissingFileError
+from conjoin.processing.item_inputs import IMAGE_SUFFIXES
+from conjoin.processing.item_urls import check_urls_allowed, is_url
+
+try:
+    from pillow_heif import register_heif_opener
+except ImportError:
+    pass  # HEIC files are then reported as unreadable
+else:
+    register_heif_opener()
+
+_HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+_RAW_SUFFIXES = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2")
+_OTHER_SUFFIXES = (".apng", ".avif", ".avifs", ".dds", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpx", ".jxl", ".pbm",
+                   ".pgm", ".pnm", ".ppm", ".psd", ".qoi", ".svg", ".svgz", ".tga")  # fmt: skip
+PICTURE_SUFFIXES = frozenset((*IMAGE_SUFFIXES, *_OTHER_SUFFIXES, *_HEIF_SUFFIXES, *_RAW_SUFFIXES))
+"""How the names of picture files end, of formats that Pillow reads or not."""
+
+ALLOW_ROOTS = "CONJOIN_ROOTS"
+"""The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""
+
+
+class OutsideError(ItemError):
+    """A row names a file outside of the folders that it may."""
+
+
+def allow_root(folder: str | os.PathLike[str]) -> None:
+    """Let the rows of folders and tables name images in another folder, in this process and those it starts.
+
+    Raises:
+        NotADirectoryError: There is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise NotADirectoryError(f"no folder {str(folder)!r} to read images from")
+    os.environ[ALLOW_ROOTS] = os.pathsep.join(dict.fromkeys([*_allowed_roots(), os.path.realpath(folder)]))
+
+
+def image_folders(source: Any, folder: Path | None) -> tuple[str, ...] | None:  # noqa: ANN401
+    """Return the folders that hold all images of a source; None if its rows may name any file.
+
+    The rows of a folder name files inside it, those of a table files beside it or below, and both files in the folders
+    of `allow_root`. A table may come from a stranger, and results show its images: naming it on the command line
+    allows no other folder. Those of archives and Hub datasets name files in the caches of the libraries. Only a loaded
+    dataset may name any file.
+
+    Args:
+        source: As for `load_pairs`.
+        folder: The folder of its relative image paths, or None.
+    """
+    if isinstance(source, datasets.Dataset | datasets.IterableDataset):
+        return None
+    if folder is not None:
+        named = Path(source).expanduser()
+        return folders_beside(named if named.is_dir() else folder)
+    return os.path.realpath(HF_HUB_CACHE), os.path.realpath(datasets.config.HF_DATASETS_CACHE)
+
+
+def folders_beside(folder: str | Path | None) -> tuple[str, ...]:
+    """Return a folder, if there is one, and those of `allow_root`."""
+    return *(() if folder is None else (os.path.realpath(folder),)), *_allowed_roots()
+
+
+class RowImages(NamedTuple):
+    """Checks the images of rows as far as possible without reading them.
+
+    Attributes:
+        folder: Of relative paths; None for the current folder.
+        folders: Of all images, as `image_folders` gives them.
+    """
+
+    folder: Path | None
+    folders: tuple[str, ...] | None
+
+    def check(self, image: Any, name: str) -> Any:  # noqa: ANN401 - an image or several
+        """Return the image of a row, or its list of images, with absolute paths.
+
+        Raises:
+            ItemError: There is none, its path may not be read, or Pillow does not read files of this kind.
+            MissingFileError: There is no such file.
+        """
+        if isinstance(image, list) and image:
+            if any(isinstance(each, list) for each in image):
+                raise ItemError(name, "a list within the list of images; expected images, image bytes, paths or URLs")
+            return [self.check(each, name) for each in image]
+        if isinstance(image, Mapping) and image.get("bytes") is None:
+            return check_image_path(image.get("path"), self.folders, name)
+        return self.resolve(image or None, name) if isinstance(image, str) or not image else image
+
+    def resolve(self, path: str | None, name: str) -> str:
+        """Return the absolute path of an image; URLs and data URIs stay as they are.
+
+        Raises:
+            ItemError: As `check`.
+            MissingFileError: There is no such file.
+        """
+        if not path or is_uri(path):
+            return check_image_path(path, self.folders, name)
+        file = self.absolute(path)
+        check_image_path(file, self.folders, name)
+        if not os.path.isfile(file):
+            raise MissingFileError(name, f"image {file!r}: no such file")
+        if not is_readable(Path(file)):
+            raise ItemError(name, f"image {file!r}: cannot be read; {remedy(Path(file).suffix.lower())}")
+        return file
+
+    def absolute(self, path: str) -> str:
+        """Return the absolute path of a file; URLs and data URIs stay as they are."""
+        return path if is_uri(path) else str(((self.folder or Path()) / path).absolute())
+
+
+def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: str) -> str:
+    """Return `path` if an image may be read from it; check this before reading.
+
+    Args:
+        path: An absolute path, a URL or a data URI.
+        folders: What `image_folders` gives.
+        name: The row.
+
+    Raises:
+        OutsideError: It leaves the folders, also by a symbolic link.
+        ItemError: There is no path; URLs are not allowed; or it is a URL of another kind than http and https.
+    """
+    if not path:
+        raise ItemError(name, "the image is missing")
+    if is_url(path):
+        check_urls_allowed(path, name)
+    elif "://" in path and not path.startswith("data:"):
+        raise ItemError(name, f"image {path!r}: expected a path, or a URL of http or https")
+    elif folders is not None and not path.startswith("data:") and not _is_inside(path, folders):
+        folder = shlex.quote(os.path.dirname(os.path.realpath(path)))
+        raise OutsideError(
+            name,
+            f"image {path!r}: the file is outside of the dataset; if you trust the dataset, pass --root {folder} (or "
+            f"a folder above that holds all its images), call conjoin.data.allow_root() or set {ALLOW_ROOTS}",
+        )
+    return path
+
+
+def path_inside(folder: Path, path: str, name: str) -> Path:
+    """Return `folder / path`, for a path that a row or an archive names.
+
+    Raises:
+        ItemError: It is absolute or goes up.
+    """
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ItemError(name, f"its image path {path!r} leaves the folder {str(folder)!r}")
+    return folder / path
+
+
+def is_uri(path: str) -> bool:
+    """Whether a path is a URL or a data URI."""
+    return "://" in path or path.startswith("data:")
+
+
+def _allowed_roots() -> list[str]:
+    return [root for root in os.environ.get(ALLOW_ROOTS, "").split(os.pathsep) if root]
+
+
+def _is_inside(path: str, folders: tuple[str, ...]) -> bool:
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(folder) for folder in folders)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file is a picture by its name."""
+    return path.suffix.lower() in PICTURE_SUFFIXES
+
+
+def is_readable(path: Path) -> bool:
+    """Whether Pillow, with its installed plug-ins, reads pictures of this kind; files of other kinds may be tried."""
+    suffix = path.suffix.lower()
+    return suffix not in PICTURE_SUFFIXES or Image.registered_extensions().get(suffix) in Image.OPEN
+
+
+def describe_unreadable(paths: Iterable[Path]) -> str:
+    """Count pictures that cannot be read, by kind, and say what to do about them."""
+    paths = list(paths)
+    first = {path.suffix.lower(): path.name for path in reversed(paths)}
+    counts = sorted(Counter(path.suffix.lower() for path in paths).items())
+    kinds = ", ".join(f"{count} {suffix} (such as {first[suffix]!r})" for suffix, count in counts)
+    return f"{kinds}; {remedy(*first)}"
+
+
+def remedy(*suffixes: str) -> str:
+    """What to do about pictures that cannot be read, of these kinds."""
+    convert = "convert them to PNG or JPEG"
+    return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if {*suffixes} & {*_HEIF_SUFFIXES} else convert
