@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from conjoin.processing import ItemError
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder, encode_collection
 
@@ -43,7 +44,7 @@ def tiny_processor(items):
     text, pixels = torch.zeros(len(items), 256), torch.zeros(len(items), 48)
     for row, item in enumerate(items):
         if len(item.images) > 1:
-            raise ValueError(f"item {row}: holds {len(item.images)} images, one is the most")
+            raise ItemError(f"item {row}", f"holds {len(item.images)} images, one is the most")
         for byte in " ".join(item.texts).encode():
             text[row, byte] += 1
         for image in item.images:

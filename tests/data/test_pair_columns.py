@@ -45,7 +45,7 @@ def test_of_several_other_columns_one_must_be_chosen():
 
 def test_an_id_that_several_images_share():
     rows = table(product_id=["p", "p", "q"])
-    with pytest.raises(ValueError, match="row 1: the id 'p' occurs twice; .* choose .* or row numbers by"):
+    with pytest.raises(ValueError, match=r"row 1: the id 'p' occurs twice; .* choose .* or row numbers by"):
         load_pairs(rows)
     numbered = load_pairs(rows, id_column="", group_column="product_id")
     assert (numbered["id"][:], numbered["group"][:]) == (["0", "1", "2"], ["p", "p", "q"])

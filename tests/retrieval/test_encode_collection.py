@@ -473,15 +473,15 @@ ERRORS = [
     (datasets.Dataset.from_dict({"name": ["a"], "text": ["b"]}), {}, r"no column \"id\", it has \['name', 'text'\]"),
     (datasets.Dataset.from_dict({"name": ["a"]}).to_iterable_dataset(), {}, r"no column \"id\", it has \['name'\]"),
     ([{"id": "a", "text": "x"}, {"id": "b", "caption": "y"}], {}, r"item 'b' has neither \"image\" nor \"text\"; its"),
-    (tiny_rows(), {"on_error": "skip"}, "unknown on_error 'keep'; expected 'raise' or 'skip'"),
+    (tiny_rows(), {"on_error": "keep"}, "on_error='keep'; expected 'raise' or 'skip'"),
     (tiny_rows(), {"dtype": "int8"}, "unknown dtype 'int8'; expected 'float32' or 'float16'"),
-    ([{"id": "a", "text": "x", "metadata": 5}], {}, "item 'a': \"metadata\" must be a mapping from names to values, got 5"),
+    ([{"id": "a", "text": "x", "metadata": 5}], {}, "item 'a': \"metadata\" must be a mapping .*, got 5"),
     *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, "the name of a column must be without")
       for name in ("a.b", "`")),
-    ([{"id": "a", "text": "x", "metadata": {1: "b"}}], {}, "item 'a': \"metadata\" holds 1; the name of a column must be a"),
-    *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', the name of a column")
+    ([{"id": "a", "text": "x", "metadata": {1: "b"}}], {}, "item 'a': \"metadata\" holds 1; the name of a column"),
+    *(([{"id": "a", "text": "x", "metadata": {name: 3}}], {}, f"item 'a': \"metadata\" holds '{name}', the name of a")
       for name in ("id", "vector", "content", "stamp", "picture", "_rowid", "_distance")),
-    ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "column 'price' .*kept: .*"),
+    ([{"id": str(n), "text": "x", "metadata": {"price": n or "low"}} for n in range(3)], {}, "'price' .*kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"price": object()}}], {}, "the column 'price' cannot be kept: .*"),
     ([{"id": "a", "text": "x", "metadata": {"sizes": {}}}], {}, "the column 'sizes' cannot be kept: .*empty mappings"),
     ([{"id": "a", "text": "x", "metadata": {"words": ["\ud800"]}}], {}, "the column 'words' cannot be kept: .*"),

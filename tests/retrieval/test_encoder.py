@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from conjoin.processing import ItemError
 from conjoin.retrieval import ItemEncoder
 from tiny_encoder import TinyModel, tiny_encoder, tiny_processor, tiny_rows
 
@@ -124,7 +125,7 @@ class TestErrors:
         def processor(items, instruction=None):
             for place, told in enumerate(instruction or []):
                 if told and len(told) > 9:
-                    raise ValueError(f"item {place}: the instruction is too long")
+                    raise ItemError(f"item {place}", "the instruction is too long")
             return tiny_processor(items)
 
         encoder = ItemEncoder(TinyModel(), processor, batch_size=3)
@@ -134,7 +135,7 @@ class TestErrors:
     def test_what_the_processor_accepts_is_not_blamed(self):
         def processor(batch):
             if "bad" in batch:
-                raise ValueError(f"item {batch.index('bad')}: it is bad")
+                raise ItemError(f"item {batch.index('bad')}", "it is bad")
             return tiny_processor([item or "nothing" for item in batch])
 
         encoder = ItemEncoder(TinyModel(), processor)

@@ -170,7 +170,7 @@ def test_a_split_may_have_its_own_local_pool(root):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([candidate("2:1"), candidate("2:1")], "the candidate '2:1' occurs twice"),
+        ([candidate("2:1"), candidate("2:1")], "the id '2:1' occurs twice"),
         ([candidate("2-1")], "id '2-1' is not dataset:number"),
         ([candidate("2:1", modality="audio")], "candidate '2:1': unknown modality 'audio'"),
         ([candidate("2:1", img_path=None)], "candidate '2:1': its modality is image,text, but its image path is"),
@@ -228,7 +228,7 @@ def test_a_missing_field_or_file_is_named(root):
     with pytest.raises(ValueError, match="query '2:1': the field 'query_modality' is missing"):
         mbeir_queries(root, CELL)
     write(root, "query/test/mbeir_webqa_task2_test.jsonl", [query("2:1"), query("2:1")])
-    with pytest.raises(ValueError, match="query '2:1' of webqa_task2 occurs twice"):
+    with pytest.raises(ValueError, match="the queries of webqa_task2: the id '2:1' occurs twice"):
         mbeir_queries(root, CELL)
     (root / "instructions/query_instructions.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"M-BEIR: no such file: '.*query_instructions.tsv'"):

@@ -228,10 +228,10 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"image": None}, "row 1: the product '2' has no image"),
-            ({"title": " "}, "row 1: the product '2' has no title"),
+            ({"image": None}, "row 1: the product '2': it has no image"),
+            ({"title": " "}, "row 1: the product '2': it has no title"),
             ({"idx": None}, "row 1: a product id must be"),
-            ({"idx": "1"}, "the product '1' occurs twice"),
+            ({"idx": "1"}, "the id '1' occurs twice"),
             ({"attribute": '{"color": ""}'}, "row 1: the product '2': the attribute 'color' is empty"),
             ({"attribute": "[1]"}, "row 1: the product '2': expected attributes as"),
             ({"attribute": "color"}, "row 1: the product '2': 'attribute' is neither JSON nor a Python literal"),

@@ -101,14 +101,14 @@ def test_ids_name_candidates_and_equal_content_has_equal_ids(tmp_path):
     [
         ({"query": "q"}, "found no positive column among 'query'"),
         ({"query": "q", "positive": "p", "qeury": 1, "positive_ids": [1, 2]}, "1 items, but 'positive_ids' is"),
-        ({"query": "q", "positive": []}, r"row 0 \(id '0'\) has no positive in 'positive'"),
+        ({"query": "q", "positive": []}, r"row 0 \(id '0'\): no positive in 'positive'"),
         ({"query": " ", "positive": "p"}, "row 0 .*query: text is empty"),
-        ({"query": ["a", "b"], "positive": "p"}, "has 2 queries; expected one"),
-        ({"query": "q", "positive": 3}, "positive is 3; expected a text, an image"),
+        ({"query": ["a", "b"], "positive": "p"}, "2 queries; expected one"),
+        ({"query": "q", "positive": 3}, "positive: got 3; expected a text, an image"),
         ({"query": "q", "positive": {"txt": "p"}}, "expected a text, an image"),
         ({"query": "q", "positive": {"text": None}}, "has neither text nor image"),
         ({"query": "q", "positive": "cat.png"}, r"""expected {"image": 'cat.png'}"""),
-        ({"query": "q", "positive": {"image": ["a.png", ["b.png"]]}}, "nested list of images"),
+        ({"query": "q", "positive": {"image": ["a.png", ["b.png"]]}}, "a list within the list of images"),
         ({"query": "q", "positive": {"text": "<image>", "images": ["red.png"] * 2}}, "1 placeholders"),
         ({"query": "q", "positive": "p", "negative": ["x", "p"]}, "a negative is also a positive"),
         ({"query": "q", "positive": "p", "positive_id": 1, "negative": "n"}, "expected both or neither"),
@@ -138,7 +138,7 @@ def test_files_names_and_numbers_that_are_wrong(image_folder, caplog):
         QueryTable(write(image_folder, good), split="test")
     with pytest.raises(ValueError, match="is empty"):
         QueryTable(write(image_folder))
-    with pytest.raises(ValueError, match="1 ids occur more than once"):
+    with pytest.raises(ValueError, match="row 1: the id '1' occurs twice"):
         QueryTable(write(image_folder, good | {"id": 1}, good | {"id": 1}))
     (image_folder / "bad.jsonl").write_text('{"query": "q", "positive": "p"}\n{oops\n')
     with pytest.raises(ValueError, match="line 2: not valid JSON"):

@@ -86,7 +86,7 @@ def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
         ({"image": ""}, {}, r"row 1 \(id '2'\): the image is missing"),
         ({"image": "absent.png"}, {}, r"row 1 \(id '2'\): image .*absent.png.*: no such file"),
         ({"title": ""}, {}, r"row 1 \(id '2'\)"),
-        ({"sku": "1"}, {}, "ids occur more than once: '1'"),
+        ({"sku": "1"}, {}, "row 1: the id '1' occurs twice"),
         ({"sku": "a b"}, {}, r"id 'a b'\): the id of a product must be one word"),
         ({"title": "see <image>"}, {}, "the title 'see <image>' holds a mark of a query"),
         ({"title": "a </Product 1>"}, {}, "holds a mark of a query"),

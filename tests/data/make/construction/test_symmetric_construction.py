@@ -107,7 +107,7 @@ def test_an_id_that_now_has_another_picture(tmp_path):
         construct_symmetric(moved, tmp_path, **Steps().as_arguments())
 
 
-def test_what_came_out_useless_is_left_out_with_a_reason(tmp_path, caplog):
+def test_what_came_out_useless_is_skipped_with_a_reason(tmp_path, caplog):
     steps = Steps()
     edits = iter(["other", "  ", None])
 
@@ -121,7 +121,7 @@ def test_what_came_out_useless_is_left_out_with_a_reason(tmp_path, caplog):
     assert "item 'shop/blue' is left out: the edited text is unchanged" in caplog.text
     assert steps.calls.count("synthesise") == 1
     records = [json.loads(file.read_text()) for file in (tmp_path / "items").iterdir()]
-    assert {record["id"]: record.get("left_out") for record in records} == {
+    assert {record["id"]: record.get("skipped") for record in records} == {
         "shop/red": None,
         "shop/green": "the edited text is empty",
         "shop/blue": "the edited text is unchanged",
