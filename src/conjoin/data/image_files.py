@@ -12,7 +12,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from PIL import Image
 
 from conjoin.processing.item_error import ItemError, MissingFileError
-from conjoin.processing.item_inputs import IMAGE_SUFFIXES
+from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 from conjoin.processing.item_urls import check_urls_allowed, is_url
 
 try:
@@ -23,11 +23,6 @@ else:
     register_heif_opener()
 
 _HEIF_SUFFIXES = (".heic", ".heif", ".hif")
-_RAW_SUFFIXES = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2")
-_OTHER_SUFFIXES = (".apng", ".avif", ".avifs", ".dds", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpx", ".jxl", ".pbm",
-                   ".pgm", ".pnm", ".ppm", ".psd", ".qoi", ".svg", ".svgz", ".tga")  # fmt: skip
-PICTURE_SUFFIXES = frozenset((*IMAGE_SUFFIXES, *_OTHER_SUFFIXES, *_HEIF_SUFFIXES, *_RAW_SUFFIXES))
-"""How the names of picture files end, of formats that Pillow reads or not."""
 
 ALLOW_ROOTS = "CONJOIN_ROOTS"
 """The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""

@@ -7,7 +7,7 @@ import io
 import logging
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -42,6 +42,15 @@ _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _SAVED_FILES = ("state.json", "dataset_dict.json")
 _SPLITS = {word: str(split) for split, words in datasets.data_files.SPLIT_KEYWORDS.items() for word in words}
 """From the names of folders, such as `valid`, to the splits that they hold."""
+
+
+class SplitError(ValueError):
+    """A source has no such split."""
+
+    def __init__(self, split: str, source: str, splits: Iterable[str] = ("train",)) -> None:
+        names = [repr(name) for name in splits]
+        has = f"has only the split {names[0]}" if len(names) == 1 else f"has the splits {', '.join(names)}"
+        super().__init__(f"split is {split!r}; {source} {has}")
 
 
 def open_source(
@@ -97,7 +106,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
     if path.stat().st_size == 0:
         raise ValueError(f"{str(path)!r} has zero bytes")
     if split != "train":
-        raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
+        raise SplitError(split, f"the table {str(path)!r}")
     kind = _TABLE_LOADERS[_table_suffix(path)]
     try:
         if kind == "csv":
@@ -151,7 +160,7 @@ def _read_header(path: Path, separator: str) -> list[str]:
                     f"the lines up to {rows.line_num} are one cell, because it begins with a double quote; write it "
                     'as """ and end the cell with "'
                 )
-    names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas names its own index
+    names = [name or f"Unnamed: {index}" for index, name in enumerate(header)]  # as pandas names its own index
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise ValueError(f"two of its columns are named {repeated[0]!r}; expected a name for each")
@@ -180,7 +189,7 @@ def _open_parquet(files: list[str], split: str, streaming: bool) -> AnyDataset:
             f"expected files ending in .parquet or {', '.join(_SHARD_SUFFIXES)} on object storage, got {wrong[:3]}"
         )
     if split != "train":
-        raise ValueError(f"split is {split!r}; Parquet files have only the split 'train'; name those of another split")
+        raise SplitError(split, "a list of Parquet files")
     try:
         return datasets.load_dataset("parquet", data_files=files, split=split, streaming=streaming)
     except FileNotFoundError as error:
@@ -212,10 +221,10 @@ def _open_saved(folder: Path, split: str, streaming: bool) -> AnyDataset:
         raise ValueError(f"the saved dataset in {str(folder)!r} cannot be read: {error}") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
-            raise ValueError(f"split is {split!r}; {str(folder)!r} has the splits {', '.join(map(repr, saved))}")
+            raise SplitError(split, repr(str(folder)), saved)
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
-        raise ValueError(f"split is {split!r}; {str(folder)!r} holds one dataset, of the split {str(saved.split)!r}")
+        raise SplitError(split, f"the dataset {str(folder)!r}", [str(saved.split)])
     return saved.to_iterable_dataset() if streaming else saved
 
 
@@ -233,7 +242,7 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     if found is not None:
         return _open_folder(found, "train", streaming, captions)
     if split != "train":
-        raise ValueError(f"split is {split!r}; a folder of images and captions has only the split 'train'")
+        raise SplitError(split, "a folder of images and captions")
     captioned = [path for path in pictures if path.with_suffix(".txt").is_file()]
     labelled = captions and not captioned and _are_labelled(folder, pictures)
     images = _readable(folder, pictures, pictures if labelled else captioned)
@@ -273,7 +282,7 @@ def _split_folder(folder: Path, pictures: list[Path], split: str) -> Path | None
     same = [name for name in names if _SPLITS[name.lower()] == _SPLITS.get(split.lower(), split)]
     chosen = [split] if split in names else same
     if len(chosen) != 1:
-        raise ValueError(f"split is {split!r}; {str(folder)!r} has the splits {', '.join(map(repr, names))}")
+        raise SplitError(split, repr(str(folder)), names)
     return folder / chosen[0]
 
 

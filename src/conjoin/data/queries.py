@@ -16,7 +16,7 @@ from conjoin.data.columns import IMAGE, unknown_column
 from conjoin.data.image_files import RowImages, image_folders
 from conjoin.data.interleaved import listed_images, row_item
 from conjoin.data.json_files import JsonLines
-from conjoin.data.pair_sources import PairSource, open_source
+from conjoin.data.pair_sources import PairSource, SplitError, open_source
 from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
@@ -377,7 +377,7 @@ def _open(source: PairSource, split: str) -> tuple[Any, Path | None]:
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     if path is not None and path.suffix.lower() in (".jsonl", ".ndjson"):
         if split != "train":
-            raise ValueError(f"split is {split!r}; the table {str(path)!r} has only the split 'train'")
+            raise SplitError(split, f"the table {str(path)!r}")
         return JsonLines(path), path.parent
     table, folder = open_source(source, split, streaming=False, captions=False)
     if not isinstance(table, datasets.Dataset):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from conjoin.data.mbeir.rows import MbeirTraining
 from conjoin.data.merit.rows import MeritTraining
 from conjoin.data.nli import load_nli
+from conjoin.data.pair_sources import SplitError
 
 
 class QueryFormat(NamedTuple):
@@ -29,7 +30,7 @@ def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options
         ValueError: Another split is asked for.
     """
     if split != "train":
-        raise ValueError(f"data: split={split!r}; format mbeir has the split train only")
+        raise SplitError(split, "format mbeir")
     return MbeirTraining(source, datasets=datasets or None, **options)
 
 

@@ -7,6 +7,7 @@ Everything else raises an error that names the item.
 Every saved checkpoint contains this file, so it imports nothing of this package outside its folder.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -24,12 +25,23 @@ from .item_images import decode_base64, describe, load_image
 from .item_urls import is_url
 
 logger = logging.get_logger(__name__)
+_file_names = itertools.count(1)
 _cut_texts: WeakKeyDictionary[PreTrainedTokenizerBase, int] = WeakKeyDictionary()
 
 EMPTY_TEXTS = ("error", "embed")
 """What to do with an empty text; see `parse_item`."""
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
+"""Of a bare string that is an image file, not a text."""
+
+PICTURE_SUFFIXES = (
+    *IMAGE_SUFFIXES,
+    ".apng", ".avif", ".avifs", ".dds", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpx", ".jxl", ".pbm",
+    ".pgm", ".pnm", ".ppm", ".psd", ".qoi", ".svg", ".svgz", ".tga", ".heic", ".heif", ".hif",
+    ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2",
+)  # fmt: skip
+"""How the names of picture files end, of formats that Pillow reads or not."""
+
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 _NO_VIDEO = "videos cannot be read; pass some of the frames as images"
 
@@ -271,12 +283,17 @@ def _names_an_image(text: str, name: str) -> bool:
     is_one_word = len(text.split(maxsplit=1)) == 1
     if text.startswith("data:video/") or (is_one_word and text.lower().endswith(VIDEO_SUFFIXES)):
         raise ItemError(name, f'{describe(text)} is a video: {_NO_VIDEO}; if this is a text, pass {{"text": ...}}')
-    if not text.lower().endswith(IMAGE_SUFFIXES):
+    if not text.lower().endswith(PICTURE_SUFFIXES):
         return False
-    if is_url(text) or os.path.isfile(text):
+    is_known = text.lower().endswith(IMAGE_SUFFIXES)
+    if is_known and (is_url(text) or os.path.isfile(text)):
         return True
-    if is_one_word:
+    if is_known and is_one_word:
         raise MissingFileError(name, f'no such file: {text!r}; if this is a text, not a path, pass {{"text": ...}}')
+    number = next(_file_names)
+    if number & (number - 1) == 0:  # 1, 2, 4, 8 ...
+        message = '%s: %r is embedded as a text (%d like it so far); if it is a file, pass {"image": ...}'
+        logger.warning(message, name, text[:200], number)
     return False
 
 

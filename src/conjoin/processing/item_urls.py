@@ -142,11 +142,9 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         self.tls.sslsocket_class = limits.limited(ssl.SSLSocket)  # type: ignore[assignment]
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Called by the opener, by its name."""
         return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Likewise."""
         return self.do_open(partial(self._connection, http.client.HTTPSConnection), request, context=self.tls)
 
     http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_

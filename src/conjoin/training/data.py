@@ -6,6 +6,7 @@ from typing import Any
 import datasets
 
 from conjoin.data import SAMPLE_SOURCE, PairStream, load_training_pairs
+from conjoin.data.pair_sources import SplitError
 from conjoin.data.skipped import check_on_error
 
 
@@ -94,7 +95,21 @@ class PairArguments:
             train = self._pairs(SourceArguments(self.source, self.split), skip=self.on_error == "skip")
         if not self.evaluates:
             return train, None
-        return train, self.load_rows(self.eval_source or self.source, self.eval_split or self.split)
+        return train, self._evaluation_rows()
+
+    def _evaluation_rows(self) -> Any:  # noqa: ANN401 - a dataset
+        """Load the evaluation rows.
+
+        Raises:
+            ValueError: Their source has no such split.
+        """
+        try:
+            return self.load_rows(self.eval_source or self.source, self.eval_split or self.split)
+        except SplitError as error:
+            raise ValueError(
+                f"data.eval_split: {error}; name one of its splits by --data.eval_split, other evaluation rows by "
+                "--data.eval_source, or pass --data.eval_split null --training.eval_strategy no for no evaluation"
+            ) from error
 
     def _stream(self) -> PairStream:
         """Open the training rows as a stream."""

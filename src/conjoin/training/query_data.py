@@ -100,7 +100,7 @@ class QueryArguments(PairArguments):
         rows = self.load_rows(self.source, self.split)
         if not self.evaluates:
             return rows, None
-        return rows, self.load_rows(self.eval_source or self.source, self.eval_split or self.split)
+        return rows, self._evaluation_rows()
 
     def load_rows(self, source: str, split: str, streaming: bool = False) -> Any:  # noqa: ANN401 - a dataset
         """Load one table of queries or sentences, or one split of a published data set."""

@@ -84,6 +84,11 @@ def build_trainer(recipe: Recipe, model: PreTrainedModel, processor: ProcessorMi
     }
     if method.prepare is not None:
         arguments |= method.prepare(run)
+    if arguments["eval_dataset"] is None and training.eval_strategy != "no":
+        raise ValueError(
+            "training.eval_strategy asks for evaluation, but there are no evaluation rows: name them by "
+            "--data.eval_split or --data.eval_source, or pass --training.eval_strategy no"
+        )
     chosen = method.query_trainer if recipe.data.has_queries else None
     make_trainer: Callable[..., RetrievalTrainer] = chosen or method.trainer
     return make_trainer(model, training, **arguments)

@@ -88,13 +88,17 @@ def compose_queries(
         raise FileExistsError(
             f"{str(out)!r} exists and is not this composition{other}; remove it or choose another folder"
         )
+    rows_of = _split(catalogue, settings)
+    for number, (split, rows) in enumerate(rows_of.items()):
+        pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
+        _check_possible(split, Composer(catalogue, pool, number, settings, templates))
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(partial)
     try:
         _begin(partial, key, Path(lock.lock_file))
         counts = {}
-        for number, (split, rows) in enumerate(_split(catalogue, settings).items()):
+        for number, (split, rows) in enumerate(rows_of.items()):
             pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
             composer = Composer(catalogue, pool, number, settings, templates, judges, cold_start)
             counts[split] = _write_queries(partial, split, composer, show_progress).to_dict()
@@ -158,6 +162,23 @@ def _outcomes(path: Path, composer: Composer) -> Generator[dict[str, Any]]:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()
             yield record
+
+
+def _check_possible(split: str, composer: Composer) -> None:
+    """Refuse a split without queries before any work is done; models do not take part.
+
+    Raises:
+        ValueError: No query is possible.
+    """
+    if composer.settings.samplers.get(COLD_START):
+        return
+    distribution = Distribution(composer.catalogue, composer.pool.rows)
+    for number in range(GIVE_UP):
+        record = composer.outcome(number)
+        if record["query"] is not None:
+            return
+        distribution.add(record)
+    _check_found(split, composer.settings, distribution)
 
 
 def _check_found(split: str, settings: CompositionSettings, distribution: Distribution) -> None:
