@@ -1,6 +1,12 @@
 from conjoin.data.augment import ImageAugmentation as ImageAugmentation
 from conjoin.data.batch_sampler import RetrievalBatchSampler as RetrievalBatchSampler
-from conjoin.data.collator import ItemCollator as ItemCollator
+from conjoin.data.collators import (
+    MODALITY_IDS as MODALITY_IDS,
+    ItemCollator as ItemCollator,
+    PairCollator as PairCollator,
+    RetrievalCollator as RetrievalCollator,
+    name_rows as name_rows,
+)
 from conjoin.data.emoji.edits import (
     EDIT_FEATURES as EDIT_FEATURES,
     edit_triplets as edit_triplets,
@@ -25,9 +31,8 @@ from conjoin.data.emoji.weights import (
     sample_image_processor as sample_image_processor,
 )
 from conjoin.data.epoch_rows import EpochRows as EpochRows
-from conjoin.data.image_paths import allow_root as allow_root
-from conjoin.data.json_lines import JsonLines as JsonLines
-from conjoin.data.left_out import without_problems as without_problems
+from conjoin.data.image_files import allow_root as allow_root
+from conjoin.data.json_files import JsonLines as JsonLines
 from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
 from conjoin.data.make.composition.compose import compose_queries as compose_queries
 from conjoin.data.make.composition.instructions import (
@@ -76,7 +81,6 @@ from conjoin.data.merit.rows import (
     merit_queries as merit_queries,
 )
 from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
-from conjoin.data.pair_collator import PairCollator as PairCollator, name_rows as name_rows
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
 from conjoin.data.pair_stream import PairStream as PairStream, StreamMark as StreamMark
 from conjoin.data.pairs import (
@@ -85,13 +89,12 @@ from conjoin.data.pairs import (
     load_pairs as load_pairs,
     load_training_pairs as load_training_pairs,
 )
-from conjoin.data.queries.columns import QUERY_COLUMNS as QUERY_COLUMNS
-from conjoin.data.queries.table import QueryMix as QueryMix, QueryTable as QueryTable
+from conjoin.data.queries import QUERY_COLUMNS as QUERY_COLUMNS, QueryMix as QueryMix, QueryTable as QueryTable
 from conjoin.data.query_formats import QUERY_FORMATS as QUERY_FORMATS, QueryFormat as QueryFormat
-from conjoin.data.retrieval_collator import MODALITY_IDS as MODALITY_IDS, RetrievalCollator as RetrievalCollator
 from conjoin.data.rows_with_teacher import (
     ROW_NAMES as ROW_NAMES,
     RowsWithTeacher as RowsWithTeacher,
     TeacherRowCache as TeacherRowCache,
 )
+from conjoin.data.skipped import Skipped as Skipped, SkippedFile as SkippedFile, without_problems as without_problems
 from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets
