@@ -96,7 +96,7 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         steps = [step for rows in by_source.values() for step in self._steps(rows)]
         order = torch.randperm(len(steps), generator=generator).tolist()
         size = self.batch_size
-        return [steps[place][start : start + size] for place in order for start in range(0, len(steps[place]), size)]
+        return [steps[index][start : start + size] for index in order for start in range(0, len(steps[index]), size)]
 
     def _order(self, generator: torch.Generator) -> list[int]:
         """Return the rows of an epoch in random order, each as often as `repeats` says."""
@@ -120,16 +120,16 @@ class RetrievalBatchSampler(Sampler[list[int]]):
         first_open = 0
         for row in rows:
             ids = self._ids(row)
-            place = max([first_open, *(free_from[key] for key in ids)])
-            while place < len(steps) and (len(steps[place]) == size or any(place in holding[key] for key in ids)):
-                place += 1
-            if place == len(steps):
+            index = max([first_open, *(free_from[key] for key in ids)])
+            while index < len(steps) and (len(steps[index]) == size or any(index in holding[key] for key in ids)):
+                index += 1
+            if index == len(steps):
                 steps.append([])
-            steps[place].append(row)
+            steps[index].append(row)
             while first_open < len(steps) and len(steps[first_open]) == size:
                 first_open += 1
             for key in ids:
-                holding[key].add(place)
+                holding[key].add(index)
                 free_from[key] = max(free_from[key], first_open)
                 while free_from[key] in holding[key]:
                     free_from[key] += 1

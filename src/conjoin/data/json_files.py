@@ -139,12 +139,12 @@ def _depth(value: Any, limit: int = MAX_NESTING + 1) -> int:  # noqa: ANN401 - a
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of names and values; `json` itself would keep the last of equal names without a word."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for place, name in enumerate(names) if name in names[:place])
+        repeated = next(name for index, name in enumerate(names) if name in names[:index])
         raise ValueError(f"an object has the name {repeated!r} twice")
-    return found
+    return result
 
 
 def open_json(path: Path) -> datasets.Dataset | None:
@@ -234,26 +234,26 @@ def _kind_of(value: Any) -> _Kind:  # noqa: ANN401 - any JSON value
     return str if isinstance(value, int) and value not in _INT64 else type(value)
 
 
-def _join(one: _Kind, other: _Kind) -> _Kind:
+def _join(first: _Kind, second: _Kind) -> _Kind:
     """Return the kind of values that are of either kind."""
-    if other is None or one == other:
-        return one
-    if one is None:
-        return other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return _join_objects(one, other)
-    if isinstance(one, list) or isinstance(other, list):
-        return [_join(*(kind[0] if isinstance(kind, list) else kind for kind in (one, other)))]
-    if isinstance(one, dict) or isinstance(other, dict):
+    if second is None or first == second:
+        return first
+    if first is None:
+        return second
+    if isinstance(first, dict) and isinstance(second, dict):
+        return _join_objects(first, second)
+    if isinstance(first, list) or isinstance(second, list):
+        return [_join(*(kind[0] if isinstance(kind, list) else kind for kind in (first, second)))]
+    if isinstance(first, dict) or isinstance(second, dict):
         raise UnlikeError("an object here and another value elsewhere; expected one of them in all rows")
-    return float if {one, other} == {int, float} else str
+    return float if {first, second} == {int, float} else str
 
 
-def _join_objects(one: dict[str, _Kind], other: dict[str, _Kind]) -> dict[str, _Kind]:
-    joined = dict(one)
-    for name, kind in other.items():
+def _join_objects(first: dict[str, _Kind], second: dict[str, _Kind]) -> dict[str, _Kind]:
+    joined = dict(first)
+    for name, kind in second.items():
         try:
-            joined[name] = _join(one.get(name), kind)
+            joined[name] = _join(first.get(name), kind)
         except UnlikeError as error:
             error.names.append(name)
             raise

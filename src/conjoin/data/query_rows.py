@@ -73,7 +73,7 @@ def positives_of(rows: Any) -> Sequence[Any]:  # noqa: ANN401 - any rows with a 
     if isinstance(rows, KnownPositives):
         return rows.positives
     names = _column(rows, "positive_id") or _column(rows, "positive") or [None] * len(rows)
-    return [str(name) if isinstance(name, str | int) else place for place, name in enumerate(names)]
+    return [str(name) if isinstance(name, str | int) else index for index, name in enumerate(names)]
 
 
 def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with a length
@@ -98,7 +98,7 @@ def repeats_of(rows: Any) -> Sequence[float] | None:  # noqa: ANN401 - any rows 
 def draw_ids(options: Sequence[str], count: int) -> list[str]:
     """Return `count` options in random order; each appears once before any repeats."""
     order = torch.randperm(len(options)).tolist()
-    return [options[order[place % len(order)]] for place in range(count)]
+    return [options[order[index % len(order)]] for index in range(count)]
 
 
 def has_order(rows: Any) -> bool:  # noqa: ANN401 - any rows

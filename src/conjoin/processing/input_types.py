@@ -136,9 +136,9 @@ def concatenate_images(images: Sequence[Image.Image]) -> Image.Image:
     widths = [[max(1, round(height * ratio)) for ratio in some] for some in ratios]
     canvas = Image.new("RGB", (max(map(sum, widths)), height * len(rows)), "white")
     for number, (row, some) in enumerate(zip(rows, widths, strict=True)):
-        for place, (image, width) in enumerate(zip(row, some, strict=True)):
+        for column, (image, width) in enumerate(zip(row, some, strict=True)):
             scaled = image if image.size == (width, height) else image.resize((width, height))
-            canvas.paste(scaled, (sum(some[:place]), number * height))
+            canvas.paste(scaled, (sum(some[:column]), number * height))
     canvas.info[CONCATENATED] = True
     return canvas
 

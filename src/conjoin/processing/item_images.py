@@ -205,10 +205,10 @@ def array_to_image(array: np.ndarray | Tensor, name: str = "item") -> Image.Imag
     Raises:
         ValueError: Another shape, type or range; the message starts with `name`.
     """
-    values, places = (array, (2, 0)) if isinstance(array, np.ndarray) else (_to_numpy(array, name), (0, 2))
+    values, dims = (array, (2, 0)) if isinstance(array, np.ndarray) else (_to_numpy(array, name), (0, 2))
     if values.dtype.kind == "f" and values.size and 0 <= values.min() and values.max() <= 1:  # NaN is in no range
         values = np.rint(values * 255).astype(np.uint8)
-    axes = [place for place in places if values.ndim == 3 and values.shape[place] in (1, 3, 4)]
+    axes = [axis for axis in dims if values.ndim == 3 and values.shape[axis] in (1, 3, 4)]
     if values.dtype != np.uint8 or not (axes or values.ndim == 2):
         raise ItemError(
             name,

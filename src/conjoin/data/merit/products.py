@@ -72,10 +72,10 @@ class MeritProducts:
             raise ValueError(f"{self}: no column {missing[0]!r}; the columns are {rows.column_names}")
         self._images = undecoded(rows.select_columns("image"))
         facts = rows.remove_columns("image")
-        self._products = [self._product(row, place) for place, row in enumerate(facts)]
-        self._places = {product.id: place for place, product in enumerate(self._products)}
-        if len(self._places) < len(self._products):
-            repeated = next(p.id for place, p in enumerate(self._products) if self._places[p.id] != place)
+        self._products = [self._product(row, index) for index, row in enumerate(facts)]
+        self._indices = {product.id: index for index, product in enumerate(self._products)}
+        if len(self._indices) < len(self._products):
+            repeated = next(p.id for index, p in enumerate(self._products) if self._indices[p.id] != index)
             raise repeated_id(repeated, str(self))
         for index, image in enumerate(without_bytes(self._images)):
             if image["bytes"] is None:
@@ -94,22 +94,22 @@ class MeritProducts:
         return iter(self._products)
 
     def __contains__(self, pid: object) -> bool:
-        return pid in self._places
+        return pid in self._indices
 
     def __getitem__(self, pid: str) -> MeritProduct:
-        if pid not in self._places:
+        if pid not in self._indices:
             raise ValueError(f"the product {pid!r} is not among {self}")
-        return self._products[self._places[pid]]
+        return self._products[self._indices[pid]]
 
     def image(self, pid: str) -> dict[str, Any]:
         """Read the undecoded image of a product, `{"bytes", "path"}`."""
-        image = self._images[self._places[pid]]["image"]
+        image = self._images[self._indices[pid]]["image"]
         if image["bytes"] is None:
             image["path"] = str(self.folder / image["path"])
         return image
 
-    def _product(self, row: dict[str, Any], place: int) -> MeritProduct:
-        where = f"{self}, row {place}"
+    def _product(self, row: dict[str, Any], index: int) -> MeritProduct:
+        where = f"{self}, row {index}"
         pid = product_id(row["idx"], where)
         where = f"{where}: the product {pid!r}"
         if not (row["title"] or "").strip():
