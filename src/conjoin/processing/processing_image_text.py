@@ -23,7 +23,7 @@ from .item_inputs import (
     warn_of_cuts,
     without_special_words,
 )
-from .processor_options import OFF, chat_options, check_return_tensors, conversations
+from .processor_options import OFF, chat_options, check_return_tensors, conversations, instructions_of
 from .sentence_files import SentenceFilesMixin
 
 
@@ -131,11 +131,9 @@ class ImageTextProcessor(SentenceFilesMixin):
             raise ValueError("got an empty list of items")
         names = item_names(len(parsed), ids)
         batch = self._image_batch([only_image(item, name) for item, name in zip(parsed, names, strict=True)])
-        given = [instruction] * len(parsed) if instruction is None or isinstance(instruction, str) else instruction
-        if len(given) != len(parsed):
-            raise ValueError(f"{len(given)} instructions for {len(parsed)} items")
-        given = [told and check_unicode(told, name) for told, name in zip(given, names, strict=True)]
-        texts = [_join_texts(told, item) for told, item in zip(given, parsed, strict=True)]
+        given = zip(instructions_of(instruction, len(parsed)), names, strict=True)
+        instructions = [asked and check_unicode(asked, name) for asked, name in given]
+        texts = [_join_texts(asked, item) for asked, item in zip(instructions, parsed, strict=True)]
         limit = None if truncation in OFF else text_limit(self.tokenizer, max_length or self.max_text_length)
         return BatchFeature(batch | self._text_batch(texts, names, limit, padding not in OFF and self.text_padding))
 

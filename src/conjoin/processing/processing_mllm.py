@@ -16,7 +16,7 @@ from .item_images import process_image
 from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, item_names, parse_item
 from .mllm_prompts import Ask, Piece, PromptWriter
 from .pixel_rows import Picture, pad_pixels
-from .processor_options import OFF, chat_options, check_return_tensors, conversations
+from .processor_options import OFF, chat_options, check_return_tensors, conversations, instructions_of
 from .sentence_files import SentenceFilesMixin, default_prompt, default_prompts, template_options
 
 ASK = "Summarize above {} in one word: "
@@ -292,21 +292,18 @@ def _read_items(
     read: Callable[[Any, str], Picture],
 ) -> tuple[list[Item], list[str | None]]:
     """Return items without system messages, and their instructions: the system message, then `instruction`."""
-    given = [instruction] * len(values) if instruction is None or isinstance(instruction, str) else list(instruction)
-    if len(given) != len(values):
-        raise ValueError(f"{len(given)} instructions for {len(values)} items; pass one for all, or one for each")
     items, instructions = [], []
-    for value, own, name in zip(values, given, names, strict=True):
+    for value, asked, name in zip(values, instructions_of(instruction, len(values)), names, strict=True):
         system: list[str] = []
         if isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value):
             spoken = [message for message in value if message.get("role") == "system"]
             value = [message for message in value if message.get("role") != "system"] if spoken else value
-            told = parse_item(spoken, name, read=read) if spoken else None
-            if told is not None and told.images:
+            system_item = parse_item(spoken, name, read=read) if spoken else None
+            if system_item is not None and system_item.images:
                 raise ItemError(name, "an image in a system message; expected texts, which are the instruction")
-            system = told.texts if told is not None else []
+            system = system_item.texts if system_item is not None else []
         items.append(parse_item(value, name, empty_text, read))
-        words = [*system, *([] if own is None else [check_text(own, name)])]
+        words = [*system, *([] if asked is None else [check_text(asked, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions
 

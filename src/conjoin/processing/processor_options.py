@@ -38,6 +38,18 @@ def _unwrapped(message: Any) -> list[Any]:  # noqa: ANN401
     return part["message"] if isinstance(part.get("message"), list) else [part.get("message")]
 
 
+def instructions_of(instruction: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """Return the instruction of each of `count` items: one for all, or one for each.
+
+    Raises:
+        ValueError: There is another number of them.
+    """
+    given = [instruction] * count if instruction is None or isinstance(instruction, str) else list(instruction)
+    if len(given) != count:
+        raise ValueError(f"{len(given)} instructions for {count} items; pass one for all, or one for each")
+    return given
+
+
 def check_return_tensors(return_tensors: str | None) -> None:
     """Accept PyTorch tensors only.
 
@@ -48,4 +60,4 @@ def check_return_tensors(return_tensors: str | None) -> None:
         raise ValueError(f'return_tensors={return_tensors!r}; expected "pt": a batch holds PyTorch tensors')
 
 
-__all__ = ["OFF", "chat_options", "check_return_tensors", "conversations"]
+__all__ = ["OFF", "chat_options", "check_return_tensors", "conversations", "instructions_of"]

@@ -17,6 +17,7 @@ from conjoin.ops import choose_device
 from conjoin.processing.input_types import check_input_type
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_list, item_names
+from conjoin.processing.processor_options import instructions_of
 from conjoin.progress import progress
 from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
 from conjoin.retrieval.input_workers import InputWorkers
@@ -269,11 +270,9 @@ class ItemEncoder:
             raise ValueError(f"got {len(names)} ids for {len(items)} items")
         order = sorted(range(len(items)), key=lambda position: _similarity_key(items[position]), reverse=True)
         chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        told = [instruction] * len(items) if instruction is None or isinstance(instruction, str) else instruction
-        if len(told) != len(items):
-            raise ValueError(f"got {len(told)} instructions for {len(items)} items")
+        instructions = instructions_of(instruction, len(items))
         known = [None] * len(items) if ids is None else ids
-        named = [_NamedItem(*each) for each in zip(names, items, told, known, strict=True)]
+        named = [_NamedItem(*each) for each in zip(names, items, instructions, known, strict=True)]
         batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
         rows: list[np.ndarray] = []
         done: list[int] = []

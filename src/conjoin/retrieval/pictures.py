@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from conjoin.data.image_paths import check_image_path, folders_beside
+from conjoin.data.image_files import check_image_path, folders_beside
 from conjoin.data.interleaved import map_images
 from conjoin.processing.input_types import concatenate_images
 from conjoin.processing.item_images import load_image
