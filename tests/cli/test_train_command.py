@@ -104,6 +104,8 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--training.max_steps=many"], "training: max_steps is 'many'; expected int"),
         (["--training.temperature=true"], "training: temperature is True; expected float"),
         (["--data.split=null"], "data: split is None; expected str"),
+        (["--data.eval_split=validation"], "name one of its splits by --data.eval_split"),
+        (["--training.eval_strategy=epoch"], "there are no evaluation rows: name them by --data.eval_split"),
         (["--resume"], "no checkpoint to resume from in"),
     ],
 )

@@ -184,10 +184,7 @@ def test_save_to_disk(tmp_path, streaming):
         found = list(load_pairs(tmp_path / folder, split=split, streaming=streaming))
         assert [row["text"] for row in found] == texts
         assert load_image(found[-1]["image"]).getpixel((0, 0)) == COLOURS["blue"]
-    for folder, problem in (
-        ("one", "holds one dataset, of the split 'None'"),
-        ("splits", "has the splits 'train', 'test'"),
-    ):
+    for folder, problem in (("one", "has only the split 'train'"), ("splits", "has the splits 'train', 'test'")):
         with pytest.raises(ValueError, match=f"split is 'val'; .*{folder}' {problem}"):
             load_pairs(tmp_path / folder, split="val")
     (tmp_path / "one" / "state.json").write_text("{")

@@ -1,13 +1,14 @@
 import base64
 import functools
 import io
+import itertools
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from conjoin.processing.item_inputs import MAX_TEXT_CHARACTERS, Item, cut_text, parse_items
+from conjoin.processing.item_inputs import MAX_TEXT_CHARACTERS, Item, cut_text, parse_item, parse_items
 
 RED = (255, 0, 0)
 
@@ -220,3 +221,13 @@ def test_a_long_text_without_words_is_cut_with_a_warning(warnings):
     assert len(cut_text("x" * 10_000_000, tokenizer, 100, "item 7")) == MAX_TEXT_CHARACTERS
     assert tokenizer.seen < 1.5 * MAX_TEXT_CHARACTERS
     assert "text cut to 1000000 characters: item 7" in warnings()
+
+
+@pytest.mark.parametrize("text", ["photo.heic", "logo.svg", "my photo.jpg"])
+def test_a_text_like_a_file_name_warns(text, monkeypatch, warnings):
+    monkeypatch.setattr("conjoin.processing.item_inputs._file_names", itertools.count(1))
+    for _ in range(3):
+        assert parse_item(text, "item 'a'").texts == [text]
+    assert parse_item({"text": text}).texts == [text]
+    lines = warnings().splitlines()  # of 1, 2, 4, 8 ... such texts
+    assert len(lines) == 2 and f"item 'a': {text!r} is embedded as a text (1 like it so far)" in lines[0]

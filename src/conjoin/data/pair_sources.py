@@ -224,7 +224,7 @@ def _open_saved(folder: Path, split: str, streaming: bool) -> AnyDataset:
             raise SplitError(split, repr(str(folder)), saved)
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
-        raise SplitError(split, f"the dataset {str(folder)!r}", [str(saved.split)])
+        raise SplitError(split, f"the dataset {str(folder)!r}", [str(saved.split or "train")])
     return saved.to_iterable_dataset() if streaming else saved
 
 

@@ -103,7 +103,7 @@ def test_an_interrupted_composition_resumes_to_the_same_bytes(catalogue, compose
 
     def counted(self, number):
         calls.append(number)
-        if len(calls) == stop:
+        if len(calls) == 2 + stop:  # the check of both splits draws once each
             raise KeyboardInterrupt
         return outcome(self, number)
 
@@ -386,3 +386,13 @@ def test_unknown_languages_are_named():
         load_templates(["fr"])
     with pytest.raises(ValueError, match="one is named twice"):
         load_templates(["en", "en"])
+
+
+def test_both_splits_are_checked_before_any_work(tmp_path):
+    catalogue = read_catalogue(write_catalogue(tmp_path, products(60)), group_column="family")
+    settings = CompositionSettings(queries=5, test_queries=5, test_share=0.2, max_positive_share=0.08)
+    calls = []
+    judge = judge_with(VisionModel("vlm", lambda case: True), "accuracy")._replace(accepts=calls.append)
+    with pytest.raises(ValueError, match=r"no query is possible among the \d+ products of test"):
+        compose_queries(catalogue, tmp_path / "out", settings, judges=[judge])
+    assert not calls and not (tmp_path / "out.partial").exists()

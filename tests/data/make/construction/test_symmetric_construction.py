@@ -117,8 +117,8 @@ def test_what_came_out_useless_is_skipped_with_a_reason(tmp_path, caplog):
 
     path = construct_symmetric(rows(), tmp_path, describe=steps.describe, edit=edit, synthesise=steps.synthesise)
     assert load_triplets(path)["id"] == ["shop/red/original", "shop/red/edited"]
-    assert "item 'shop/green' is left out: the edited text is empty" in caplog.text
-    assert "item 'shop/blue' is left out: the edited text is unchanged" in caplog.text
+    assert "item 'shop/green' is skipped: the edited text is empty" in caplog.text
+    assert "item 'shop/blue' is skipped: the edited text is unchanged" in caplog.text
     assert steps.calls.count("synthesise") == 1
     records = [json.loads(file.read_text()) for file in (tmp_path / "items").iterdir()]
     assert {record["id"]: record.get("skipped") for record in records} == {
