@@ -231,4 +231,4 @@ class TestErrors:
 def test_a_warning_of_a_cut_text_names_its_id(folders, warnings):
     texts, ids = ["a red apple", "no", "word " * 2000], ["p", "q", "r"]
     load_encoder(folders["own"], device="cpu", batch_size=2).encode(texts, ids)
-    assert "(id 'r')" in warnings() and "(id 'p')" not in warnings() and "(id 'q')" not in warnings()
+    assert "item 'r'" in warnings() and "item 'p'" not in warnings() and "item 'q'" not in warnings()

@@ -151,7 +151,7 @@ def path_inside(folder: Path, path: str, name: str) -> Path:
         ItemError: It is absolute or goes up.
     """
     if Path(path).is_absolute() or ".." in Path(path).parts:
-        raise ItemError(name, f"its image path {path!r} leaves the folder {str(folder)!r}")
+        raise ItemError(name, f"the path {path!r} leaves the folder {str(folder)!r}")
     return folder / path
 
 

@@ -195,7 +195,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _inside(folder: Path, path: str) -> Path:
     """The file that a row names."""
-    return path_inside(folder, path, "the path")
+    return path_inside(folder, path, "a row")
 
 
 def _made(file: Path) -> Path:

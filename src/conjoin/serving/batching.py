@@ -11,7 +11,7 @@ from conjoin.serving.limits import ItemError, Limits
 if TYPE_CHECKING:
     import numpy as np
 
-    from conjoin import processing
+    from conjoin.processing import item_error
     from conjoin.retrieval import ItemEncoder
 
 
@@ -78,7 +78,7 @@ class MicroBatcher:
 
     def _answer(self, requests: Sequence[_Request]) -> None:
         """Encode the items of some requests; an item that cannot be used fails its own request alone."""
-        failed: dict[int, processing.ItemError] = {}
+        failed: dict[int, item_error.ItemError] = {}
         items = [item for request in requests for item in request.items]
         told = [request.instruction for request in requests for _ in request.items]
         try:

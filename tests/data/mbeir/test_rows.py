@@ -42,7 +42,7 @@ def candidate(did, **change):
 @pytest.mark.parametrize("path", ["/etc/a.png", "img/../../a.png"])
 def test_image_paths_stay_in_the_folder(root, path):
     write(root, "cand_pool/local/mbeir_webqa_task2_cand_pool.jsonl", [candidate("2:1", img_path=path)])
-    with pytest.raises(ValueError, match=rf"candidate '2:1': its image path {path!r} leaves the folder"):
+    with pytest.raises(ValueError, match=rf"candidate '2:1': the path {path!r} leaves the folder"):
         MbeirCandidates(root, pool_file(root, CELL, "test"))["2:1"]
 
 

@@ -251,7 +251,7 @@ class TestBadFiles:
         if path.startswith("inner"):
             assert MeritProducts(tmp_path, "test").image("2")["path"] == str(tmp_path / path)
         else:
-            with pytest.raises(ValueError, match=f"row 1: the product '2': its image path '{path}' leaves the folder"):
+            with pytest.raises(ValueError, match=f"row 1: the product '2': the path '{path}' leaves the folder"):
                 MeritProducts(tmp_path, "test")
 
     def test_missing_files_and_columns(self, own_root):
