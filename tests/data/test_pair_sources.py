@@ -1,7 +1,7 @@
 """Folders of images: their splits, labels, captions and kinds of files; saved datasets; compressed tables."""
 
 import gzip
-import importlib
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_a_plug_in_for_heic_is_used(monkeypatch):
 
     assert not image_files.is_readable(Path("a.HEIC"))
     monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
-    importlib.reload(image_files)
+    runpy.run_module(image_files.__name__)
     assert image_files.is_readable(Path("a.HEIC"))
 
 
