@@ -102,7 +102,7 @@ def test_a_plug_in_for_heic_is_used(monkeypatch):
 
     assert not image_files.is_readable(Path("a.HEIC"))
     monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
-    runpy.run_module(image_files.__name__)
+    runpy.run_path(image_files.__file__)
     assert image_files.is_readable(Path("a.HEIC"))
 
 
