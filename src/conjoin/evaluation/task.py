@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from conjoin.data.image_columns import undecoded
+from conjoin.data.columns import undecoded
 from conjoin.data.interleaved import plain_text, row_item
 from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Example, Hit, Metric, Shown, score_ranks
