@@ -132,6 +132,17 @@ def test_pairs(model, tmp_path, capsys):
     counts = {"pairs": 6, "images": 3, "texts": 6, "source": str(path), "split": "train"}
     assert (results["title"], results["dataset"]) == ("captions", counts)
     assert "MRR@10" in (out / "report.html").read_text()
+    held_out = tmp_path / "test.csv"
+    held_out.write_text("\n".join(["key,photo,words", *lines[:2]]))
+    command[command.index(str(path))] = str(held_out)
+    columns = ["--image-column", "photo", "--text-column", "words"]
+    assert main([*command, *columns, "--gallery", str(path), "--train", str(path), "--baselines"]) == 0
+    printed = capsys.readouterr().out
+    assert "Also among the 6 rows of the training table" in printed and "text → image + text" in printed
+    results = Results.load(out / "results.json")
+    assert (results.cell("text", "image").queries, results.cell("text", "image").gallery) == (2, 3)
+    assert results.dataset["gallery"] == str(path) and results.dataset["pairs also in training"] == 2
+    assert "<title>pairs · test · " in (out / "report.html").read_text()
     assert main([*command[:4], "--out", str(out)]) == 2
     assert "--benchmark pairs needs --data" in capsys.readouterr().err
 

@@ -112,7 +112,7 @@ def test_parts_of_items(encoder, tmp_path):
     )
     assert [scores.ranks.tolist() for scores in (full, text, image)] == [[1], [2], [1]]
     # the sum has unit vectors: red + a finds red + b no better than a
-    np.testing.assert_allclose(both.found.scores[0], [np.sqrt(0.5), 0.5], atol=1e-6)
+    np.testing.assert_allclose(both.results.scores[0], [np.sqrt(0.5), 0.5], atol=1e-6)
 
 
 def test_a_benchmark_is_its_data_and_a_table(encoder, tmp_path):

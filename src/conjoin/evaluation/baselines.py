@@ -37,17 +37,17 @@ def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
     vectors = scores[0].vectors
     options, out = replace(vectors.options, reranker=None), vectors.folder.parent
     tasks = [each.task for each in scores if each.task.qrels]
-    found: dict[str, list[tuple[str, TaskScores]]] = {each.task.name: [("this model", each)] for each in scores}
+    by_task: dict[str, list[tuple[str, TaskScores]]] = {each.task.name: [("this model", each)] for each in scores}
     for view, label in VIEWS.items():
         viewed = [task.seen_as(view) for task in tasks if _has_view(task, view)]
         for each in evaluate_tasks(vectors.encoder, viewed, out, options):
-            found[each.task.name].append((label, each))
+            by_task[each.task.name].append((label, each))
     towers = tower_encoder(vectors.encoder)
     if towers is not None:
         shared = [replace(task, run_depth=0) for task in tasks if _shares_part(task)]
         for each in evaluate_tasks(towers, shared, out / "towers", options):
-            found[each.task.name].append((TOWERS, each))
-    rows = [row for runs in found.values() if len(runs) > 1 for row in _rows(runs, options)]
+            by_task[each.task.name].append((TOWERS, each))
+    rows = [row for runs in by_task.values() if len(runs) > 1 for row in _rows(runs, options)]
     names = [f"R@{k}" for k in options.ks] + ([] if options.mrr is None else [f"MRR@{options.mrr}"])
     return Table("Baselines", ["task", "", "n", *names], rows, NOTE, len(rows) > MOST_PRINTED) if rows else None
 

@@ -69,18 +69,18 @@ def evaluate_combinations(
     _check_names("query modality", queries, MODALITIES)
     _check_names("candidate modality", candidates, MODALITIES)
     masks = dict(keep or {})
-    _check_names("keep", masks, [(query, found) for query in MODALITIES for found in (*MODALITIES, "any")])
-    asked, pools = _label(queries, candidates)
+    _check_names("keep", masks, [(query, target) for query in MODALITIES for target in (*MODALITIES, "any")])
+    rows_of_queries, pools = _label(queries, candidates)
     cells = []
     for setting in settings:
-        for found, gallery in _galleries(setting, pools):
-            for query, rows in asked.items():
-                mask = _mask(masks.get((query, found)), len(rows.labels), f"keep[{query!r}, {found!r}]")
+        for target, gallery in _galleries(setting, pools):
+            for query, rows in rows_of_queries.items():
+                mask = _mask(masks.get((query, target)), len(rows.labels), f"keep[{query!r}, {target!r}]")
                 kept = _Labelled(rows.embeddings[mask], rows.labels[mask])
                 concepts = [key for key, used in zip(queries[query].concepts, mask.tolist(), strict=True) if used]
-                metrics = _score(kept, gallery, concepts, f"{setting} {query} -> {found}", ks, resamples, seed)
-                cells.append(Cell(setting, query, found, len(concepts), len(gallery.labels), metrics))
-    order = {name: place for place, name in enumerate((*MODALITIES, "any"))}
+                metrics = _score(kept, gallery, concepts, f"{setting} {query} -> {target}", ks, resamples, seed)
+                cells.append(Cell(setting, query, target, len(concepts), len(gallery.labels), metrics))
+    order = {name: index for index, name in enumerate((*MODALITIES, "any"))}
     return sorted(cells, key=lambda cell: (settings.index(cell.setting), order[cell.query], order[cell.candidates]))
 
 
@@ -116,8 +116,8 @@ def _label(
         if len(embeddings) != len(numbers):
             raise ValueError(f"{modality}: {len(embeddings)} embeddings but {len(numbers)} concepts")
         rows.append(_Labelled(embeddings, numbers))
-    asked = dict(zip(queries, rows[: len(queries)], strict=True))
-    return asked, dict(zip(candidates, rows[len(queries) :], strict=True))
+    rows_of_queries = dict(zip(queries, rows[: len(queries)], strict=True))
+    return rows_of_queries, dict(zip(candidates, rows[len(queries) :], strict=True))
 
 
 def _galleries(setting: str, pools: Mapping[str, _Labelled]) -> Iterator[tuple[str, _Labelled]]:
@@ -129,9 +129,9 @@ def _galleries(setting: str, pools: Mapping[str, _Labelled]) -> Iterator[tuple[s
     if setting == "any":
         yield "any", _Labelled(embeddings, torch.cat([pool.labels for pool in pools.values()]))
         return
-    for asked in pools:
-        labels = [pool.labels if name == asked else torch.full_like(pool.labels, -1) for name, pool in pools.items()]
-        yield asked, _Labelled(embeddings, torch.cat(labels))
+    for target in pools:
+        labels = [pool.labels if name == target else torch.full_like(pool.labels, -1) for name, pool in pools.items()]
+        yield target, _Labelled(embeddings, torch.cat(labels))
 
 
 def _mask(mask: Sequence[bool] | None, length: int, name: str) -> Tensor:

@@ -63,7 +63,7 @@ class MtebModel:
         done = 0
         for batch in inputs:
             items = _items(batch)
-            names = [f"{done + place} of {task_metadata.name}, {hf_subset}, {hf_split}" for place in range(len(items))]
+            names = [f"{done + index} of {task_metadata.name}, {hf_subset}, {hf_split}" for index in range(len(items))]
             rows.append(self.encoder.encode(items, names, instruction=instruction))
             done += len(items)
         return np.concatenate(rows)
@@ -80,8 +80,8 @@ class MtebModel:
         if not self.use_instructions:
             return None
         side = "query" if prompt_type is None else str(prompt_type.value)
-        own = self.instructions.get(task.name, self.instructions.get(task.type))
-        given: Any = task.prompt if own is None or side != "query" else own
+        instruction = self.instructions.get(task.name, self.instructions.get(task.type))
+        given: Any = task.prompt if instruction is None or side != "query" else instruction
         if isinstance(given, Mapping):
             return given.get(side) or None
         return given if side == "query" and given else None
@@ -106,7 +106,7 @@ def _meta(encoder: ItemEncoder, use_instructions: bool) -> Any:  # noqa: ANN401 
         raise ImportError('mteb is not installed; run: pip install "conjoin[mteb]"') from error
     name = public_name(encoder.name).replace("/", "__") if is_local(encoder.name) else encoder.name
     parameters = sum(each.numel() for each in encoder.model.parameters())
-    found = {
+    facts = {
         "name": name if "/" in name else f"conjoin/{name}",
         "revision": encoder.fingerprint[:12],
         "modalities": _modalities(encoder),
@@ -116,19 +116,19 @@ def _meta(encoder: ItemEncoder, use_instructions: bool) -> Any:  # noqa: ANN401 
         "similarity_fn_name": ScoringFunction.COSINE,
         "use_instructions": use_instructions,
     }
-    return ModelMeta.create_empty(overwrites=found)
+    return ModelMeta.create_empty(overwrites=facts)
 
 
 def _modalities(encoder: ItemEncoder) -> list[str]:
     """What the model takes, tried out."""
-    found = []
+    modalities = []
     for modality, item in (("text", "a word"), ("image", Image.new("RGB", (32, 32)))):
         try:
             encoder.encode([item])
         except ValueError:
             continue
-        found.append(modality)
-    return found
+        modalities.append(modality)
+    return modalities
 
 
 def _unit(embeddings: Any) -> Tensor:  # noqa: ANN401 - arrays or tensors

@@ -60,9 +60,9 @@ def score_rankings(ranked_ids: Sequence[Ids], relevant_ids: Sequence[Collection[
     for query, (ranked, relevant) in enumerate(zip(ranked_ids, relevant_ids, strict=True)):
         _check_query(query, ranked, relevant)
         wanted = set(relevant)
-        places = [place for place, found in enumerate(ranked[:k], start=1) if found in wanted]
-        if places:
-            values[:, query] = 1.0, len(places) / len(wanted), 1 / places[0]
+        ranks = [rank for rank, id_ in enumerate(ranked[:k], start=1) if id_ in wanted]
+        if ranks:
+            values[:, query] = 1.0, len(ranks) / len(wanted), 1 / ranks[0]
     return RankingScores(*values)
 
 
@@ -72,7 +72,7 @@ def _check_query(query: int, ranked: Ids, relevant: Collection[Hashable]) -> Non
     if not len(relevant):
         raise ValueError(f"query {query} has no relevant id; leave it out or give it one")
     if len(set(ranked)) != len(ranked):
-        repeated = next(key for place, key in enumerate(ranked) if key in ranked[:place])
+        repeated = next(key for rank, key in enumerate(ranked) if key in ranked[:rank])
         raise ValueError(f"query {query}: the ranking repeats the id {repeated!r}")
     right = next(iter(relevant))
     if len(ranked) and isinstance(ranked[0], str) != isinstance(right, str):

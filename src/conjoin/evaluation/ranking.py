@@ -106,15 +106,15 @@ def best_ranks(
     q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
     _check_sizes(q, c, query_labels, candidate_labels)
     c = c.to(q)
-    wanted, found = query_labels.to(q.device), candidate_labels.to(q.device)
+    wanted, labels = query_labels.to(q.device), candidate_labels.to(q.device)
     rows = max(1, block_scores // len(c))
     ranks = []
     for start in range(0, len(q), rows):
         block = slice(start, start + rows)
         scores = q[block] @ c.T
         if ignored_labels is not None:
-            scores.masked_fill_(ignored_labels[block, None].to(q.device) == found, float("-inf"))
-        relevant = wanted[block, None] == found
+            scores.masked_fill_(ignored_labels[block, None].to(q.device) == labels, float("-inf"))
+        relevant = wanted[block, None] == labels
         if texts is not None:
             relevant |= texts[0][block, None].to(q.device) == texts[1].to(q.device)
         ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
@@ -142,9 +142,9 @@ def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_score
     ranks = []
     for start in range(0, len(q), rows):
         scores = q[start : start + rows] @ c.T
-        own = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + rows)]
+        in_block = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + rows)]
         relevant = torch.zeros_like(scores, dtype=torch.bool)
-        relevant[own[:, 0] - start, own[:, 1]] = True
+        relevant[in_block[:, 0] - start, in_block[:, 1]] = True
         ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
     return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.long)
 

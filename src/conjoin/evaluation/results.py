@@ -136,7 +136,7 @@ class Shown:
 
     @classmethod
     def from_item(cls, item: Any, name: str = "item") -> Self:  # noqa: ANN401
-        """Show an item; in the text, `[1]` marks the place of the first of several images.
+        """Show an item; in the text, `[1]` stands for the first of several images.
 
         Raises:
             ValueError: As `parse_item`.
@@ -295,9 +295,9 @@ class Results:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Results":
         """Build from plain dicts and lists; errors as in `load`."""
-        found = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, Mapping) else None
-        if isinstance(data, Mapping) and found != SCHEMA_VERSION:
-            raise ValueError(f"results have schema version {found!r}, this version of conjoin reads {SCHEMA_VERSION}")
+        schema = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, Mapping) else None
+        if isinstance(data, Mapping) and schema != SCHEMA_VERSION:
+            raise ValueError(f"results have schema version {schema!r}, this version of conjoin reads {SCHEMA_VERSION}")
         return build(cls, data, "results")
 
 

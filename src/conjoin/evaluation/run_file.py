@@ -45,11 +45,11 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     for where, columns in _rows(path, (6,), "qid Q0 docid rank score tag"):
         query, _, document, rank, score, _ = columns
         ranking = rows.setdefault(query, {})
-        place = _integer(rank, f"{where}: rank")
-        if place in ranking:
-            raise ValueError(f"{where}: query {query!r} already has a document at rank {place}")
-        ranking[place] = document, _finite(score, f"{where}: score")
-    run = {query: [ranking[place] for place in sorted(ranking)] for query, ranking in rows.items()}
+        position = _integer(rank, f"{where}: rank")
+        if position in ranking:
+            raise ValueError(f"{where}: query {query!r} already has a document at rank {position}")
+        ranking[position] = document, _finite(score, f"{where}: score")
+    run = {query: [ranking[position] for position in sorted(ranking)] for query, ranking in rows.items()}
     for query, pairs in run.items():
         _check_ranking(pairs, f"{path}, query {query!r}")
     return run
@@ -89,7 +89,7 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
 
 
 def _rows(path: str | os.PathLike[str], widths: tuple[int, ...], layout: str) -> Iterator[tuple[str, list[str]]]:
-    """The place, for errors, and the columns of each line that is not blank."""
+    """The file and line, for errors, and the columns of each line that is not blank."""
     with open(path, "rb") as lines:
         for number, content in enumerate(lines, start=1):
             try:

@@ -15,7 +15,7 @@ from conjoin.evaluation.results import Metric, Symmetric
 
 
 class SymmetricOutcomes(NamedTuple):
-    """What the protocol found for each triplet.
+    """The outcome of each triplet.
 
     Args:
         wins: `(N,)` bool, cos(f, f⁺) > cos(f, f⁻).
@@ -76,8 +76,8 @@ def evaluate_symmetric(
     Raises:
         ValueError: Shapes differ, embeddings are not finite, or two items of one triplet share an id.
     """
-    found, ranks, pool = symmetric_outcomes(anchor, positive, negative, variant, distractors, ids)
-    wins = found.double()
+    is_win, ranks, pool = symmetric_outcomes(anchor, positive, negative, variant, distractors, ids)
+    wins = is_win.double()
     hits = torch.stack([(ranks <= k).double() for k in ks])
     mean_recall = hits.mean(dim=0)
     recall_chance = [min(k / pool, 1.0) for k in ks]
@@ -113,8 +113,8 @@ def _ranks(
     for row, label in enumerate(labels.tolist()):
         first.setdefault(label, row)
     pool, pool_labels = rows[list(first.values())], torch.tensor(list(first))
-    own, wanted, _ = labels.chunk(3)
-    ranks = best_ranks(anchors, pool, wanted, pool_labels, ignored_labels=own)
+    query_labels, positive_labels, _ = labels.chunk(3)
+    ranks = best_ranks(anchors, pool, positive_labels, pool_labels, ignored_labels=query_labels)
     ahead, total = count_at_least(anchors, (anchors * positives).sum(dim=1), distractors)
     return ranks + ahead.cpu(), len(pool) - 1 + total
 

@@ -262,18 +262,18 @@ class TaskVectors:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """What the N scored queries of a task found.
+    """The ranks of the N scored queries of a task.
 
     Args:
         task: The task.
         ranks: `(N,)` rank of the best right candidate, from 1; the number of candidates if it was not found.
-        found: The first candidates of each query.
+        results: The first candidates of each query.
         vectors: Of queries and corpus.
     """
 
     task: RetrievalTask
     ranks: np.ndarray
-    found: SearchResult = field(repr=False)
+    results: SearchResult = field(repr=False)
     vectors: TaskVectors = field(repr=False)
 
     @cached_property
@@ -318,11 +318,11 @@ class TaskScores:
         task, examples = self.task, []
         show = show or (lambda name: Shown.from_item(task.candidate(name), f"candidate {name}"))
         for id_, position in zip(ids, self.positions(ids), strict=True):
-            results = zip(self.found.ids[position], self.found.scores[position].tolist(), strict=False)
-            first = [(name, score) for name, score in results if np.isfinite(score)][:_SHOWN_RESULTS]
+            ranked = zip(self.results.ids[position], self.results.scores[position].tolist(), strict=False)
+            first = [(name, score) for name, score in ranked if np.isfinite(score)][:_SHOWN_RESULTS]
             hits = [Hit(show(name), score, name in task.qrels[id_]) for name, score in first]
             query = Shown.from_item(task.queries.item(id_), f"query {id_}")
-            is_found = not set(task.qrels[id_]).isdisjoint(self.found.ids[position])
+            is_found = not set(task.qrels[id_]).isdisjoint(self.results.ids[position])
             rank = int(self.ranks[position]) if is_found else self._rank_among_all(position)
             examples.append(Example(query, hits, rank, task.size, title or f"{task.name} · {id_}"))
         return examples
@@ -385,7 +385,7 @@ def evaluate_tasks(
     for number, task in enumerate(tasks):
         if task.qrels:
             groups.setdefault((*(rows.folder for rows in task.corpus), id(task.candidates)), []).append(number)
-    found: dict[int, SearchResult] = {}
+    results: dict[int, SearchResult] = {}
     for numbers in groups.values():
         members = [tasks[number] for number in numbers]
         corpus, together = vectors.corpus(members[0]), np.concatenate([queries[number] for number in numbers])
@@ -394,9 +394,9 @@ def evaluate_tasks(
         ends = np.cumsum([len(queries[number]) for number in numbers]).tolist()
         for number, end in zip(numbers, ends, strict=True):
             rows = slice(end - len(queries[number]), end)
-            found[number] = SearchResult(result.ids[rows], result.scores[rows])
+            results[number] = SearchResult(result.ids[rows], result.scores[rows])
     nothing = SearchResult([], np.empty((0, 0), np.float32))
-    return [_score(task, found.get(number, nothing), vectors, Path(out)) for number, task in enumerate(tasks)]
+    return [_score(task, results.get(number, nothing), vectors, Path(out)) for number, task in enumerate(tasks)]
 
 
 def penalise_hubs(queries: np.ndarray, weight: float) -> np.ndarray:
@@ -421,41 +421,41 @@ def _depth(task: RetrievalTask, options: EvaluateOptions) -> int:
     return max(last, reranked, task.run_depth, _SHOWN_RESULTS) + max(map(len, task.excluded.values()), default=0)
 
 
-def _score(task: RetrievalTask, found: SearchResult, vectors: TaskVectors, out: Path) -> TaskScores:
+def _score(task: RetrievalTask, results: SearchResult, vectors: TaskVectors, out: Path) -> TaskScores:
     """Rank the right candidates of each query among those found; write the run file."""
     options, ids = vectors.options, list(task.qrels)
     if task.excluded:
-        left_out = [
-            [name in task.excluded.get(id_, ()) for name in names] for id_, names in zip(ids, found.ids, strict=True)
+        is_excluded = [
+            [name in task.excluded.get(id_, ()) for name in names] for id_, names in zip(ids, results.ids, strict=True)
         ]
-        found = found._replace(scores=np.where(left_out, -np.inf, found.scores))
+        results = results._replace(scores=np.where(is_excluded, -np.inf, results.scores))
     if options.reranker is not None and ids:
         instructions = task.queries.instruction
         told = None if instructions is None or isinstance(instructions, str) else instructions
         items = [task.queries.item(id_) for id_ in ids]
         top, show = options.rerank_top, options.show_progress
-        found = rerank(found, items, task.candidate, options.reranker, top, told, show)
+        results = rerank(results, items, task.candidate, options.reranker, top, told, show)
     ranks = torch.full((len(ids),), task.size)
     if ids:
         relevant = torch.tensor(
-            [[name in task.qrels[id_] for name in names] for id_, names in zip(ids, found.ids, strict=True)]
+            [[name in task.qrels[id_] for name in names] for id_, names in zip(ids, results.ids, strict=True)]
         )
-        hit, scores = relevant.any(dim=1), torch.from_numpy(found.scores)
+        hit, scores = relevant.any(dim=1), torch.from_numpy(results.scores)
         if hit.any():
             ranks[hit] = rank_of_relevant(scores[hit], relevant[hit], tie_tolerance(torch.float32))
     if task.run_depth:
-        _write_run(task, found, out)
-    return TaskScores(task, ranks.numpy(), found, vectors)
+        _write_run(task, results, out)
+    return TaskScores(task, ranks.numpy(), results, vectors)
 
 
-def _write_run(task: RetrievalTask, found: SearchResult, out: Path) -> None:
+def _write_run(task: RetrievalTask, results: SearchResult, out: Path) -> None:
     """Write the first candidates of each query, and the right ones."""
     run, qrels = (out / folder / f"{task.name}.txt" for folder in ("runs", "qrels"))
     for path in (run, qrels):
         path.parent.mkdir(parents=True, exist_ok=True)
     rankings = {
         id_: [pair for pair in zip(names, scores, strict=True) if np.isfinite(pair[1])][: task.run_depth]
-        for id_, names, scores in zip(task.qrels, found.ids, found.scores.tolist(), strict=True)
+        for id_, names, scores in zip(task.qrels, results.ids, results.scores.tolist(), strict=True)
     }
     write_run(run, rankings, "conjoin")
     write_qrels(qrels, {id_: dict.fromkeys(sorted(right), 1) for id_, right in task.qrels.items()})

@@ -234,3 +234,15 @@ def test_all_images_of_an_item_are_shown(results, tmp_path):
     text = render_report(results, tmp_path / "page.html").read_text()
     shown = text[text.index('class="shown query"') : text.index("</figure>")]
     assert [shown.count(image) for image in query.images] == [1, 1] and "like [1] but [2]" in shown
+
+
+def test_the_title_names_benchmark_and_model(tmp_path):
+    def title(**values):
+        page = render_report(Results("Captions", "", 0, **values), tmp_path / "page.html").read_text()
+        found = re.search(r"<title>(.*)</title>", page)[1]
+        assert f"<h1>{found}</h1>" in page
+        return found
+
+    assert title() == "Captions"
+    assert title(model={"name": "/home/runs/demo/model"}, benchmark="pairs") == "pairs · Captions · demo/model"
+    assert title(model={"name": "owner/name"}, benchmark="captions") == "Captions · owner/name"

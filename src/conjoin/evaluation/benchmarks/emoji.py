@@ -53,7 +53,7 @@ def emoji_tasks(queries: datasets.Dataset, gallery: datasets.Dataset) -> list[Re
         queries: The concepts in one style.
         gallery: The same concepts in the same order in the other style.
     """
-    asked = {name: Rows(f"queries-{name}", queries.select_columns(["id", *name.split("+")])) for name in PARTS}
+    asked_rows = {name: Rows(f"queries-{name}", queries.select_columns(["id", *name.split("+")])) for name in PARTS}
     corpus = {}
     for name in PARTS:
         ids = [f"{name}/{id_}" for id_ in gallery["id"][:]]
@@ -66,7 +66,7 @@ def emoji_tasks(queries: datasets.Dataset, gallery: datasets.Dataset) -> list[Re
         keeps_all = "text" not in query or "text" not in target
         qrels = {id_: [f"{target}/{answer}"] for id_, answer, has_two in pairs if keeps_all or has_two}
         searched = (corpus[target],) if setting == "local" else tuple(corpus.values())
-        tasks.append(RetrievalTask(f"{setting} {query} → {target}", asked[query], searched, qrels))
+        tasks.append(RetrievalTask(f"{setting} {query} → {target}", asked_rows[query], searched, qrels))
     return tasks
 
 

@@ -128,7 +128,7 @@ def _subsets(
         raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
     of_query = {query.id: ood_subsets(query, products, values) for query in queries}
     return {
-        name: [id_ for id_, found in of_query.items() if name in found]
+        name: [id_ for id_, held in of_query.items() if name in held]
         for name in (names if subsets is None else dict.fromkeys(subsets))
     }
 
@@ -140,10 +140,10 @@ def _language(query: MeritQuery, products: MeritProducts) -> str:
 
 def _group(queries: Iterable[MeritQuery], names: dict[str, str]) -> dict[str, list[str]]:
     """Ids of queries by name, `"several"` last."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for query in queries:
-        found.setdefault(names[query.id], []).append(query.id)
-    return {name: found[name] for name in sorted(found, key=lambda name: (name == "several", name))}
+        by_name.setdefault(names[query.id], []).append(query.id)
+    return {name: by_name[name] for name in sorted(by_name, key=lambda name: (name == "several", name))}
 
 
 def merit_results(scores: TaskScores, seed: int = 0) -> Results:
@@ -169,7 +169,7 @@ def merit_results(scores: TaskScores, seed: int = 0) -> Results:
         ],
         tables=tables,
         examples=task_examples([scores], 8),
-        examples_note=f"{EXAMPLES_NOTE} [1], [2] mark the places of the images.",
+        examples_note=f"{EXAMPLES_NOTE} [1], [2] stand for the images.",
     )
 
 
@@ -180,9 +180,9 @@ def _subset_rows(scores: TaskScores) -> list[TableRow]:
     for kind in dict.fromkeys(name.partition(":")[0] for name in subsets):
         members = {name: ids for name, ids in subsets.items() if name.partition(":")[0] == kind}
         rows += [group_row(scores, name, ids) for name, ids in members.items()]
-        found = [scores.metrics(ids) for ids in members.values() if ids]
-        if len(found) > 1:
-            means = [Metric(math.fsum(each[name].value for each in found) / len(found)) for name in found[0]]
+        metrics = [scores.metrics(ids) for ids in members.values() if ids]
+        if len(metrics) > 1:
+            means = [Metric(math.fsum(each[name].value for each in metrics) / len(metrics)) for name in metrics[0]]
             rows.append([f"average, {kind}", sum(map(len, members.values())), *means])
     return rows
 

@@ -116,21 +116,23 @@ def evaluate_subset(
     """
     rows = list(_rows(path))
     queries = [_item(row["qry_text"], row["qry_img_path"], images, where) for where, row in rows]
-    places: dict[tuple[str, str], int] = {}
+    index_of: dict[tuple[str, str], int] = {}
     pools: list[np.ndarray] = []
     for where, row in rows:
         targets = list(zip(row["tgt_text"], row["tgt_img_path"], strict=True))
-        found = [places.setdefault((text or "", image or ""), len(places)) for text, image in targets]
-        pools.append(np.array(found[:1] + [place for place in found[1:] if place != found[0]], dtype=np.int64))
+        numbers = [index_of.setdefault((text or "", image or ""), len(index_of)) for text, image in targets]
+        pools.append(np.array(numbers[:1] + [other for other in numbers[1:] if other != numbers[0]], dtype=np.int64))
         if len(pools[-1]) < 2:
             raise ValueError(f"{where}: expected two different targets or more")
-    items = [_item(text, image, images, f"{path.name}, target {place}") for place, (text, image) in enumerate(places)]
+    items = [
+        _item(text, image, images, f"{path.name}, target {index}") for index, (text, image) in enumerate(index_of)
+    ]
     targets_vectors = unit_rows(encoder.encode(items, None, show_progress), "targets")
     query_vectors = unit_rows(encoder.encode(queries, [where for where, _ in rows], show_progress), "queries")
     wins = np.zeros(len(rows), dtype=np.float64)
-    for place, pool in enumerate(pools):
-        similarity = targets_vectors[pool] @ query_vectors[place]
-        wins[place] = float(similarity[0] > similarity[1:].max() + tie_tolerance(similarity.dtype))
+    for index, pool in enumerate(pools):
+        similarity = targets_vectors[pool] @ query_vectors[index]
+        wins[index] = float(similarity[0] > similarity[1:].max() + tie_tolerance(similarity.dtype))
     return MmebSubset(name, wins, float(np.mean([1 / len(pool) for pool in pools])))
 
 

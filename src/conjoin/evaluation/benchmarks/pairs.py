@@ -65,11 +65,11 @@ def pairs_tasks(
     items = {part: Rows(part, rows.select(known.distinct(part)).select_columns(["id", part])) for part in known.keys}
     whole = Rows("item", rows.select(known.distinct("image", "text")))
     tasks, further = [], []
-    for asked, target in DIRECTIONS:
-        queries = replace(items[asked], instruction=(instructions or {}).get(asked))
-        tasks.append(RetrievalTask(f"{asked} → {target}", queries, (items[target],), known.right(asked, target)))
-        qrels, excluded = known.right_pairs(asked, target)
-        further.append(RetrievalTask(f"{asked} → {ITEM}", queries, (whole,), qrels, excluded=excluded))
+    for source, target in DIRECTIONS:
+        queries = replace(items[source], instruction=(instructions or {}).get(source))
+        tasks.append(RetrievalTask(f"{source} → {target}", queries, (items[target],), known.right(source, target)))
+        qrels, excluded = known.right_pairs(source, target)
+        further.append(RetrievalTask(f"{source} → {ITEM}", queries, (whole,), qrels, excluded=excluded))
     return tasks + [task for task in further if task.qrels]
 
 
@@ -92,30 +92,30 @@ class _Pairs(NamedTuple):
         """The id of each image or text: that of its first pair."""
         return {self.keys[part][row]: self.ids[row] for row in self.distinct(part)}
 
-    def partners(self, asked: str, target: str) -> dict[Hashable, set[Hashable]]:
+    def partners(self, source: str, target: str) -> dict[Hashable, set[Hashable]]:
         """The partners of each query."""
-        found: dict[Hashable, set[Hashable]] = {key: set() for key in self.keys[asked][: self.queries]}
-        for key, partner in zip(self.keys[asked], self.keys[target], strict=True):
+        found: dict[Hashable, set[Hashable]] = {key: set() for key in self.keys[source][: self.queries]}
+        for key, partner in zip(self.keys[source], self.keys[target], strict=True):
             if key in found:
                 found[key].add(partner)
         return found
 
-    def right(self, asked: str, target: str) -> dict[str, list[str]]:
+    def right(self, source: str, target: str) -> dict[str, list[str]]:
         """By query the ids of its partners."""
-        query, answer = self.names(asked), self.names(target)
+        query, answer = self.names(source), self.names(target)
         return {
-            query[key]: sorted(answer[each] for each in right) for key, right in self.partners(asked, target).items()
+            query[key]: sorted(answer[each] for each in right) for key, right in self.partners(source, target).items()
         }
 
-    def right_pairs(self, asked: str, target: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
+    def right_pairs(self, source: str, target: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
         """By query the ids of other pairs that hold a partner of it, and of the pairs that hold the query itself."""
         same: dict[Hashable, set[str]] = {}
         paired: dict[Hashable, set[str]] = {}
         for row in self.distinct("image", "text"):
-            same.setdefault(_normal(self.keys[asked][row]), set()).add(self.ids[row])
+            same.setdefault(_normal(self.keys[source][row]), set()).add(self.ids[row])
             paired.setdefault(self.keys[target][row], set()).add(self.ids[row])
-        qrels, excluded, names = {}, {}, self.names(asked)
-        for key, partners in self.partners(asked, target).items():
+        qrels, excluded, names = {}, {}, self.names(source)
+        for key, partners in self.partners(source, target).items():
             right = set[str]().union(*(paired[each] for each in partners)) - same[_normal(key)]
             if right:
                 qrels[names[key]], excluded[names[key]] = sorted(right), same[_normal(key)]
@@ -197,8 +197,8 @@ def _results(
 ) -> Results:
     """The two directions as cells, with their searches."""
     cells = [
-        Cell("local", asked, target, len(each.ids), each.task.size, each.metrics())
-        for (asked, target), each in zip(DIRECTIONS, scores, strict=False)
+        Cell("local", source, target, len(each.ids), each.task.size, each.metrics())
+        for (source, target), each in zip(DIRECTIONS, scores, strict=False)
     ]
     counts = {"pairs": len(pairs), "images": cells[0].gallery, "texts": cells[0].queries}
     text = f"{counts['pairs']} pairs of {counts['images']} images and {counts['texts']} texts. {_PROTOCOL}"

@@ -49,12 +49,12 @@ def evaluate_scenes(
     Raises:
         FileNotFoundError: `scenes` is not the output of `make_scenes`.
     """
-    found: dict[str, Results] = {}
+    by_set: dict[str, Results] = {}
     examples: list[Example] = []
     rows: list[TableRow] = []
     for name in TEST_SETS:
         triplets = load_triplets(Path(scenes) / f"{split}_{name}.jsonl")
-        found[name] = evaluate_triplets(
+        by_set[name] = evaluate_triplets(
             encoder,
             triplets,
             out,
@@ -66,20 +66,20 @@ def evaluate_scenes(
         scores = evaluate_task(encoder, _text_to_image(f"{split}-{name}", triplets, instruction), out, options)
         rows.append([_TITLES[name], scores.task.size, *(scores.metrics()[f"hit_rate@{k}"] for k in (1, 5, 10))])
         examples += task_examples([scores])
-    first = found[TEST_SETS[0]]
+    first = by_set[TEST_SETS[0]]
     return replace(
         first,
         title="Scenes",
         summary=_SUMMARY.format(**first.dataset),
         headline=[
             Headline(f"{entry.label}, {_TITLES[name]}", entry.metric)
-            for name, results in found.items()
+            for name, results in by_set.items()
             for entry in results.headline
         ],
-        symmetric=[run for results in found.values() for run in results.symmetric],
+        symmetric=[run for results in by_set.values() for run in results.symmetric],
         tables=[
             Table("Text → image: the text that names exactly what a picture shows", _COLUMNS, rows),
-            *(table for results in found.values() for table in results.tables),
+            *(table for results in by_set.values() for table in results.tables),
         ],
         examples=examples,
         examples_note=EXAMPLES_NOTE,

@@ -104,8 +104,8 @@ class _Triplets:
         blocks = [] if others is None else ((block for _, block in others.batches()))  # type: ignore[union-attr]
         how: dict[str, Any] = {"resamples": self.options.resamples, "seed": self.options.seed, "name": self.name}
         kinds = [row["kind"] for row in self.rows]
-        found = evaluate_symmetric(anchor, positive, negative, variant, blocks, self.keys, kinds, **how)
-        return found, 0 if others is None else len(others)  # type: ignore[arg-type]
+        symmetric = evaluate_symmetric(anchor, positive, negative, variant, blocks, self.keys, kinds, **how)
+        return symmetric, 0 if others is None else len(others)  # type: ignore[arg-type]
 
     def wants_baselines(self) -> bool:
         """Whether baselines are asked for, or the data are small and nothing is said."""

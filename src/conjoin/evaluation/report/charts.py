@@ -30,25 +30,25 @@ def line_chart(series: Mapping[str, Sequence[Sequence[float]]], x_label: str, ti
     x_ticks, y_ticks = _ticks(x_low, x_high), _ticks(y_low, y_high)
     y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
 
-    def place(xy: np.ndarray) -> np.ndarray:
+    def to_pixels(xy: np.ndarray) -> np.ndarray:
         x = _LEFT + (xy[:, 0] - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
         y = _HEIGHT - _BOTTOM - (xy[:, 1] - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
         return np.stack((x, y), axis=1)
 
     parts = [head, *_legend(list(data))]
-    for tick, (_, y) in zip(y_ticks, place(np.array([(x_low, tick) for tick in y_ticks])), strict=True):
+    for tick, (_, y) in zip(y_ticks, to_pixels(np.array([(x_low, tick) for tick in y_ticks])), strict=True):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick, (x, _) in zip(x_ticks, place(np.array([(tick, y_low) for tick in x_ticks])), strict=True):
+    for tick, (x, _) in zip(x_ticks, to_pixels(np.array([(tick, y_low) for tick in x_ticks])), strict=True):
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{tick:g}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
     for number, values in enumerate(data.values()):
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in place(values))
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in to_pixels(values))
         parts.append(f'<polyline class="line s{number % 4}" points="{corners}"/>')
         if len(values) <= 30:
             parts += [
-                f'<circle class="dot s{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in place(values)
+                f'<circle class="dot s{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in to_pixels(values)
             ]
     return "".join([*parts, "</svg>"])
 

@@ -48,27 +48,27 @@ def distribution_results(counts: Mapping[str, Mapping[str, Any]], made_with: Map
         made_with: What `composition.json` holds.
     """
     tables = [_overview(counts)]
-    for split, found in counts.items():
-        tables += _tables(split, found)
+    for split, of_split in counts.items():
+        tables += _tables(split, of_split)
     return Results(
         title="Composed queries",
         summary="How the conditions of the queries are distributed. Conventional sampling alone is the state before "
         "attribute-uniform and high-similarity sampling; kept queries are those after filtering.",
         seed=made_with["seed"],
-        dataset={split: f"{found['products']:,} products" for split, found in counts.items()},
+        dataset={split: f"{of_split['products']:,} products" for split, of_split in counts.items()},
         config={name: value for name, value in made_with.items() if name not in ("seed", "version")},
         tables=tables,
-        curves=[_curve(split, found["attributes"]) for split, found in counts.items()],
+        curves=[_curve(split, of_split["attributes"]) for split, of_split in counts.items()],
     )
 
 
 def _overview(counts: Mapping[str, Mapping[str, Any]]) -> Table:
     rows: list[TableRow] = []
-    for split, found in counts.items():
-        before, after = (found["evenness"][name] for name in ("conventional", "kept"))
+    for split, of_split in counts.items():
+        before, after = (of_split["evenness"][name] for name in ("conventional", "kept"))
         evenness = [None if value is None else round(value, 3) for value in (before, after)]
-        negatives = round(found["hard_negatives"] / found["kept"], 1)
-        rows.append([split, found["products"], found["kept"], found["duplicates"], negatives, *evenness])
+        negatives = round(of_split["hard_negatives"] / of_split["kept"], 1)
+        rows.append([split, of_split["products"], of_split["kept"], of_split["duplicates"], negatives, *evenness])
     columns = [
         "split",
         "products",
@@ -85,16 +85,16 @@ def _overview(counts: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table("Queries", columns, rows, note)
 
 
-def _tables(split: str, found: Mapping[str, Any]) -> list[Table]:
-    by_attribute = _shares(f"Attributes, {split}", "attribute", found["attributes"], _ATTRIBUTE_COLUMNS)
-    by_language = _shares(f"Languages, {split}", "language", found["languages"], _LANGUAGE_COLUMNS)
-    rejected = sorted(found["rejected"].items(), key=lambda pair: (-pair[1], pair[0]))
-    positives = sorted(((int(least), count) for least, count in found["positives"].items()))
+def _tables(split: str, of_split: Mapping[str, Any]) -> list[Table]:
+    by_attribute = _shares(f"Attributes, {split}", "attribute", of_split["attributes"], _ATTRIBUTE_COLUMNS)
+    by_language = _shares(f"Languages, {split}", "language", of_split["languages"], _LANGUAGE_COLUMNS)
+    rejected = sorted(of_split["rejected"].items(), key=lambda pair: (-pair[1], pair[0]))
+    positives = sorted(((int(least), count) for least, count in of_split["positives"].items()))
     return [
         _noted(by_attribute, "In % of all conditions; of the products with any attribute, in the first column."),
         _noted(by_language, "In % of the products of the queries; of products, positives and instructions likewise."),
-        _shares(f"Number of conditions, {split}", "conditions", found["conditions"], _BEFORE_AND_AFTER),
-        _shares(f"Samplers, {split}", "sampler", found["samplers"], _BEFORE_AND_AFTER),
+        _shares(f"Number of conditions, {split}", "conditions", of_split["conditions"], _BEFORE_AND_AFTER),
+        _shares(f"Samplers, {split}", "sampler", of_split["samplers"], _BEFORE_AND_AFTER),
         Table(f"Positives, {split}", ["at least", "queries"], [[least, count] for least, count in positives]),
         Table(
             f"Draws that made no query, {split}", ["reason", "draws"], [[reason, count] for reason, count in rejected]
@@ -129,4 +129,4 @@ def _curve(split: str, counts: Mapping[str, Mapping[str, int]]) -> Curve:
 
 def _ranked(counts: Sequence[int]) -> list[list[float]]:
     total = sum(counts)
-    return [[place, 100 * count / total] for place, count in enumerate(sorted(counts, reverse=True), start=1)]
+    return [[rank, 100 * count / total] for rank, count in enumerate(sorted(counts, reverse=True), start=1)]

@@ -63,10 +63,10 @@ def search_examples(
     examples = []
     for query, row, right in zip(queries, scores, relevant, strict=True):
         best = row[list(right)].max()
-        rank = 1 + int((row >= best).sum()) - sum(bool(row[place] >= best) for place in right)
+        rank = 1 + int((row >= best).sum()) - sum(bool(row[index] >= best) for index in right)
         hits = [
-            Hit(gallery[place], score, place in right)
-            for score, place in zip(*(found.tolist() for found in row.topk(min(k, len(gallery)))), strict=True)
+            Hit(gallery[index], score, index in right)
+            for score, index in zip(*(part.tolist() for part in row.topk(min(k, len(gallery)))), strict=True)
         ]
         examples.append(Example(query, hits, rank, len(gallery), title))
     return examples

@@ -31,14 +31,20 @@ def write_search_page(
     Raises:
         ValueError: The query cannot be read.
     """
-    found = []
+    shown_results = []
     for result in results:
         image, note = row_picture(result["row"], folders)
         facts = {name: value for name, value in result["row"].items() if name != "picture"}
-        found.append({**result, "row": facts, "image": image, "note": note})
+        shown_results.append({**result, "row": facts, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
     return write_page(
-        "conjoin.evaluation.report", "search.html.j2", Path(target), (), query=shown, results=found, where=where
+        "conjoin.evaluation.report",
+        "search.html.j2",
+        Path(target),
+        (),
+        query=shown,
+        results=shown_results,
+        where=where,
     )
 
 

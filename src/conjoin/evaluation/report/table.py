@@ -33,8 +33,8 @@ def format_combinations(cells: Sequence[Cell]) -> str:
 def format_table(table: Table) -> str:
     """Lay out any table; scores in %, with interval and chance if a score of the column has them."""
     columns: list[list[str]] = []
-    for place, name in enumerate(table.columns):
-        columns += _text_columns(name, [row[place] for row in table.rows])
+    for index, name in enumerate(table.columns):
+        columns += _text_columns(name, [row[index] for row in table.rows])
     widths = [max(map(len, column)) for column in columns]
     form = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     lines = [form.format(*row) for row in zip(*columns, strict=True)]
