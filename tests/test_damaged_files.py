@@ -18,7 +18,7 @@ from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import load_mined, write_mined
 from conjoin.storage import RowCache, write_checksums
 from conjoin.training.features import CachedFeatures, FeatureCache
-from conjoin.training.run_folder import check_checkpoint, publish
+from conjoin.training.run_folder import begin_checkpoint, check_checkpoint, complete_checkpoint
 
 FLIPS = 6
 """Bits flipped in each file."""
@@ -81,11 +81,11 @@ def make_stock(folder):
 
 
 def make_checkpoint(folder):
-    unfinished = folder.parent / ".unfinished"
+    begin_checkpoint(folder)
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "shards/rng_state_0.pth"):
-        (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-        (unfinished / name).write_bytes(random.Random(name).randbytes(300))
-    publish(unfinished, folder)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(random.Random(name).randbytes(300))
+    complete_checkpoint(folder)
 
 
 def make_texts(folder):

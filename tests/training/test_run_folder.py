@@ -11,7 +11,7 @@ from transformers import TrainerState
 from conjoin.processing import ImageTextProcessor
 from conjoin.storage import lock_folder
 from conjoin.training import run_folder
-from conjoin.training.run_folder import UNFINISHED, check_checkpoint, checkpoints, open_run_folder, remove_old
+from conjoin.training.run_folder import INCOMPLETE, check_checkpoint, checkpoints, open_run_folder, remove_old
 from tiny_training import make_encoder, make_rows, make_trainer, move_to_second_machine
 
 WRITERS = (
@@ -20,7 +20,7 @@ WRITERS = (
     (TrainerState, "save_to_json"),
     (ImageTextProcessor, "save_pretrained"),
     (os, "fsync"),
-    (os, "replace"),
+    (Path, "unlink"),
 )
 
 
@@ -55,9 +55,9 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
                 calls.append(name)
                 if len(calls) <= point:
                     return original(*arguments, **options)
-                if name not in ("fsync", "replace"):
+                if name not in ("fsync", "unlink"):
                     original(*arguments, **options)
-                    newest = max((folder / UNFINISHED).rglob("*.*"), key=lambda path: path.stat().st_mtime_ns)
+                    newest = max(folder.rglob("*.*"), key=lambda path: path.stat().st_mtime_ns)
                     os.truncate(newest, newest.stat().st_size // 2)
                 raise Killed
 
@@ -76,7 +76,7 @@ def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch
         assert checkpoint in (folder / f"checkpoint-{step}", folder / f"checkpoint-{step + 1}"), points
         check_checkpoint(checkpoint)
         torch.load(checkpoint / "optimizer.pt")
-        assert not (folder / UNFINISHED).exists() and not list(folder.glob("damaged-*"))
+        assert not list(folder.rglob(INCOMPLETE)) and not list(folder.glob("damaged-*"))
         step = int(checkpoint.name.partition("-")[2])
     assert {name for _, name in WRITERS} == set(points) and len(points) > 15
     assert [path.name for path in checkpoints(folder)] == [f"checkpoint-{step + 1}"]

@@ -249,7 +249,7 @@ def test_the_best_checkpoint_stays_when_a_moved_folder_is_resumed(tiny_checkpoin
     (tmp_path / "a").rename(tmp_path / "b")
     resumed = trainer(tmp_path / "a/../b", 4)  # another spelling of the folder
     resumed.train(resume_from_checkpoint=str(tmp_path / "b/checkpoint-2"))
-    assert resumed.state.best_model_checkpoint == str(tmp_path / "b/checkpoint-1")
+    assert Path(resumed.state.best_model_checkpoint).samefile(tmp_path / "b/checkpoint-1")
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"checkpoint-1", "checkpoint-4"}
 
 

@@ -25,7 +25,7 @@ from .interruption import Interruption
 from .method import METHODS
 from .models import build_model
 from .recipe import ModelArguments, Recipe
-from .run_folder import open_run_folder, remove_checkpoints, saving
+from .run_folder import explain_failed_save, open_run_folder, remove_checkpoints
 from .trainer import RetrievalTrainer
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> Retr
         with Interruption() as interruption:
             trainer.add_callback(interruption)
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            with saving("the model", folder):
+            with explain_failed_save("the model", folder):
                 trainer.save_model()
                 if trainer.args.should_save:
                     _save_adapter(recipe.model, trainer, processor, folder / "adapter")

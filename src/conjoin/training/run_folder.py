@@ -15,9 +15,9 @@ from conjoin.storage import (
     FOLDER_CHECKSUMS,
     TEMPORARY,
     check_checksums,
+    flush,
     flush_tree,
     lock_folder,
-    publish_folder,
     remove_temporary,
     write_checksums,
 )
@@ -27,8 +27,8 @@ from .config import RetrievalConfig
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
-UNFINISHED = f"unfinished{TEMPORARY}"
-"""Sub-folder of the checkpoint that is being written."""
+INCOMPLETE = f"incomplete{TEMPORARY}"
+"""A file in a checkpoint that is being written."""
 _OTHERS = (CACHE_FILE, "data/train.lance")
 """What a cache or a collection has."""
 
@@ -54,6 +54,7 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = lock_folder(folder)
                 remove_temporary(folder)
+                remove_incomplete(folder)
                 _prepare(folder, resume, overwrite)
             found = checkpoints(folder)
         yield found[0] if resume and found else None
@@ -63,21 +64,37 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the last first."""
+    """Return the checkpoints in a folder, less one that is being written, the last first."""
     named = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
     steps = {path: int(match[1]) for path, match in named.items() if match and path.is_dir()}
-    return sorted(steps, key=lambda path: steps[path], reverse=True)
+    return sorted((path for path in steps if not (path / INCOMPLETE).exists()), key=steps.__getitem__, reverse=True)
 
 
-def publish(unfinished: Path, checkpoint: Path) -> None:
-    """Add the checksums of a checkpoint that was written aside, and move it to its place in one step."""
-    files = [path for path in sorted(unfinished.rglob("*")) if path.is_file() and path.name != FOLDER_CHECKSUMS]
-    write_checksums(unfinished, [path.relative_to(unfinished).as_posix() for path in files])  # FSDP has sub-folders
-    flush_tree(unfinished)
-    if checkpoint.exists():  # of a run that was interrupted and resumed from an earlier step
-        os.replace(checkpoint, unfinished.with_name("replaced"))
-    publish_folder(unfinished, checkpoint)
-    remove_unfinished(checkpoint.parent)
+def last_checkpoint(folder: Path) -> Path:
+    """Return the last checkpoint in a folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if not checkpoints(folder):
+        raise FileNotFoundError(f"no checkpoint to resume from in {str(folder)!r}")
+    return checkpoints(folder)[0]
+
+
+def begin_checkpoint(checkpoint: Path) -> None:
+    """Make the folder of a checkpoint and mark it as incomplete."""
+    shutil.rmtree(checkpoint, ignore_errors=True)  # of a run that was interrupted and resumed from an earlier step
+    checkpoint.mkdir(parents=True)
+    (checkpoint / INCOMPLETE).touch()
+
+
+def complete_checkpoint(checkpoint: Path) -> None:
+    """Write the checksums of a checkpoint, flush it to the disk and remove the mark of `begin_checkpoint`."""
+    files = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    write_checksums(checkpoint, sorted(files - {INCOMPLETE, FOLDER_CHECKSUMS}))  # FSDP has sub-folders
+    flush_tree(checkpoint)
+    (checkpoint / INCOMPLETE).unlink()
+    flush(checkpoint)
 
 
 def check_checkpoint(path: Path) -> None:
@@ -107,13 +124,14 @@ def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted or failed save of a checkpoint left."""
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+def remove_incomplete(folder: Path) -> None:
+    """Remove the checkpoint that a killed process or a failure left incomplete."""
+    for path in folder.glob(f"checkpoint-*/{INCOMPLETE}"):
+        shutil.rmtree(path.parent)
 
 
 @contextmanager
-def saving(what: str, folder: Path) -> Iterator[None]:
+def explain_failed_save(what: str, folder: Path) -> Iterator[None]:
     """Turn a failure of writing into one line that says what is safe.
 
     Raises:
@@ -127,7 +145,7 @@ def saving(what: str, folder: Path) -> Iterator[None]:
             if "inline_container" not in reason:  # how torch.save reports a file that it could not write in full
                 raise
             reason = "a file could not be written in full"
-        remove_unfinished(folder)
+        remove_incomplete(folder)
         kept = checkpoints(folder)
         safe = f"{str(kept[0])!r} is safe: make room and resume with --resume" if kept else "no checkpoint was saved"
         free = shutil.disk_usage(folder).free / 2**20

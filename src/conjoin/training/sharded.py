@@ -137,7 +137,8 @@ class Sharding(TrainerCallback):
         model: nn.Module = self.objective
         if self.deepspeed:
             model = self.accelerator.deepspeed_engine_wrapped.engine
-        return arrived(self.accelerator.get_state_dict(model))
+        state = self.accelerator.get_state_dict(model)
+        return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
 
     def encoder_weights(self) -> dict[str, Tensor] | None:
         """Gather the weights of the encoder as `weights` does, with its LoRA adapters merged."""
@@ -146,8 +147,3 @@ class Sharding(TrainerCallback):
             return state
         own = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
         return merge_lora_weights(self.objective.encoder, own)
-
-
-def arrived(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gather what torch leaves sharded in a gathered state, as on a CPU; all processes must call this."""
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import get_last_checkpoint
 
 from conjoin.data import PairStream, SkippedFile
 from conjoin.storage import write_text
@@ -57,17 +56,16 @@ class StreamTraining:
         state = {"processes": self.processes, **self.rows.position}
         write_text(checkpoint / self._name, json.dumps(state) + "\n")
 
-    def load(self, checkpoint: str | bool) -> None:
-        """Continue from the position in a checkpoint; True for the last one in the output folder.
+    def load(self, checkpoint: Path) -> None:
+        """Continue from the position in a checkpoint.
 
         Raises:
             FileNotFoundError: It holds no position of this process.
             ValueError: It was written by another number of processes.
         """
-        found = get_last_checkpoint(str(self.trainer.args.output_dir)) if checkpoint is True else str(checkpoint)
-        path = Path(found or "") / self._name
+        path = checkpoint / self._name
         if not path.is_file():
-            raise FileNotFoundError(f"no {self._name} in {str(path.parent)!r}: the run read no stream")
+            raise FileNotFoundError(f"no {self._name} in {str(checkpoint)!r}: the run read no stream")
         state = json.loads(path.read_text(encoding="utf-8"))
         processes = state.pop("processes")
         if processes != self.processes:

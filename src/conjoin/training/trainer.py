@@ -18,7 +18,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer import TRAINER_STATE_NAME
 
 from conjoin.data import EpochRows, PairCollator, PairStream
 from conjoin.evaluation import best_ranks
@@ -32,8 +31,14 @@ from conjoin.training.features import CachedFeatures
 from conjoin.training.gradient_cache import average_gradients, cached_backward
 from conjoin.training.lora import merge_lora
 from conjoin.training.objective import Objective, total_loss
-from conjoin.training.run_folder import UNFINISHED, publish, remove_old, remove_unfinished, saving
-from conjoin.training.sharded import Sharding, arrived
+from conjoin.training.run_folder import (
+    begin_checkpoint,
+    complete_checkpoint,
+    explain_failed_save,
+    last_checkpoint,
+    remove_old,
+)
+from conjoin.training.sharded import Sharding
 from conjoin.training.stream import StreamTraining
 
 
@@ -115,7 +120,6 @@ class RetrievalTrainer(Trainer):
         model.widths = args.widths
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
-        self._unfinished: Path | None = None
         super().__init__(
             model=model,
             args=args,
@@ -138,18 +142,11 @@ class RetrievalTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Train; a stream resumes from its saved state, without reading the rows before."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(last_checkpoint(Path(str(self.args.output_dir))))
         if self.stream is not None and resume_from_checkpoint:
-            self.stream.load(resume_from_checkpoint)
+            self.stream.load(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _init_training_state(self, steps: int, epoch_steps: int, epochs: int, resumed: str | None, trial: Any) -> Any:  # noqa: ANN401
-        """Restore the state; the best checkpoint is beside the resumed one, also if the folder was moved."""
-        found = super()._init_training_state(steps, epoch_steps, epochs, resumed, trial)
-        if resumed is not None and self.state.best_global_step is not None:
-            best = Path(resumed).parent / f"checkpoint-{self.state.best_global_step}"
-            if best.is_dir():
-                self.state.best_model_checkpoint = str(best)
-        return found
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process."""
@@ -279,7 +276,10 @@ class RetrievalTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Export the encoder to a folder, for `push_to_hub` too; inside a checkpoint, save the full training state."""
         if _internal_call and output_dir is not None:
-            super().save_model(output_dir, _internal_call=True)
+            if self.sharding.fsdp:
+                self._save(output_dir, self.sharding.weights())
+            else:
+                super().save_model(output_dir, _internal_call=True)
             for name in SENTENCE_FILES if self.args.should_save else ():  # a checkpoint is not a model
                 Path(output_dir, name).unlink(missing_ok=True)
             return
@@ -299,37 +299,25 @@ class RetrievalTrainer(Trainer):
         state = self.sharding.weights()
         return self.objective.state_dict() if state is None else state
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the training state, gathered if the weights are sharded."""
-        super()._save(output_dir, None if state_dict is None else arrived(state_dict))
-
-    def _get_output_dir(self, trial: Any) -> str:  # noqa: ANN401 - a trial of a hyperparameter search
-        """Return the folder of the checkpoints; while one is written, a folder aside."""
-        return super()._get_output_dir(trial) if self._unfinished is None else str(self._unfinished)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ANN401
-        """Write a checkpoint aside, and move it to its place when all processes have written their part."""
-        folder, name = Path(self._get_output_dir(trial)), f"checkpoint-{self.state.global_step}"
-        written, place = folder / UNFINISHED / name, folder / name
-        if self.args.should_save:
-            remove_unfinished(folder)
-        self.accelerator.wait_for_everyone()
-        self._unfinished = written.parent
-        try:
-            with saving(name, folder):
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ANN401 - of a hyperparameter search
+        """Write a checkpoint with checksums. Older ones are removed after that; `transformers` has no hook between."""
+        folder = Path(self._get_output_dir(trial))
+        checkpoint, limit = folder / f"checkpoint-{self.state.global_step}", self.args.save_total_limit
+        with explain_failed_save(checkpoint.name, folder):
+            if self.args.should_save:
+                begin_checkpoint(checkpoint)
+            self.accelerator.wait_for_everyone()
+            self.args.save_total_limit = None
+            try:
                 super()._save_checkpoint(model, trial)
-                if self.stream is not None:
-                    self.stream.save(written)
-                if self.state.best_model_checkpoint == str(written):
-                    self.state.best_model_checkpoint = str(place)
-                    if self.args.should_save:
-                        self.state.save_to_json(str(written / TRAINER_STATE_NAME))
-                self.accelerator.wait_for_everyone()
-                if self.args.should_save:
-                    publish(written, place)
-                    remove_old(folder, self.args.save_total_limit, self.state.best_model_checkpoint)
-        finally:
-            self._unfinished = None
+            finally:
+                self.args.save_total_limit = limit
+            if self.stream is not None:
+                self.stream.save(checkpoint)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                complete_checkpoint(checkpoint)
+                remove_old(folder, limit, self.state.best_model_checkpoint)
 
     def _record(self, terms: dict[str, Tensor]) -> None:
         for name, term in terms.items():
