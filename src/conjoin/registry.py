@@ -80,6 +80,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         for module in import_module(self.module).MODULES.values():
             import_module(module)
         for point in entry_points(group=self.group):
-            found = point.load()
+            entry = point.load()
             if point.attr:
-                self.register(found)
+                self.register(entry)

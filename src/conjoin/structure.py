@@ -51,7 +51,7 @@ def build(kind: Any, value: Any, where: str, sections: Mapping[str, type[Any]] |
     if origin is dict and isinstance(value, Mapping):
         return {key: build(arguments[1], entry, f"{where}.{key}") for key, entry in value.items()}
     if origin in (list, tuple) and isinstance(value, list | tuple):
-        return origin(build(arguments[0], entry, f"{where}[{place}]") for place, entry in enumerate(value))
+        return origin(build(arguments[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if origin in (dict, list) or not _fits(value, options):
         wanted = "a mapping" if origin is dict else "a list" if origin is list else _names(options)
         raise ValueError(f"{where} is {value!r:.80}; expected {wanted}")
@@ -78,15 +78,15 @@ def _build_dataclass(kind: Any, value: Any, where: str, sections: Mapping[str, t
 
 def _suggest(key: str, hints: Mapping[str, Any]) -> str:
     """Name the keys that are like an unknown one, also those of sections; if there are none, list the keys."""
-    places = {name: name for name in hints}
+    paths = {name: name for name in hints}
     for section, hint in hints.items():
         for option in typing.get_args(hint) or (hint,):
             fields = dataclasses.fields(option) if dataclasses.is_dataclass(option) else ()
-            places = {field.name: f"{section}.{field.name}" for field in fields if field.init} | places
-    near = difflib.get_close_matches(SYNONYMS.get(key, key), places, n=1)
-    near = near or sorted(name for name in places if key in name.split("_"))[:5]
+            paths = {field.name: f"{section}.{field.name}" for field in fields if field.init} | paths
+    near = difflib.get_close_matches(SYNONYMS.get(key, key), paths, n=1)
+    near = near or sorted(name for name in paths if key in name.split("_"))[:5]
     if near:
-        return f"did you mean {' or '.join(repr(places[name]) for name in near)}?"
+        return f"did you mean {' or '.join(repr(paths[name]) for name in near)}?"
     return f"expected one of {sorted(hints)}" if len(hints) <= LISTED else f"none of the {len(hints)} keys is like it"
 
 

@@ -71,22 +71,22 @@ def test_chunks_by_tokens_are_full_and_hold_no_common_padding(tiny_checkpoints):
     lengths = batch["pairs"]["attention_mask"].sum(1)
     assert lengths.tolist() == [6, 17, 3, 11, 4, 17, 9, 5]
     chunks = list(split_rows(batch, 0, 20))
-    assert [chunk.places.tolist() for chunk in chunks] == [[1], [5], [3], [6, 0], [7, 4, 2]]
+    assert [chunk.indices.tolist() for chunk in chunks] == [[1], [5], [3], [6, 0], [7, 4, 2]]
     for chunk in chunks:
         pairs = chunk.inputs["pairs"]
-        width = int(lengths[chunk.places].max())
+        width = int(lengths[chunk.indices].max())
         for part in ("input_ids", "attention_mask", "special_tokens_mask"):
-            assert torch.equal(pairs[part], batch["pairs"][part][chunk.places, :width])
-        assert torch.equal(pairs["pixel_values"], batch["pairs"]["pixel_values"][chunk.places])
-    assert [len(chunk.places) for chunk in split_rows(batch, 2, 1000)] == [2, 2, 2, 2]
+            assert torch.equal(pairs[part], batch["pairs"][part][chunk.indices, :width])
+        assert torch.equal(pairs["pixel_values"], batch["pairs"]["pixel_values"][chunk.indices])
+    assert [len(chunk.indices) for chunk in split_rows(batch, 2, 1000)] == [2, 2, 2, 2]
     without_texts = {"pairs": {"pixel_values": torch.zeros(5, 3)}}
-    assert [chunk.places.tolist() for chunk in split_rows(without_texts, 2, 8)] == [[0, 1], [2, 3], [4]]
+    assert [chunk.indices.tolist() for chunk in split_rows(without_texts, 2, 8)] == [[0, 1], [2, 3], [4]]
 
 
 def test_padding_in_front_is_dropped_too():
     mask = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]])
     batch = {"queries": {"input_ids": mask * 7, "attention_mask": mask}, "positives": {"a": torch.arange(2)}}
-    found = [(chunk.places.tolist(), chunk.inputs) for chunk in split_rows(batch, 0, 4)]
+    found = [(chunk.indices.tolist(), chunk.inputs) for chunk in split_rows(batch, 0, 4)]
     assert [places for places, _ in found] == [[1], [0, 2], [3, 4]]
     assert found[1][1]["queries"]["input_ids"].tolist() == [[7, 7], [0, 7]]
 

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionN
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import get_session, validate_repo_id
 
-from conjoin.hub.errors import PushError, explain, told
+from conjoin.hub.errors import PushError, as_push_error, explain
 
 PATIENCE = 120.0
 """Seconds without an answer, or without progress of an upload, before a request is given up."""
@@ -92,15 +92,15 @@ def push(
     """
     api = api or HfApi()
     name: dict[str, Any] = {"repo_id": upload.repo_id, "repo_type": upload.kind}
-    with _patience(), told(f"nothing was committed to {upload.repo_id!r}"):
-        found, is_new = _find(api, upload, revision)
-        if found is None:
+    with _patience(), as_push_error(f"nothing was committed to {upload.repo_id!r}"):
+        info, is_new = _find(api, upload, revision)
+        if info is None:
             space: dict[str, Any] = {"space_sdk": "gradio"} if upload.kind == "space" else {}
             api.create_repo(**name, private=not public, **space)
-            found = api.repo_info(**name, timeout=PATIENCE)
-        elif not public and not found.private:
+            info = api.repo_info(**name, timeout=PATIENCE)
+        elif not public and not info.private:
             raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
-        there = {entry.path: entry for entry in api.list_repo_tree(**name, revision=found.sha, recursive=True)}
+        there = {entry.path: entry for entry in api.list_repo_tree(**name, revision=info.sha, recursive=True)}
         remote = {path: entry for path, entry in there.items() if isinstance(entry, RepoFile)}
         if not replace and not is_new:
             _check_same(upload, remote)
@@ -113,7 +113,7 @@ def push(
         api.preupload_lfs_files(
             **name, additions=operations[: len(upload.files)], revision=revision, free_memory=False
         )
-    return _commit(api, upload, operations, str(found.sha), revision, message or f"Upload {upload.kind}")
+    return _commit(api, upload, operations, str(info.sha), revision, message or f"Upload {upload.kind}")
 
 
 def _commit(api: HfApi, upload: Upload, operations: list[Any], head: str, revision: str | None, message: str) -> str:

@@ -89,8 +89,8 @@ def _kind(source: Path) -> str:
 
 def _pack_merit(folder: Path, work: Path, files: dict[str, Path | bytes]) -> dict[str, int]:
     """Take the published files, and write the queries, whose conditions have names of their own, as Parquet."""
-    found = sorted(path for pattern in (*_MERIT_FILES, "data/*.parquet") for path in folder.glob(pattern))
-    files |= {path.relative_to(folder).as_posix(): path for path in found}
+    paths = sorted(path for pattern in (*_MERIT_FILES, "data/*.parquet") for path in folder.glob(pattern))
+    files |= {path.relative_to(folder).as_posix(): path for path in paths}
     counts = {
         name: _row_count(path) for name, path in files.items() if isinstance(path, Path) and path.suffix == ".parquet"
     }

@@ -21,7 +21,7 @@ class PushError(OSError):
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def as_push_error(what: str) -> Iterator[None]:
     """Turn every error of a request to the Hub into a `PushError`.
 
     Args:

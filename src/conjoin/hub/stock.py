@@ -54,18 +54,21 @@ def export_stock(
     """
     if isinstance(model, ScoreFusionModel) and isinstance(processor, ImageTextProcessor):
         return export_stock_clip(model, processor, folder, prompts)
-    retriever, own = _check_kind(model, processor)
-    _check_exportable(retriever, own)
-    if own.max_text_length is not None:
-        logger.warning("max_text_length=%d is not exported: longer texts get other vectors", own.max_text_length)
+    retriever, mllm_processor = _check_kind(model, processor)
+    _check_exportable(retriever, mllm_processor)
+    if mllm_processor.max_text_length is not None:
+        logger.warning(
+            "max_text_length=%d is not exported: longer texts get other vectors", mllm_processor.max_text_length
+        )
     with staged(folder) as staging:
         stock = _stock_model(retriever, weights or retriever.state_dict())
         stock.save_pretrained(staging, state_dict=_with_published_names(stock))
         (staging / "generation_config.json").unlink()
         drop_local_paths(staging / "config.json")
-        save_processor(own, retriever.config, staging)
+        save_processor(mllm_processor, retriever.config, staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
-        save_modules(retriever.config, own, staging, own.prompts if prompts is None else prompts)
+        asked = mllm_processor.prompts if prompts is None else prompts
+        save_modules(retriever.config, mllm_processor, staging, asked)
     return Path(folder)
 
 
@@ -111,10 +114,10 @@ def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcess
     if processor.ret_token is not None:
         tokens[processor.ret_token] = config.ret_token_id
     for token, expected in tokens.items():
-        found = tokenizer.convert_tokens_to_ids(token)
-        if found != expected:
+        token_id = tokenizer.convert_tokens_to_ids(token)
+        if token_id != expected:
             raise ValueError(
-                f"{token!r} is token {found} of the processor, but {expected} of the model: the processor is for "
+                f"{token!r} is token {token_id} of the processor, but {expected} of the model: the processor is for "
                 "another model"
             )
 

@@ -156,19 +156,19 @@ def _direction(
     """
     exists, local = mask.bool(), fill_masked(local, mask, name)
     inverse_norms = exists / check_norms(local.norm(dim=-1), name)
-    own = torch.bmm(local, globals_[:, :, None]).squeeze(2) * inverse_norms
-    pulled, together = own.sum(), torch.einsum("nt,ntd->d", inverse_norms, local) @ globals_.sum(0)
+    scores = torch.bmm(local, globals_[:, :, None]).squeeze(2) * inverse_norms
+    pulled, together = scores.sum(), torch.einsum("nt,ntd->d", inverse_norms, local) @ globals_.sum(0)
     num_pulled = (exists & has_global[:, None]).sum()
     num_pushed = exists.sum() * has_global.sum() - num_pulled
     any_pushed = num_pushed > 0
     pushed = (together - pulled) * any_pushed
     hinge = (pushed / num_pushed.clamp(min=1) + margin - pulled / num_pulled.clamp(min=1)).relu()
-    own, parts = own.detach(), (globals_.detach(), has_global, local.detach(), inverse_norms.detach())
+    scores, parts = scores.detach(), (globals_.detach(), has_global, local.detach(), inverse_norms.detach())
     mean = pulled.detach() / num_pulled.clamp(min=1)
-    scatter = ((own - mean) * (exists & has_global[:, None])).square().sum()
-    positive = ScoreStatistics(num_pulled.to(own.dtype), mean, scatter)
-    negative = _others(*parts, num_pushed.to(own.dtype), pushed.detach() / num_pushed.clamp(min=1))
-    return hinge * ((num_pulled > 0) & any_pushed), LocalScores(own, positive, negative)
+    scatter = ((scores - mean) * (exists & has_global[:, None])).square().sum()
+    positive = ScoreStatistics(num_pulled.to(scores.dtype), mean, scatter)
+    negative = _others(*parts, num_pushed.to(scores.dtype), pushed.detach() / num_pushed.clamp(min=1))
+    return hinge * ((num_pulled > 0) & any_pushed), LocalScores(scores, positive, negative)
 
 
 def _others(
@@ -198,9 +198,9 @@ def _others(
 
 def _join_ranks(*parts: LocalScores) -> list[LocalScores]:
     """Replace the statistics by those of the populations of all ranks, in one exchange."""
-    own = torch.stack([torch.stack([torch.stack([*sign]) for sign in part[1:]]) for part in parts])
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
+    statistics = torch.stack([torch.stack([torch.stack([*sign]) for sign in part[1:]]) for part in parts])
+    gathered = [torch.empty_like(statistics) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, statistics)
     counts, means, scatters = torch.stack(gathered).unbind(-1)
     n = counts.sum(0)
     mean = (counts * means).sum(0) / n.clamp(min=1)

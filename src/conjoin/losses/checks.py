@@ -36,10 +36,10 @@ class _Unit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         units, norms = ctx.saved_tensors
-        found = units / norms
-        norm_grad = found.mul_(grad).sum(-1, keepdim=True)
-        torch.mul(units, norm_grad, out=found)
-        return (grad / norms).sub_(found), None
+        buffer = units / norms
+        norm_grad = buffer.mul_(grad).sum(-1, keepdim=True)
+        torch.mul(units, norm_grad, out=buffer)
+        return (grad / norms).sub_(buffer), None
 
 
 def check_norms(norms: Tensor, name: str) -> Tensor:

@@ -40,8 +40,8 @@ def local_distillation(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor
     else:
         starts = range(0, len(student), size)
         chunks = zip(*(part.split(size) for part in parts), starts, strict=True)
-        found = [checkpoint(_token_correlations, *chunk, use_reentrant=False) for chunk in chunks]
-        correlation, usable = (torch.cat(column) for column in zip(*found, strict=True))
+        results = [checkpoint(_token_correlations, *chunk, use_reentrant=False) for chunk in chunks]
+        correlation, usable = (torch.cat(column) for column in zip(*results, strict=True))
     return ((1 - correlation) * usable).sum() / usable.sum().clamp(min=1)
 
 

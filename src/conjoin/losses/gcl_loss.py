@@ -105,12 +105,12 @@ def _negatives(
     if exclude_same_modality:
         exclusion = exclusion._replace(groups=(local.groups, columns.groups))
     if columns is local:
-        found = self_logsumexp(local.vectors, scale, exclusion)
+        logsumexp = self_logsumexp(local.vectors, scale, exclusion)
     else:
-        found = cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)
+        logsumexp = cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)
     if local.present is not None:
-        found = found.new_full((3 * local.count,), float("-inf")).index_put((local.index,), found)
-    return found.view(3, -1)
+        logsumexp = logsumexp.new_full((3 * local.count,), float("-inf")).index_put((local.index,), logsumexp)
+    return logsumexp.view(3, -1)
 
 
 def _sum_terms(
@@ -122,13 +122,13 @@ def _sum_terms(
     exclude_other_positive: bool,
 ) -> Tensor:
     """The sum of the terms of all pairs; the pair's own embeddings join the `negatives` `(3, N)` here."""
-    own = _OwnScores(local, scale)
+    scores = _PairScores(local, scale)
     terms = []
     for a, b in pairs:
         first, second = MODALITIES.index(a), MODALITIES.index(b)
         members = [second] + [3 - first - second] * (not exclude_other_positive) + [first] * (not exclude_self)
-        denominator = torch.stack([negatives[first], *(own[first, member] for member in members)], dim=1)
-        positive = own[first, second]
+        denominator = torch.stack([negatives[first], *(scores[first, member] for member in members)], dim=1)
+        positive = scores[first, second]
         if local.present is not None:
             both = local.present[:, first] & local.present[:, second]
             denominator, positive = denominator[both], positive[both]
@@ -136,21 +136,21 @@ def _sum_terms(
     return torch.cat(terms).sum()
 
 
-class _OwnScores:
+class _PairScores:
     """Scaled similarities `(N,)` of two embeddings of one pair, minus infinity where one is missing."""
 
     def __init__(self, rows: "_Rows", scale: Tensor | float) -> None:
         self.rows, self.scale = rows, scale
-        self.found: dict[tuple[int, int], Tensor] = {}
+        self.computed: dict[tuple[int, int], Tensor] = {}
 
     def __getitem__(self, modalities: tuple[int, int]) -> Tensor:
         a, b = sorted(modalities)
-        if (a, b) not in self.found:
+        if (a, b) not in self.computed:
             scores = (self.rows.full[a] * self.rows.full[b]).sum(-1) * self.scale
             if self.rows.present is not None:
                 scores = scores.masked_fill(~(self.rows.present[:, a] & self.rows.present[:, b]), float("-inf"))
-            self.found[a, b] = scores
-        return self.found[a, b]
+            self.computed[a, b] = scores
+        return self.computed[a, b]
 
 
 class _Rows:

@@ -67,16 +67,16 @@ def multi_positive(
     return terms.sum() / (gathered_valid.sum().clamp(min=1) * len(rows) / len(columns))
 
 
-def _own_scores(anchors: Tensor, own: Tensor, mask: Tensor | None, scale: Tensor | float, name: str) -> Tensor:
+def _own_scores(anchors: Tensor, vectors: Tensor, mask: Tensor | None, scale: Tensor | float, name: str) -> Tensor:
     """Scaled similarities of each anchor to its own vectors `(N, K, D)`, minus infinity where masked: `(N, K)`."""
-    if own.ndim != 3 or own.shape[0] != len(anchors) or own.shape[2] != anchors.shape[1]:
+    if vectors.ndim != 3 or vectors.shape[0] != len(anchors) or vectors.shape[2] != anchors.shape[1]:
         expected = f"({len(anchors)}, *, {anchors.shape[1]})"
-        raise ValueError(f"{name}s has shape {tuple(own.shape)}, expected {expected}")
+        raise ValueError(f"{name}s has shape {tuple(vectors.shape)}, expected {expected}")
     if mask is not None:
-        if mask.shape != own.shape[:2]:
-            raise ValueError(f"{name}_mask has shape {tuple(mask.shape)}, expected {tuple(own.shape[:2])}")
+        if mask.shape != vectors.shape[:2]:
+            raise ValueError(f"{name}_mask has shape {tuple(mask.shape)}, expected {tuple(vectors.shape[:2])}")
         # Masked vectors may be zero: a constant replaces them, so that no NaN enters the gradient.
-        own = torch.where(mask.bool()[..., None], own, torch.ones_like(own))
-    own = widen(own)
-    scores = (anchors[:, None] * own).sum(-1) / check_norms(own.norm(dim=-1), f"{name}s") * scale
+        vectors = torch.where(mask.bool()[..., None], vectors, torch.ones_like(vectors))
+    vectors = widen(vectors)
+    scores = (anchors[:, None] * vectors).sum(-1) / check_norms(vectors.norm(dim=-1), f"{name}s") * scale
     return scores if mask is None else scores.masked_fill(~mask.bool(), float("-inf"))

@@ -150,8 +150,8 @@ class Blocks:
         groups = self.layout.groups
         group_grad = self.rows.new_zeros(()) if groups is not None and wanted[1] else None
         buffer, memory = None if kept else self._buffer(), self._buffer()
-        for place, (rows, columns) in enumerate(self.slices):
-            block = kept[place] if kept else self._values(rows, columns, buffer)
+        for number, (rows, columns) in enumerate(self.slices):
+            block = kept[number] if kept else self._values(rows, columns, buffer)
             weights = self._weights(block, row_factors[rows, None], column_factors, columns, memory)
             if groups is not None:
                 same = groups.same(rows, columns, weights.dtype)

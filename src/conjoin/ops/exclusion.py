@@ -38,6 +38,6 @@ class Exclusion(NamedTuple):
     def _diagonals(self, block: Tensor, rows: slice, columns: slice) -> Iterator[Tensor]:
         height, width = block.shape
         for offset in self.diagonals:
-            place = rows.start + offset - columns.start
-            if -height < place < width:
-                yield torch.diagonal(block, place)
+            diagonal = rows.start + offset - columns.start
+            if -height < diagonal < width:
+                yield torch.diagonal(block, diagonal)

@@ -42,9 +42,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
         if dist.get_backend() == dist.Backend.NCCL:
-            own = torch.empty_like(gradient.chunk(world_size())[0])
-            dist.reduce_scatter_tensor(own, gradient.contiguous())
-            return own
+            local = torch.empty_like(gradient.chunk(world_size())[0])
+            dist.reduce_scatter_tensor(local, gradient.contiguous())
+            return local
         total = gradient.clone(memory_format=torch.contiguous_format)  # gloo reduces whole tensors only
         dist.all_reduce(total)
         return total.chunk(world_size())[dist.get_rank()]

@@ -210,13 +210,13 @@ class _LogSumExp(torch.autograd.Function):
         if column_sums is not None and column_grad is not None:
             column_factors = _factors(column_grad, column_sums)
         wanted = (ctx.needs_input_grad[1], ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
-        found = blocks.gradients(row_factors, column_factors, kept, wanted)
+        gradients = blocks.gradients(row_factors, column_factors, kept, wanted)
         scale_dtype = _compute_dtype(rows)
         return (
-            found.rows.to(rows.dtype),
-            None if found.columns is None else found.columns.to(columns.dtype),
-            found.scale.to(scale_dtype),
-            None if found.group_scale is None else found.group_scale.to(scale_dtype),
+            gradients.rows.to(rows.dtype),
+            None if gradients.columns is None else gradients.columns.to(columns.dtype),
+            gradients.scale.to(scale_dtype),
+            None if gradients.group_scale is None else gradients.group_scale.to(scale_dtype),
             None,
         )
 

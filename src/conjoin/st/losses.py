@@ -123,7 +123,7 @@ class CachedMacLoss(CachedLoss):
         decay: Of the temperature for the target's modality, over training.
         mini_batch_size: As for `CachedLoss`.
         round_to: As for `mac_hard_temperature`.
-        hold_after: Likewise.
+        hold_after: As for `mac_hard_temperature`.
 
     Attributes:
         progress: Completed share of training, in [0, 1].

@@ -84,14 +84,14 @@ class RowCache:
         """
         if not 0 <= index < self._rows:
             raise IndexError(f"row {index} of {self._rows}")
-        shard, place = divmod(index, self._shard_size)
+        shard, offset = divmod(index, self._shard_size)
         tensors = self._shard(shard)
         row = {}
         for name, tensor in tensors.items():
             if name.endswith(_BOUNDS):
                 continue
             bounds = tensors.get(name + _BOUNDS)
-            row[name] = tensor[place] if bounds is None else tensor[slice(*bounds[place : place + 2].tolist())]
+            row[name] = tensor[offset] if bounds is None else tensor[slice(*bounds[offset : offset + 2].tolist())]
         return row
 
     def column(self, name: str) -> Tensor:
@@ -211,11 +211,11 @@ class RowCache:
             )
         check_checksums(folder, f"{cls.remedy} again", [CACHE_FILE])
         header: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = header.get("kind"), header.get("layout")
-        if found != (cls.kind, _LAYOUT):
+        recorded = header.get("kind"), header.get("layout")
+        if recorded != (cls.kind, _LAYOUT):
             raise ValueError(
-                f"{str(path)!r} is of kind {found[0]!r} and layout {found[1]!r}, expected {cls.kind!r} and {_LAYOUT}; "
-                f"choose another folder, or remove it and {cls.remedy}"
+                f"{str(path)!r} is of kind {recorded[0]!r} and layout {recorded[1]!r}, expected {cls.kind!r} and "
+                f"{_LAYOUT}; choose another folder, or remove it and {cls.remedy}"
             )
         return header
 
@@ -223,16 +223,16 @@ class RowCache:
     def _begin(cls, folder: Path, header: dict[str, Any], replace: bool) -> int:
         """Write `cache.json`, or check the one that is there, and return the rows per shard."""
         try:
-            found = cls._read_header(folder)
+            existing = cls._read_header(folder)
         except FileNotFoundError:
-            found = None
+            existing = None
         except DamagedError as error:
             logger.warning("%s; making all files again", error)
-            found = None
-        if found is not None:
-            recorded, wanted = ({**each["key"], "rows": each["rows"]} for each in (found, header))
+            existing = None
+        if existing is not None:
+            recorded, wanted = ({**each["key"], "rows": each["rows"]} for each in (existing, header))
             if recorded == wanted:
-                return int(found["shard_size"])
+                return int(existing["shard_size"])
             if not replace:
                 raise ValueError(
                     f"cannot resume the {cls.kind} in {str(folder)!r}: it was made with "
@@ -291,10 +291,10 @@ def plain(key: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(key)))
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Name each entry that differs between two keys, with both values; empty if none does."""
-    names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
-    return ", ".join(f"{name} {_short(found.get(name))}, not {_short(wanted.get(name))}" for name in names)
+    names = [name for name in {**recorded, **wanted} if recorded.get(name) != wanted.get(name)]
+    return ", ".join(f"{name} {_short(recorded.get(name))}, not {_short(wanted.get(name))}" for name in names)
 
 
 def _short(value: object) -> str:

@@ -79,12 +79,12 @@ def part_digest(part: Any) -> str:  # noqa: ANN401
 def processor_digest(processor: ProcessorMixin) -> str:
     """A fingerprint of what a processor makes of items, wherever it was loaded from."""
     elsewhere = ("image_processor", "prompts")  # prompts are for sentence-transformers
-    own: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name not in elsewhere}
-    if own.get("input_type") == "seq":  # what processors without this setting do
-        del own["input_type"]
+    settings: dict[str, Any] = {name: value for name, value in processor.to_dict().items() if name not in elsewhere}
+    if settings.get("input_type") == "seq":  # what processors without this setting do
+        del settings["input_type"]
     parts: Any = processor  # an image processor and a tokenizer
     images, words = settings_digest(parts.image_processor.to_dict()), tokenizer_digest(parts.tokenizer)
-    return settings_digest(own | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})
+    return settings_digest(settings | {"images": images, "words": words, "longest": parts.tokenizer.model_max_length})
 
 
 def rows_digest(rows: Any) -> str:  # noqa: ANN401 - any rows of pairs
@@ -127,7 +127,7 @@ def _readable_bytes(row: Mapping[str, Any]) -> bytes:
     image = row.get("image")
     if isinstance(image, list):
         return repr(words).encode("utf-8", "surrogatepass") + b"".join(
-            _readable_bytes({"image": one}) for one in image
+            _readable_bytes({"image": single}) for single in image
         )
     if isinstance(image, np.ndarray | torch.Tensor):
         image = array_to_image(image)
@@ -137,8 +137,8 @@ def _readable_bytes(row: Mapping[str, Any]) -> bytes:
     data = stored.get("bytes") or b""
     name, state = "" if data else str(stored.get("path") or ""), None
     if name and os.path.isfile(name):
-        found = os.stat(name)
-        state = (found.st_size, found.st_mtime_ns)
+        stat = os.stat(name)
+        state = (stat.st_size, stat.st_mtime_ns)
     return repr((words, name, state)).encode("utf-8", "surrogatepass") + data
 
 
@@ -160,13 +160,13 @@ def _content_of(item: Mapping[str, Any]) -> "hashlib._Hash":
     images = image if isinstance(image, list) else [] if image is None else [image]
     words = sorted((name, value) for name, value in item.items() if name != "image")
     digest = hashlib.sha256(repr(words).encode("utf-8", "surrogatepass"))
-    for one in images:
-        path = one.get("path") if isinstance(one, Mapping) and not one.get("bytes") else one
+    for single in images:
+        path = single.get("path") if isinstance(single, Mapping) and not single.get("bytes") else single
         if isinstance(path, str | os.PathLike) and os.path.isfile(path):
             with open(path, "rb") as file:
                 digest.update(b"\0" + hashlib.file_digest(file, "sha256").digest())
-        elif one is not None:
-            digest.update(b"\1" + row_bytes({"image": one}))
+        elif single is not None:
+            digest.update(b"\1" + row_bytes({"image": single}))
     return digest
 
 

@@ -12,7 +12,7 @@ from conjoin.ops import choose_bf16
 
 logger = logging.getLogger(__name__)
 
-_INHERITED = fields(TrainingArguments)
+_INHERITED = {each.name for each in fields(TrainingArguments)}
 
 
 @dataclass
@@ -62,7 +62,7 @@ class RetrievalConfig(TrainingArguments):
     disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
 
     def __post_init__(self) -> None:
-        if self.activation_checkpointing and "activation_checkpointing" not in {one.name for one in _INHERITED}:
+        if self.activation_checkpointing and "activation_checkpointing" not in _INHERITED:
             self.gradient_checkpointing = True
         if isinstance(self.bf16, str):
             gpu = None if self.use_cpu else torch.accelerator.current_accelerator(check_available=True)

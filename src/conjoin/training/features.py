@@ -141,7 +141,7 @@ def cache_features(
         for batch_rows, images, names in drawn:  # those of finished shards are drawn again, for their random numbers
             if batch_rows.start < chosen.start:
                 continue
-            copied.append(torch.stack([_image_features(encoder, processor, own, names, dtype) for own in images], 1))
+            copied.append(torch.stack([_image_features(encoder, processor, copy, names, dtype) for copy in images], 1))
             if batch_rows.stop == chosen.stop:
                 break
         some = slice(chosen.start, chosen.stop)
@@ -226,7 +226,7 @@ def drawn_images(
 
 
 def _changed(augment: Callable[[Image.Image], Image.Image], name: str, image: Any) -> Any:  # noqa: ANN401 - one or several
-    return map_images(lambda one: augment(load_image(one, name)), image)
+    return map_images(lambda single: augment(load_image(single, name)), image)
 
 
 def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor]:
@@ -234,9 +234,9 @@ def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor
     row_texts = [
         [plain_text(row.get("image"), t) for t in (row["text"], row.get("alternative_text")) if t] for row in rows
     ]
-    texts = sorted({text for found in row_texts for text in found})
-    place = {text: index for index, text in enumerate(texts)}
-    return texts, torch.tensor([[place[t] for t in found] + [-1] * (2 - len(found)) for found in row_texts])
+    texts = sorted({text for of_row in row_texts for text in of_row})
+    indices = {text: index for index, text in enumerate(texts)}
+    return texts, torch.tensor([[indices[t] for t in of_row] + [-1] * (2 - len(of_row)) for of_row in row_texts])
 
 
 @torch.inference_mode()

@@ -26,11 +26,11 @@ class Chunk(NamedTuple):
 
     Attributes:
         inputs: `{part: rows}`, of one part.
-        places: `(n,)` which rows they are; the parts of the batch count one after the other.
+        indices: `(n,)` the rows in the batch, counted over its parts in turn.
     """
 
     inputs: dict[str, Any]
-    places: Tensor
+    indices: Tensor
 
 
 def cached_backward(
@@ -42,7 +42,7 @@ def cached_backward(
     chunk_backward: Callable[[list[Tensor], list[Tensor], bool], None] = lambda rows, gradients, _: (
         torch.autograd.backward(rows, gradients)
     ),
-    most: Callable[[int], int] = lambda count: count,
+    max_over_devices: Callable[[int], int] = lambda count: count,
     chunk_tokens: int = 0,
 ) -> dict[str, Tensor]:
     """Run one forward and backward over `batch` with the graph of at most `chunk_size` rows in memory.
@@ -55,8 +55,8 @@ def cached_backward(
         autocast: Creates a fresh mixed-precision context for each pass: a pass must not reuse weights that an earlier
             pass cast without a graph.
         chunk_backward: Runs the backward pass of the rows of a chunk, with their gradients; the flag marks the last.
-        most: Returns the number of chunks to embed, given those of this device. With sharded weights, all devices
-            embed equally many: after its last chunk a device embeds it again, with a gradient of zero.
+        max_over_devices: Returns the number of chunks to embed, given those of this device. With sharded weights, all
+            devices embed equally many: after its last chunk a device embeds it again, with a gradient of zero.
         chunk_tokens: Most tokens of a chunk, its padding included; see `split_rows`. 0 for no such limit.
 
     Returns:
@@ -65,7 +65,7 @@ def cached_backward(
     ids = batch.pop("ids", None)
     chunks = list(split_rows(batch, chunk_size, chunk_tokens))
     count = len(chunks)
-    chunks += chunks[-1:] * (most(count) - count)
+    chunks += chunks[-1:] * (max_over_devices(count) - count)
     device = next(objective.parameters()).device
     replays, parts = [], []
     with torch.no_grad(), autocast():
@@ -96,8 +96,8 @@ def cached_backward(
             gradient = leaves[name].grad
             if gradient is not None and rows.requires_grad:
                 kept.append(rows)
-                own = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
-                gradients.append(own if number <= count else torch.zeros_like(rows))
+                row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
+                gradients.append(row_gradient if number <= count else torch.zeros_like(rows))
         chunk_backward(kept, gradients, number == len(chunks))
     end_state.restore()
     return {name: term.detach() for name, term in terms.items()}
@@ -106,15 +106,15 @@ def cached_backward(
 def _orders(chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return for each output of `embed` where its rows `(n,)`, chunk by chunk, stand among those of the batch.
 
-    An output with another number of rows than the chunks, such as the tokens of all rows one after the other, stays in
-    the order of the chunks; only objectives that need the order of the batch have such outputs.
+    An output with another number of rows than the chunks, such as the concatenated tokens of all rows, stays in the
+    order of the chunks; only objectives that need the order of the batch have such outputs.
     """
-    found: dict[str, Tensor] = {}
+    orders: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for part in parts[: len(chunks)] for name in part):
         with_name = [(chunk, part[name]) for chunk, part in zip(chunks, parts, strict=False) if name in part]
-        places, count = torch.cat([chunk.places for chunk, _ in with_name]), sum(len(rows) for _, rows in with_name)
-        found[name] = places.argsort().argsort() if len(places) == count else torch.arange(count)
-    return found
+        indices, count = torch.cat([chunk.indices for chunk, _ in with_name]), sum(len(rows) for _, rows in with_name)
+        orders[name] = indices.argsort().argsort() if len(indices) == count else torch.arange(count)
+    return orders
 
 
 def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0) -> Iterator[Chunk]:

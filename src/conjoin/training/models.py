@@ -38,8 +38,8 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
         _check_parts(arguments)
         model, processor = ARCHITECTURES[arguments.architecture](arguments)
     if arguments.input_type is not None:
-        own: Any = processor  # of this package
-        own.input_type = check_processor_type(arguments.input_type)
+        typed: Any = processor  # of this package
+        typed.input_type = check_processor_type(arguments.input_type)
     if arguments.prompts is not None and isinstance(processor, SentenceFilesMixin):
         processor.set_prompts(arguments.prompts)
     if isinstance(model, MllmRetrieverModel):

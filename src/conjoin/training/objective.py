@@ -48,13 +48,13 @@ class Objective(nn.Module):
     @property
     def _no_split_modules(self) -> list[str]:
         """The classes of the layers that FSDP gathers one at a time; all devices run each of them equally often."""
-        whole: nn.Module = self.encoder
+        tower: nn.Module = self.encoder
         if isinstance(self.encoder, MllmRetrieverModel):
-            whole = self.encoder.backbone.language_model
+            tower = self.encoder.backbone.language_model
         elif not self.same_layers:
             return []
-        found = {type(module).__name__ for module in whole.modules()}
-        return sorted(found & set(self.encoder._no_split_modules or ()))
+        names = {type(module).__name__ for module in tower.modules()}
+        return sorted(names & set(self.encoder._no_split_modules or ()))
 
     def forward(self, ids: Tensor | None = None, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the loss terms of a batch; rows with equal `ids` `(N,)` show the same item."""
@@ -75,7 +75,7 @@ class Objective(nn.Module):
             ValueError: A width is larger than the embeddings.
         """
         if not self.widths:
-            return self.contrast(embeddings, ids, batch) | self.whole(embeddings, batch)
+            return self.contrast(embeddings, ids, batch) | self.uncut_terms(embeddings, batch)
         names = [name for name in embeddings if name in self.embedding_names]
         for name in names:
             if max(self.widths) > embeddings[name].shape[-1]:
@@ -87,10 +87,10 @@ class Objective(nn.Module):
             cut = embeddings | {name: embeddings[name][..., :width] for name in names}
             for name, term in self.contrast(cut, ids, batch).items():
                 means[name] = means[name] + weight * term if name in means else weight * term
-        return means | self.whole(embeddings, batch)
+        return means | self.uncut_terms(embeddings, batch)
 
-    def whole(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the terms that need embeddings at their whole width, such as those of a teacher."""
+    def uncut_terms(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the terms that need embeddings at their full width, such as those of a teacher."""
         return {}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:

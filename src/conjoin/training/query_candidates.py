@@ -167,14 +167,14 @@ class QueryCandidateTrainer(RetrievalTrainer):
 
     def _rank(self, embeddings: dict[str, Tensor], labels: Tensor, dataset: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
-        own = labels.tolist()
-        first = {label: row for row, label in reversed(list(enumerate(own)))}
-        places = {label: place for place, label in enumerate(first)}
-        known = dataset.positives if isinstance(dataset, KnownPositives) else [()] * len(own)
+        row_labels = labels.tolist()
+        first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
+        candidates = {label: index for index, label in enumerate(first)}
+        known = dataset.positives if isinstance(dataset, KnownPositives) else [()] * len(row_labels)
         pairs = [
-            (row, places[label])
-            for row, (drawn, names) in enumerate(zip(own, known, strict=True))
-            for label in {drawn, *(stable_id(str(name)) for name in names)} & places.keys()
+            (row, candidates[label])
+            for row, (drawn, names) in enumerate(zip(row_labels, known, strict=True))
+            for label in {drawn, *(stable_id(str(name)) for name in names)} & candidates.keys()
         ]
         rows = torch.tensor(list(first.values()), device=labels.device)
         right = torch.tensor(pairs, device=labels.device)

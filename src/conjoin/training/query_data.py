@@ -59,11 +59,11 @@ class QueryArguments(PairArguments):
 
     def _check_options(self) -> None:
         """Refuse fields of other formats."""
-        own = {name for names in OPTIONS.values() for name in names}
+        restricted = {name for names in OPTIONS.values() for name in names}
         for each in fields(self):
             value, is_switch = vars(self)[each.name], each.default is True
             is_set = value != each.default and (value or is_switch)
-            if each.name in own and is_set and each.name not in OPTIONS[self.format]:
+            if each.name in restricted and is_set and each.name not in OPTIONS[self.format]:
                 formats = " or ".join(other for other in self.formats if each.name in OPTIONS[other])
                 raise ValueError(f"data: {each.name}={value!r} is for format {formats}, not {self.format}")
 

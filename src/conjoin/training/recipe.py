@@ -145,26 +145,32 @@ def _build_recipe(values: dict[str, Any], where: str) -> Recipe:
         method = METHODS[name if isinstance(name, str) else str(name)]
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    own = {section: kind for section, kind in method.sections.items() if section != "data"}
-    found = {key: build(own[key], value or {}, f"{where}: {key}") for key, value in values.items() if key in own}
+    method_sections = {section: kind for section, kind in method.sections.items() if section != "data"}
+    sections = {
+        key: build(method_sections[key], value or {}, f"{where}: {key}")
+        for key, value in values.items()
+        if key in method_sections
+    }
     rest = {key: {} if value is None and key != "features" else value for key, value in values.items()}
-    rest = {key: value for key, value in rest.items() if key not in own}
+    rest = {key: value for key, value in rest.items() if key not in method_sections}
     classes = {"training": method.config, "data": method.sections.get("data", PairArguments)}
     if "sections" in rest:
-        raise ValueError(f"{where}: unknown key 'sections'; expected one of {sorted({*rest, *own} - {'sections'})}")
+        raise ValueError(
+            f"{where}: unknown key 'sections'; expected one of {sorted({*rest, *method_sections} - {'sections'})}"
+        )
     recipe: Recipe = build(Recipe, rest, where, classes)
-    recipe.sections = found
+    recipe.sections = sections
     return recipe
 
 
 def _others(path: Path) -> str:
     """Suggest the recipe that a missing one is like, and list the recipes of this package and of its folder."""
     folder = Path(os.path.relpath(recipe_folder()))
-    own = [found for found in folder.glob("*/*.yaml") if found.parent.name != "accelerate"]
-    found = sorted({*map(str, own), *map(str, path.parent.glob("[!.]*.yaml"))})
-    near = difflib.get_close_matches(str(path), found, n=1)
+    packaged = [recipe for recipe in folder.glob("*/*.yaml") if recipe.parent.name != "accelerate"]
+    recipes = sorted({*map(str, packaged), *map(str, path.parent.glob("[!.]*.yaml"))})
+    near = difflib.get_close_matches(str(path), recipes, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"; {hint}recipes: {', '.join(found)}"
+    return f"; {hint}recipes: {', '.join(recipes)}"
 
 
 def _parse(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value

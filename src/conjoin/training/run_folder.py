@@ -56,8 +56,8 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
                 remove_temporary(folder)
                 remove_incomplete(folder)
                 _prepare(folder, resume, overwrite)
-            found = checkpoints(folder)
-        yield found[0] if resume and found else None
+            existing = checkpoints(folder)
+        yield existing[0] if resume and existing else None
     finally:
         if lock is not None:
             lock.release()
@@ -117,10 +117,10 @@ def remove_checkpoints(folder: Path) -> None:
 
 def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints until `limit` are left; the last and the best one stay."""
-    found = checkpoints(folder)
-    kept = {found[0].resolve(), Path(best or found[0]).resolve()}
-    old = [path for path in reversed(found) if path.resolve() not in kept]
-    for path in old[: max(0, len(found) - max(limit, len(kept)))] if limit else []:
+    existing = checkpoints(folder)
+    kept = {existing[0].resolve(), Path(best or existing[0]).resolve()}
+    old = [path for path in reversed(existing) if path.resolve() not in kept]
+    for path in old[: max(0, len(existing) - max(limit, len(kept)))] if limit else []:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -160,15 +160,15 @@ def _prepare(folder: Path, resume: bool, overwrite: bool) -> None:
     if resume:
         _set_damaged_aside(folder)
         return
-    found, finished = checkpoints(folder), [name for name in MODEL_FILES if (folder / name).exists()]
+    existing, finished = checkpoints(folder), [name for name in MODEL_FILES if (folder / name).exists()]
     if finished and not overwrite:
         raise ValueError(
             f"{str(folder)!r} holds a model ({finished[0]}); choose another training.output_dir, or replace the model "
             "with --overwrite"
         )
-    if found and not overwrite:
+    if existing and not overwrite:
         raise ValueError(
-            f"{str(folder)!r} holds {found[0].name} of an unfinished run; resume it with --resume, choose another "
+            f"{str(folder)!r} holds {existing[0].name} of an unfinished run; resume it with --resume, choose another "
             "training.output_dir, or start again with --overwrite"
         )
 

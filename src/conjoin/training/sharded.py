@@ -119,8 +119,8 @@ class Sharding(TrainerCallback):
         if is_boundary:
             engine.step()
 
-    def most(self, count: int) -> int:
-        """Return the largest `count` of all devices, if the weights are sharded."""
+    def max_over_devices(self, count: int) -> int:
+        """Return the largest `count` of all devices if the weights are sharded, else `count`."""
         if not self.is_sharded:
             return count
         largest = torch.tensor(count, device=self.accelerator.device)
@@ -145,5 +145,5 @@ class Sharding(TrainerCallback):
         state = self.weights()
         if state is None or not self.accelerator.is_main_process:
             return state
-        own = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
-        return merge_lora_weights(self.objective.encoder, own)
+        weights = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
+        return merge_lora_weights(self.objective.encoder, weights)

@@ -198,7 +198,7 @@ class RetrievalTrainer(Trainer):
             backward,
             self.accelerator.autocast,
             self.sharding.chunk_backward,
-            self.sharding.most,
+            self.sharding.max_over_devices,
             self.args.gradient_cache_chunk_tokens,
         )
         self._record(terms)
@@ -230,7 +230,7 @@ class RetrievalTrainer(Trainer):
         ranks = self._rank(embeddings, labels, dataset)
         metrics: dict[str, float] = {}
         for k in self.args.eval_ks:
-            hits = {name: (found <= k).float().mean().item() for name, found in ranks.items()}
+            hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
             metrics |= {f"{metric_key_prefix}_{name}_hit_rate@{k}": hit_rate for name, hit_rate in hits.items()}
             metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
         self.log(metrics)

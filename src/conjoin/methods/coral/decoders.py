@@ -52,15 +52,15 @@ class ReconstructionDecoder(nn.Module):
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=INITIAL_DEVIATION)
 
-    def forward(self, state: Tensor, tokens: Tensor, attended: Tensor, places: Tensor) -> Tensor:
-        """Predict the tokens at `places`.
+    def forward(self, state: Tensor, tokens: Tensor, attended: Tensor, wanted: Tensor) -> Tensor:
+        """Predict the tokens at `wanted`.
 
         Args:
             state: `(N, D)`.
             tokens: `(N, T, D)` input embeddings.
             attended: `(N, T)` bool, the tokens that are keys, or `(N, Q, T)` for each position (M of Eq. 3); masked
                 tokens and padding are not.
-            places: `(N, Q)` positions in `tokens`.
+            wanted: `(N, Q)` positions in `tokens`.
 
         Returns:
             `(N, Q, D)`.
@@ -73,7 +73,7 @@ class ReconstructionDecoder(nn.Module):
                 f"a target has {tokens.shape[1]} tokens, but decoder_positions={self.positions.num_embeddings}; raise "
                 "it, or lower max_pixels or max_text_length"
             )
-        queries = state[:, None] + self.positions(places)
+        queries = state[:, None] + self.positions(wanted)
         if self.key_positions:
             tokens = tokens + self.positions.weight[: tokens.shape[1]]
         keys = torch.cat([tokens, state[:, None]], dim=1)

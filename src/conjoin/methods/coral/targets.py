@@ -69,11 +69,11 @@ class PromptFrame(NamedTuple):
             has_text = torch.full_like(lengths, "text_view_mask" in inputs or inputs.get("pixel_values") is None)
         has_text = has_text.bool()
         ends = self.ends.to(ids.device)[is_image.any(1).long(), has_text.long()]
-        places = torch.arange(ids.shape[1], device=ids.device)
-        inside = (places >= self.start) & (places < (lengths - ends)[:, None]) & has_text[:, None]
-        own = inside & ~is_image & ~torch.isin(ids, self.outside.to(ids.device))
-        first = own & ~F.pad(own[:, :-1], (1, 0))
-        return own & ~(first & torch.isin(ids, self.spaces.to(ids.device)))
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        inside = (positions >= self.start) & (positions < (lengths - ends)[:, None]) & has_text[:, None]
+        is_text = inside & ~is_image & ~torch.isin(ids, self.outside.to(ids.device))
+        first = is_text & ~F.pad(is_text[:, :-1], (1, 0))
+        return is_text & ~(first & torch.isin(ids, self.spaces.to(ids.device)))
 
 
 class TargetTokens(NamedTuple):
@@ -111,11 +111,11 @@ def pack_targets(
     (ids,), lengths = move_to_front(mask.bool(), inputs["input_ids"])
     inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     is_image = (ids == image_token_id) & inside
-    own = is_image | frame.own_texts(inputs, ids, lengths, is_image)
+    is_target = is_image | frame.own_texts(inputs, ids, lengths, is_image)
     return {
-        "target_tokens": embeddings[own],
-        "target_ids": ids.masked_fill(is_image, IMAGE)[own],
-        "target_lengths": own.sum(1),
+        "target_tokens": embeddings[is_target],
+        "target_ids": ids.masked_fill(is_image, IMAGE)[is_target],
+        "target_lengths": is_target.sum(1),
     }
 
 
@@ -153,12 +153,12 @@ def choose_masked(kind: Tensor, noise: Tensor, ratio: float) -> Tensor:
     return kind & (order < wanted)
 
 
-def choose_masked_by_position(kind: Tensor, places: Tensor, seeds: Sequence[int], ratio: float) -> Tensor:
+def choose_masked_by_position(kind: Tensor, positions: Tensor, seeds: Sequence[int], ratio: float) -> Tensor:
     """Choose the masked tokens of each predicted position, which are itself and random others (RetroMAE's decoding).
 
     Args:
         kind: `(N, T)` bool, the tokens to choose from.
-        places: `(N, Q)` the predicted positions.
+        positions: `(N, Q)` the predicted positions.
         seeds: Of each row.
         ratio: As in `choose_masked`.
 
@@ -167,9 +167,9 @@ def choose_masked_by_position(kind: Tensor, places: Tensor, seeds: Sequence[int]
     """
     length = kind.shape[1]
     masked = []
-    for seed, row, wanted in zip(seeds, kind, places, strict=True):
-        noise = torch.stack([draw_noise([seed + 1 + place], length)[0] for place in wanted.tolist()]).to(kind.device)
-        noise.scatter_(1, wanted[:, None], -1.0)
+    for seed, row, predicted in zip(seeds, kind, positions, strict=True):
+        noise = draw_noise([seed + 1 + position for position in predicted.tolist()], length).to(kind.device)
+        noise.scatter_(1, predicted[:, None], -1.0)
         masked.append(choose_masked(row.expand_as(noise), noise, ratio))
     return torch.stack(masked)
 

@@ -139,10 +139,10 @@ class CoralObjective(QueryCandidateObjective):
         if not self.decoders or "positives" not in batch:
             return super().embed(**batch)
         inputs = batch.pop("positives")
-        found = super().embed(**batch)
+        outputs = super().embed(**batch)
         with recorded_embeddings(self.encoder) as seen:
-            found["positives"] = self.encoder(**inputs).pooler_output
-        return found | pack_targets(inputs, seen[0], self.frame, self.encoder.config.backbone_config.image_token_id)
+            outputs["positives"] = self.encoder(**inputs).pooler_output
+        return outputs | pack_targets(inputs, seen[0], self.frame, self.encoder.config.backbone_config.image_token_id)
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return `contrastive_loss`."""
@@ -156,7 +156,7 @@ class CoralObjective(QueryCandidateObjective):
         )
         return {"contrastive_loss": loss}
 
-    def whole(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+    def uncut_terms(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weighted `{reg,rec}_{vision,language}_loss`."""
         return self._reconstruct(embeddings, batch.get("mask_seeds")) if self.decoders else {}
 
@@ -193,19 +193,19 @@ class CoralObjective(QueryCandidateObjective):
         noise = draw_noise(seeds[rows].tolist(), target.ids.shape[1]).to(target.ids.device)
         kind = target.kinds[name]
         masked = choose_masked(kind, noise, self.args.mask_ratio)
-        places, valid = _places(masked if self.args.masked_only else kind)
+        positions, valid = _positions(masked if self.args.masked_only else kind)
         dtype = decoder.output_norm.weight.dtype
         state, tokens = embeddings[source][rows].to(dtype), target.embeddings.to(dtype)
         if self.args.mask_by_position:
-            masked = choose_masked_by_position(kind, places, seeds[rows].tolist(), self.args.mask_ratio)
-        own = target.ids != PADDING
-        attended = (own[:, None] if masked.ndim == 3 else own) & ~masked
-        predicted = decoder(state, tokens, attended, places)[valid]
-        at = torch.arange(len(places), device=places.device)[:, None], places
+            masked = choose_masked_by_position(kind, positions, seeds[rows].tolist(), self.args.mask_ratio)
+        exists = target.ids != PADDING
+        attended = (exists[:, None] if masked.ndim == 3 else exists) & ~masked
+        predicted = decoder(state, tokens, attended, positions)[valid]
+        at = torch.arange(len(positions), device=positions.device)[:, None], positions
         if name == "vision":
-            wanted = target.embeddings[at][valid]
-            wanted = F.layer_norm(wanted, wanted.shape[-1:]) if self.args.normalize_targets else wanted
-            values = embedding_reconstruction(predicted, wanted)
+            targets = target.embeddings[at][valid]
+            targets = F.layer_norm(targets, targets.shape[-1:]) if self.args.normalize_targets else targets
+            values = embedding_reconstruction(predicted, targets)
         else:
             (head,) = self._head
             embedding: Any = self.encoder.get_input_embeddings()
@@ -255,9 +255,9 @@ class CoralTrainer(QueryCandidateTrainer):
         self.data_collator = SeedCollator(self.data_collator)
 
 
-def _places(wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _positions(wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions `(N, Q)` of the entries of each row of `(N, T)`, and which of them exist."""
     counts = wanted.sum(1)
     longest = int(counts.max())
-    places = (~wanted).int().argsort(dim=1, stable=True)[:, :longest]
-    return places, torch.arange(longest, device=wanted.device) < counts[:, None]
+    positions = (~wanted).int().argsort(dim=1, stable=True)[:, :longest]
+    return positions, torch.arange(longest, device=wanted.device) < counts[:, None]

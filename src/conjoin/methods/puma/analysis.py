@@ -249,10 +249,10 @@ def _cost_table(parameters: Tensor, operations: dict[str, Tensor]) -> Table:
     for name in operations:
         columns += [f"{name}, GFLOP", "% of all"]
     rows: list[list[Any]] = []
-    for place in range(len(parameters)):
-        row: list[Any] = [place + 1]
+    for index in range(len(parameters)):
+        row: list[Any] = [index + 1]
         for counts, unit in ((parameters, 1e6), *((counts, 1e9) for counts in operations.values())):
-            row += [float(f"{counts[place] / unit:.4g}"), round(100 * float(counts[place] / counts[-1]), 1)]
+            row += [float(f"{counts[index] / unit:.4g}"), round(100 * float(counts[index] / counts[-1]), 1)]
         rows.append(row)
     return Table(
         "Cost by layers kept", columns, rows, "Vision tower and table of tokens included; one item of the data."
@@ -273,6 +273,6 @@ def _check(model: Any, pairs: Sequence[Any]) -> None:  # noqa: ANN401
         raise ValueError("the mean of all tokens has no readout token whose attention could be shown")
     if len(pairs) < 2:
         raise ValueError(f"{len(pairs)} pairs are too few for retrieval; expected at least 2")
-    lacking = [place for place, pair in enumerate(pairs) if pair.get("image") is None or pair.get("text") is None]
+    lacking = [index for index, pair in enumerate(pairs) if pair.get("image") is None or pair.get("text") is None]
     if lacking:
         raise ValueError(f"every item must have an image and a text; item {lacking[0]} lacks one")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from conjoin.data import RowsWithTeacher
 from conjoin.losses import DISTILLATION_KINDS, info_nce, self_distillation
-from conjoin.methods.puma.teacher_states import TAUGHT, TeacherStates, TeacherStatesCollator
+from conjoin.methods.puma.teacher_states import TEACHER_PARTS, TeacherStates, TeacherStatesCollator
 from conjoin.methods.puma.teachers import DeepTeacher, FullTeacher, SharedTeacher, make_teacher
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training.query_candidates import (
@@ -92,9 +92,9 @@ class PumaStage1Objective(QueryCandidateObjective):
         states = {f"teacher_{part}": value for part, value in cached.items()}
         if teacher is None or not self.args.distill_weight:
             return states | super().embed(**inputs)
-        taught = {part: inputs.pop(part) for part in TAUGHT if part in inputs}
+        teacher_states = {part: inputs.pop(part) for part in TEACHER_PARTS if part in inputs}
         states |= super().embed(**inputs)
-        for part, values in taught.items():
+        for part, values in teacher_states.items():
             states[part], states[f"teacher_{part}"] = teacher(self.encoder, values)
         return states
 
@@ -110,21 +110,26 @@ class PumaStage1Objective(QueryCandidateObjective):
         )
         return {"contrastive_loss": self.args.weights(self.progress)[0] * contrastive}
 
-    def whole(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+    def uncut_terms(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weighted `distillation_loss`, and the weights.
 
         Raises:
             ValueError: Distillation is on and there are no teacher states.
         """
-        queries, positives = (embeddings[part] for part in TAUGHT)
+        queries, positives = (embeddings[part] for part in TEACHER_PARTS)
         contrastive_weight, distill_weight = self.args.weights(self.progress)
         terms: dict[str, Tensor] = {}
         if self.args.distill_weight:
-            taught = [embeddings.get(f"teacher_{part}") for part in TAUGHT]
-            if taught[0] is None or taught[1] is None:
+            teacher_states = [embeddings.get(f"teacher_{part}") for part in TEACHER_PARTS]
+            if teacher_states[0] is None or teacher_states[1] is None:
                 raise ValueError("distillation needs a teacher, or rows with its states (RowsWithTeacher)")
             distance = self_distillation(
-                queries, taught[0], positives, taught[1], self.args.kind, temperature=self.args.temperature
+                queries,
+                teacher_states[0],
+                positives,
+                teacher_states[1],
+                self.args.kind,
+                temperature=self.args.temperature,
             )
             terms["distillation_loss"] = distill_weight * self.args.distill_scale * distance
         weights = {"contrastive_weight": contrastive_weight, "distill_weight": distill_weight}

@@ -13,7 +13,7 @@ from conjoin.data import ROW_NAMES, RetrievalCollator, TeacherRowCache
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.storage import content_digest, differences, processor_digest, stable_id, text_digest, weights_digest
 
-TAUGHT = ("queries", "positives")
+TEACHER_PARTS = ("queries", "positives")
 """The parts of a batch that a teacher sees."""
 
 
@@ -80,7 +80,7 @@ class TeacherStatesCollator:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate a list of rows; those without states, as in evaluation, are left as they are."""
         batch = self.collator(list(rows))
-        for part in TAUGHT if "teacher" in rows[0] else ():
+        for part in TEACHER_PARTS if "teacher" in rows[0] else ():
             states = torch.stack([row["teacher"][part] for row in rows])
             batch[part] = {**batch[part], "teacher": {"states": states}}
         return batch
@@ -141,12 +141,12 @@ def _states(
     batch_size: int,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    parts: dict[str, list[Tensor]] = {part: [] for part in TAUGHT}
+    parts: dict[str, list[Tensor]] = {part: [] for part in TEACHER_PARTS}
     for start in range(0, len(rows), batch_size):
         wanted = [{"query": row["query"], "positive": row["positive"], "instruction": row.get("instruction")}
                   for row in rows[start : start + batch_size]]  # fmt: skip
         batch = collator(wanted)
-        for part in TAUGHT:
+        for part in TEACHER_PARTS:
             states = teacher(**batch[part].to(teacher.device)).pooler_output
             parts[part].append(states.to("cpu", dtype))
     return {part: torch.cat(states) for part, states in parts.items()}

@@ -103,8 +103,8 @@ def make_teacher(kind: str, model: MllmRetrieverModel, student: MllmRetrieverMod
     Raises:
         ValueError: The kind is unknown, or the student is not the model with fewer layers.
     """
-    depths = [found.config.keep_layers for found in (student, model)]
-    widths = [found.config.get_text_config().hidden_size for found in (student, model)]
+    depths = [each.config.keep_layers for each in (student, model)]
+    widths = [each.config.get_text_config().hidden_size for each in (student, model)]
     if depths[0] >= depths[1] or widths[0] != widths[1]:
         raise ValueError(
             f"the teacher must be the un-pruned student: it has {depths[1]} layers of width {widths[1]}, "

@@ -38,9 +38,9 @@ def set_readout(
     if readout == "intersection":
         if processor is None or len(pairs) < 2:
             raise ValueError(f"readout='intersection' is fitted to pairs of image and text; got {len(pairs)}")
-        for place, pair in enumerate(pairs):
+        for index, pair in enumerate(pairs):
             if not isinstance(pair, Mapping) or any(pair.get(part) is None for part in ("image", "text")):
-                raise ValueError(f"pair {place} is no image with a text: {pair!r:.80}")
+                raise ValueError(f"pair {index} is no image with a text: {pair!r:.80}")
         inputs = processor([{"image": pair["image"], "text": pair["text"]} for pair in pairs])
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
         masks = fit_intersection(model, pair_tokens(model.eval()(**inputs, views=(), output_tokens=True)))

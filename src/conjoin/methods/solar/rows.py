@@ -56,28 +56,28 @@ class SolarStage2Rows(EpochRows):
         self.augment, self.augmented = augment, augmented
         self.candidates = rows if candidates is None else candidates
         names = self.ids if candidates is None else candidates["id"]
-        self._places = {str(name): index for index, name in enumerate(names)}
+        self._indices = {str(name): index for index, name in enumerate(names)}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         generator = self.torch_random(index)
         anchor = self.rows[index]
-        row: dict[str, Any] = {"anchor": anchor, "mined": [], "found": []}
+        row: dict[str, Any] = {"anchor": anchor, "mined": [], "exists": []}
         if self.mined is not None and self.per_anchor:
             drawn = self.mined.draw(self.ids[index], self.per_anchor, generator)
             missing = self.per_anchor - len(drawn)
-            row["mined"] = [self.candidates[self._place(name, index)] for name in drawn] + [anchor] * missing
-            row["found"] = [True] * len(drawn) + [False] * missing
+            row["mined"] = [self.candidates[self._candidate_index(name, index)] for name in drawn] + [anchor] * missing
+            row["exists"] = [True] * len(drawn) + [False] * missing
         if self.augmented:
             row["augmented"] = [self._augment(anchor, index, generator)]
         return row
 
-    def _place(self, name: str, index: int) -> int:
-        if name not in self._places:
+    def _candidate_index(self, name: str, index: int) -> int:
+        if name not in self._indices:
             raise ValueError(
                 f"row {index} ({self.ids[index]!r}): its mined negative {name!r} is not in the data that "
                 "negatives are sampled from"
             )
-        return self._places[name]
+        return self._indices[name]
 
     def _augment(self, anchor: dict[str, Any], index: int, generator: torch.Generator) -> dict[str, Any]:
         if isinstance(self.rows, CachedFeatures):
@@ -85,7 +85,7 @@ class SolarStage2Rows(EpochRows):
         image, augment = anchor["image"], self.augment
         if augment is not None:
             name = f"row {index} ({self.ids[index]!r})"
-            image = map_images(lambda one: augment(load_image(one, name)), image)
+            image = map_images(lambda single: augment(load_image(single, name)), image)
         return {**anchor, "image": image, "text": anchor.get("alternative_text") or anchor["text"]}
 
 
@@ -111,5 +111,5 @@ class SolarStage2Collator:
             if others:
                 batch[role] = self.collator(others)["pairs"]
         if rows[0]["mined"]:
-            batch["mined_mask"] = torch.tensor([row["found"] for row in rows])
+            batch["mined_mask"] = torch.tensor([row["exists"] for row in rows])
         return batch

@@ -94,8 +94,8 @@ def fit_intersection(encoder: JointEncoderModel, tokens: PairTokens) -> Intersec
 @torch.no_grad()
 def mask_intersection(masks: IntersectionMasks, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
     """Return the model's inputs `image_weights` `(N, P)` and `text_weights` `(N, T)`: 1 for shared tokens, else 0."""
-    found = masks(encoder.vl_encoder, *_modalities(encoder, tokens))
-    return {"image_weights": found[0], "text_weights": found[1]}
+    weights = masks(encoder.vl_encoder, *_modalities(encoder, tokens))
+    return {"image_weights": weights[0], "text_weights": weights[1]}
 
 
 def threshold_of(scores: LocalScores) -> Threshold:

@@ -119,8 +119,8 @@ class ThreeViewLoss(nn.Module):
     def forward(self, embeddings: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
         """Return the loss by its name; `embeddings` has the entries `THREE_VIEWS` `(N, d)`."""
         image, text, fused = (embeddings[name] for name in THREE_VIEWS)
-        found = self.loss(image=image, text=text, fused=fused, ids=ids)
-        return {name: self.weight * value for name, value in found.items() if name.endswith("_loss")}
+        terms = self.loss(image=image, text=text, fused=fused, ids=ids)
+        return {name: self.weight * value for name, value in terms.items() if name.endswith("_loss")}
 
 
 class PairObjective(Objective):
@@ -185,20 +185,20 @@ class SolarStage1Objective(PairObjective):
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
-        inputs, taught = split_teacher(batch["pairs"])
+        inputs, teacher_inputs = split_teacher(batch["pairs"])
         views = (*(self.views if self.args.gd_weight else ()), *(("fused",) if self.three_view is not None else ()))
         output = self.encoder(**inputs, views=views, output_tokens=True)
-        whole = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
+        unmasked = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
         tokens = pair_tokens(output)
         terms: dict[str, Tensor] = {}
         alignment = None
         if self.args.gla_weight or self.args.scores == "global":
             alignment = align(tokens, self.args.margin, self.args.reduce_scores_across_devices)
             terms |= {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
-        terms |= self._distil(taught, output, tokens, whole)
+        terms |= self._distil(teacher_inputs, output, tokens, unmasked)
         embeddings: dict[str, Tensor] = {}
         if self.args.itc_weight or self.three_view is not None:
-            image, text, metrics = self.once("masks", lambda: self._weights(alignment, tokens, taught))
+            image, text, metrics = self.once("masks", lambda: self._weights(alignment, tokens, teacher_inputs))
             terms |= metrics
             masked = self.encoder(
                 **inputs | {"image_features": output.image_features, "text_features": output.text_features},
@@ -212,7 +212,7 @@ class SolarStage1Objective(PairObjective):
             if self.args.itc_weight:
                 embeddings |= self._project(*parts)
             if self.three_view is not None:
-                embeddings |= dict(zip(THREE_VIEWS, (*parts, whole["fused"]), strict=True))
+                embeddings |= dict(zip(THREE_VIEWS, (*parts, unmasked["fused"]), strict=True))
         rows = len(tokens.image)
         return embeddings | {name: term.float().expand(rows) for name, term in terms.items()}
 
@@ -223,15 +223,15 @@ class SolarStage1Objective(PairObjective):
             terms |= self.three_view(embeddings, ids)
         if not self.args.itc_weight:
             return terms
-        found = self.loss(**{view: embeddings[view] for view in self.views}, ids=ids)
-        return {"itc_loss": self.args.itc_weight * found.pop("contrastive_loss")} | found | terms
+        contrastive = self.loss(**{view: embeddings[view] for view in self.views}, ids=ids)
+        return {"itc_loss": self.args.itc_weight * contrastive.pop("contrastive_loss")} | contrastive | terms
 
     def masks(
-        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, teacher_inputs: dict[str, Any], rows: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the masks of patches `(R, P)` and words `(R, T)` of the rows to mask `(R,)`, and metrics.
 
-        `taught` is the entry `teacher` of the part, which a subclass may use.
+        `teacher_inputs` is the entry `teacher` of the part, which a subclass may use.
         """
         rho = self._rho()
         tokens = PairTokens(*(part[rows] for part in tokens))
@@ -246,7 +246,7 @@ class SolarStage1Objective(PairObjective):
         return image, text, image_metrics | text_metrics | {"rho": torch.tensor(rho, device=image.device)}
 
     def _weights(
-        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any]
+        self, alignment: AlignmentTerms | None, tokens: PairTokens, teacher_inputs: dict[str, Any]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the weights of patches and words of all rows, and metrics."""
         count, device = len(tokens.image), tokens.image.device
@@ -255,7 +255,7 @@ class SolarStage1Objective(PairObjective):
         rows = torch.arange(count, device=device)
         if self.args.mask_share < 1:
             rows = torch.randperm(count, device=device)[: max(2, round(self.args.mask_share * count))]
-        image, text, metrics = self.masks(alignment, tokens, taught, rows)
+        image, text, metrics = self.masks(alignment, tokens, teacher_inputs, rows)
         weights = [
             mask.new_ones(exists.shape).index_copy(0, rows, mask)
             for mask, exists in ((image, tokens.image_mask), (text, tokens.text_mask))
@@ -272,16 +272,20 @@ class SolarStage1Objective(PairObjective):
         return 1.0 if self.args.mask == "none" else 0.0
 
     def _distil(
-        self, taught: dict[str, Any], output: JointEncoderOutput, tokens: PairTokens, whole: dict[str, Tensor]
+        self,
+        teacher_inputs: dict[str, Any],
+        output: JointEncoderOutput,
+        tokens: PairTokens,
+        unmasked: dict[str, Tensor],
     ) -> dict[str, Tensor]:
         (teacher,) = self._teacher
         if teacher is None:
             return {}
         with torch.no_grad():
-            if LIVE_INPUTS.isdisjoint(taught):
-                targets = teacher(taught, output)
+            if LIVE_INPUTS.isdisjoint(teacher_inputs):
+                targets = teacher(teacher_inputs, output)
             else:
-                targets = self.once("targets", lambda: teacher(taught, output))
+                targets = self.once("targets", lambda: teacher(teacher_inputs, output))
         terms: dict[str, Tensor] = {}
         if self.args.ld_weight:
             known = tokens.text_mask & targets.text_mask
@@ -289,8 +293,8 @@ class SolarStage1Objective(PairObjective):
             text = local_distillation(tokens.text[:, 1:], targets.text_tokens, known)
             terms["ld_loss"] = self.args.ld_weight * (image + text)
         if self.args.gd_weight:
-            image = global_distillation(whole["image"], targets.image_global)
-            text = global_distillation(whole["text"], targets.text_global)
+            image = global_distillation(unmasked["image"], targets.image_global)
+            text = global_distillation(unmasked["text"], targets.text_global)
             terms["gd_loss"] = self.args.gd_weight * (image + text)
         return terms
 

@@ -135,27 +135,27 @@ class SolarStage2Objective(PairObjective):
         `pairs` gives `anchors` `(N, d)`, `constructed` samples `(N, K, d)`, their mask `valid` `(N, K)`, and metrics
         repeated for every row; `augmented` and `mined` give the embeddings of their items.
         """
-        found = self._embed_pairs(batch["pairs"]) if "pairs" in batch else {}
+        embeddings = self._embed_pairs(batch["pairs"]) if "pairs" in batch else {}
         others = [name for name in ("augmented", "mined") if name in batch]
-        return found | {name: self.encoder(**batch[name], views=("fused",)).pooler_output for name in others}
+        return embeddings | {name: self.encoder(**batch[name], views=("fused",)).pooler_output for name in others}
 
     def _embed_pairs(self, pairs: dict[str, Any]) -> dict[str, Tensor]:
-        anchors, taught = split_teacher(pairs)
+        anchors, teacher_inputs = split_teacher(pairs)
         views = ("fused", *(self.views if self.heads is not None or self.three_view is not None else ()))
         output = self.encoder(**anchors, views=views, output_tokens=True)
         parts = dict(zip(views, output.pooler_output.chunk(len(views)), strict=True))
-        found: dict[str, Tensor] = {"anchors": parts["fused"]}
+        embeddings: dict[str, Tensor] = {"anchors": parts["fused"]}
         if self.heads is not None:
-            found |= self.heads(parts["image"], parts["text"])
+            embeddings |= self.heads(parts["image"], parts["text"])
         if self.three_view is not None:
-            found |= dict(zip(THREE_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
+            embeddings |= dict(zip(THREE_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
         if self.args.positive == "augmented":
-            return found
-        samples, metrics = self.once("samples", lambda: self.construct(anchors, output, taught))
+            return embeddings
+        samples, metrics = self.once("samples", lambda: self.construct(anchors, output, teacher_inputs))
         constructed = self._embed_samples(anchors, output, samples).transpose(0, 1)
-        found |= {"constructed": constructed, "valid": samples.valid[: constructed.shape[1]].T}
+        embeddings |= {"constructed": constructed, "valid": samples.valid[: constructed.shape[1]].T}
         rows = len(constructed)
-        return found | {f"metric_{name}": value.float().expand(rows) for name, value in metrics.items()}
+        return embeddings | {f"metric_{name}": value.float().expand(rows) for name, value in metrics.items()}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return `solar_loss` and metrics, and the further losses that have a weight."""
@@ -177,8 +177,8 @@ class SolarStage2Objective(PairObjective):
         )
         terms = {"solar_loss": loss, "temperature": temperature.detach()}
         if self.heads is not None:
-            found = self.loss(image=embeddings["image"], text=embeddings["text"], ids=ids)
-            terms["itc_loss"] = self.args.itc_weight * found["contrastive_loss"]
+            contrastive = self.loss(image=embeddings["image"], text=embeddings["text"], ids=ids)
+            terms["itc_loss"] = self.args.itc_weight * contrastive["contrastive_loss"]
         if self.three_view is not None:
             terms |= self.three_view(embeddings, ids)
         metrics = {name: value for name, value in embeddings.items() if name.startswith("metric_")}
@@ -191,24 +191,24 @@ class SolarStage2Objective(PairObjective):
         missing = [name for name, is_used in wanted.items() if is_used and name not in embeddings]
         if missing:
             raise ValueError(f"the batch has no {missing[0]} items; wrap the data in SolarStage2Rows")
-        found: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[Tensor, Tensor]] = []
         if wanted["augmented"]:
             positives = embeddings["augmented"].unflatten(0, (rows, -1))
-            found.append((positives, torch.ones(positives.shape[:2], dtype=torch.bool, device=positives.device)))
+            parts.append((positives, torch.ones(positives.shape[:2], dtype=torch.bool, device=positives.device)))
         else:
-            found.append((embeddings["constructed"], embeddings["valid"]))
+            parts.append((embeddings["constructed"], embeddings["valid"]))
         if wanted["mined"]:
-            found.append((embeddings["mined"].unflatten(0, (rows, -1)), batch["mined_mask"].bool()))
-        samples, masks = zip(*found, strict=True)
+            parts.append((embeddings["mined"].unflatten(0, (rows, -1)), batch["mined_mask"].bool()))
+        samples, masks = zip(*parts, strict=True)
         return torch.cat(samples, dim=1), torch.cat(masks, dim=1)
 
     @torch.no_grad()
     def construct(
-        self, anchors: dict[str, Any], output: JointEncoderOutput, taught: dict[str, Any]
+        self, anchors: dict[str, Any], output: JointEncoderOutput, teacher_inputs: dict[str, Any]
     ) -> tuple[ConstructedSamples, dict[str, Tensor]]:
         """Sample the tokens to mask, any tokens or tokens selected by the scores, and return metrics.
 
-        `taught` is the entry `teacher` of the part, which a subclass may use.
+        `teacher_inputs` is the entry `teacher` of the part, which a subclass may use.
         """
         if self.args.positive == "random":
             tokens = pair_tokens(output)
@@ -234,15 +234,17 @@ class SolarStage2Objective(PairObjective):
 
     def _check_scores(self, image: LocalScores, text: LocalScores) -> dict[str, Tensor]:
         """Return how well the scores separate, and stop at the first step if they are too poor."""
-        found = {"image_separation": separation(image), "text_separation": separation(text)}
+        separations = {"image_separation": separation(image), "text_separation": separation(text)}
         if self.progress == 0 and self.args.min_separation:
-            poor = {name: round(float(value), 3) for name, value in found.items() if value < self.args.min_separation}
+            poor = {
+                name: round(float(value), 3) for name, value in separations.items() if value < self.args.min_separation
+            }
             if poor:
                 raise ValueError(
                     f"{poor}, but min_separation={self.args.min_separation}: the scores of stage 1 hardly separate "
                     "matching from other tokens; train stage 1 for more steps, or set min_separation to 0"
                 )
-        return found
+        return separations
 
     def _scored(self, anchors: dict[str, Any], output: JointEncoderOutput) -> JointEncoderOutput:
         """Return the output whose tokens are scored: the frozen copy's, or `output` without a copy."""

@@ -42,7 +42,7 @@ class TowerTeacher:
             if any(parameter.requires_grad for parameter in tower.parameters()):
                 raise ValueError(f"{name} is being trained, so it cannot be its own teacher: pass a teacher")
 
-    def __call__(self, taught: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+    def __call__(self, teacher_inputs: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
         """Return the towers' tokens before the adapters."""
         image, text, mask = output.image_features, output.text_features, output.text_token_mask
         if image is None or text is None or mask is None:

@@ -36,7 +36,7 @@ class TeacherCache(TeacherRowCache):
 
     @staticmethod
     def row_name(row: Mapping[str, Any], index: int) -> int:
-        """A digest of a row's id (its place, if it has none) and text."""
+        """A digest of a row's id (its index, if it has none) and text."""
         return stable_id(f"{row.get('id', index)}\n{row.get('text')}")
 
     def check(self, teachers: Teachers, collator: TeacherCollator) -> None:
@@ -110,8 +110,8 @@ class _NamedRows(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        index = self.chosen[place]
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        index = self.chosen[position]
         row = self.rows[index]
         return {**row, ROW_NAMES: TeacherCache.row_name(row, index)}
 
@@ -133,9 +133,9 @@ def _shard_tensors(
     parts: dict[str, list[Tensor]] = {name: [] for name in (*IMAGE_TARGETS, POOLED, ROW_NAMES)}
     words: list[Tensor] = []
     for batch in loader:
-        taught = batch["pairs"]["teacher"]
-        states = teachers.states({name: value.to(device) for name, value in taught.items()})
-        counts = taught["attention_mask"].sum(1).tolist()
+        teacher_inputs = batch["pairs"]["teacher"]
+        states = teachers.states({name: value.to(device) for name, value in teacher_inputs.items()})
+        counts = teacher_inputs["attention_mask"].sum(1).tolist()
         words += [row[:count].to("cpu", dtype) for row, count in zip(states.pop(TOKENS), counts, strict=True)]
         for name, value in states.items():
             parts[name].append(value.to("cpu", dtype))
@@ -169,8 +169,8 @@ def bytes_per_row(
     teachers: Teachers, collator: TeacherCollator, rows: Sequence[Mapping[str, Any]], dtype: torch.dtype
 ) -> float:
     """How much a row takes on disk, on average over `rows`."""
-    taught = collator(rows)["pairs"]["teacher"]
-    states = teachers.states(taught)
+    teacher_inputs = collator(rows)["pairs"]["teacher"]
+    states = teachers.states(teacher_inputs)
     numbers = sum(states[name].numel() for name in (*IMAGE_TARGETS, POOLED))
-    numbers += int(taught["attention_mask"].sum()) * states[TOKENS].shape[-1]
+    numbers += int(teacher_inputs["attention_mask"].sum()) * states[TOKENS].shape[-1]
     return numbers * dtype.itemsize / len(rows)

@@ -146,12 +146,12 @@ class TextTeacher:
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of all tokens `(N, U, D)`, 0 at the padding, and the global (CLS) state `(N, D')`."""
-        found = []
+        outputs = []
         for model in (self.model,) if self.global_model is None else (self.model, self.global_model):
             nn.Module.to(model, input_ids.device)
             with torch.autocast(input_ids.device.type, enabled=False):
-                found.append(model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
-        return found[0].masked_fill(attention_mask[..., None] == 0, 0.0), found[-1][:, 0]
+                outputs.append(model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
+        return outputs[0].masked_fill(attention_mask[..., None] == 0, 0.0), outputs[-1][:, 0]
 
 
 class Teachers:
@@ -165,39 +165,43 @@ class Teachers:
     def __init__(self, vision: VisionTeacher, text: TextTeacher) -> None:
         self.vision, self.text = vision, text
 
-    def __call__(self, taught: Mapping[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+    def __call__(self, teacher_inputs: Mapping[str, Any], output: JointEncoderOutput) -> TeacherTargets:
         """Return the targets for a batch of `TeacherCollator`, aligned to the student's tokens.
 
         Raises:
             ValueError: The batch has no teacher inputs, or their patch grid or tokens do not match the student's.
         """
-        found = {name: states.float() for name, states in self.states(taught).items()}
+        states = {name: state.float() for name, state in self.states(teacher_inputs).items()}
         mask = cast(Tensor, output.text_token_mask)
-        tokens, known = align_tokens(found["text_tokens"], taught["text_spans"], taught["student_spans"])
-        image = found["image_tokens"]
+        tokens, known = align_tokens(
+            states["text_tokens"], teacher_inputs["text_spans"], teacher_inputs["student_spans"]
+        )
+        image = states["image_tokens"]
         for name, ours, students in (("patches", image, output.image_token_mask), ("text tokens", tokens, mask)):
             if students is None or ours.shape[:2] != students.shape:
                 raise ValueError(
                     f"the student has {None if students is None else tuple(students.shape)} {name} (N, T), "
                     f"the teacher {tuple(ours.shape[:2])}"
                 )
-        return TeacherTargets(image, found["image_global"], tokens, found["text_global"], known & mask.bool())
+        return TeacherTargets(image, states["image_global"], tokens, states["text_global"], known & mask.bool())
 
-    def states(self, taught: Mapping[str, Any]) -> dict[str, Tensor]:
+    def states(self, teacher_inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the teachers' states for a batch, named as in `IMAGE_TARGETS` and `TEXT_TARGETS`.
 
         States that the batch already contains, from a cache, are returned unchanged.
         """
         needed = {"pixel_values", *IMAGE_TARGETS}, {"input_ids", *TEXT_TARGETS}
-        if not all(names & taught.keys() for names in needed):
-            raise ValueError(f"the batch has no teacher inputs, only {sorted(taught)}; collate it by TeacherCollator")
-        found = {name: taught[name] for name in (*IMAGE_TARGETS, *TEXT_TARGETS) if name in taught}
-        if "pixel_values" in taught:
-            found |= dict(zip(IMAGE_TARGETS, self.vision(taught["pixel_values"]), strict=True))
-        if "input_ids" in taught:
-            states = self.text(taught["input_ids"], taught["attention_mask"])
-            found |= dict(zip(TEXT_TARGETS, states, strict=True))
-        return found
+        if not all(names & teacher_inputs.keys() for names in needed):
+            raise ValueError(
+                f"the batch has no teacher inputs, only {sorted(teacher_inputs)}; collate it by TeacherCollator"
+            )
+        states = {name: teacher_inputs[name] for name in (*IMAGE_TARGETS, *TEXT_TARGETS) if name in teacher_inputs}
+        if "pixel_values" in teacher_inputs:
+            states |= dict(zip(IMAGE_TARGETS, self.vision(teacher_inputs["pixel_values"]), strict=True))
+        if "input_ids" in teacher_inputs:
+            of_texts = self.text(teacher_inputs["input_ids"], teacher_inputs["attention_mask"])
+            states |= dict(zip(TEXT_TARGETS, of_texts, strict=True))
+        return states
 
 
 class TeacherCollator:
@@ -241,23 +245,25 @@ class TeacherCollator:
             raise ValueError(f"teachers need one image in every row, not a list of images: {', '.join(several[:3])}")
         batch = self.collator(rows)
         texts = [row["text"].strip() for row in rows]
-        taught: dict[str, Tensor] = {}
-        encoded, taught["student_spans"] = self.tokenize_student(texts)
+        teacher_inputs: dict[str, Tensor] = {}
+        encoded, teacher_inputs["student_spans"] = self.tokenize_student(texts)
         tokens = zip(names, _tokens(encoded), _tokens(batch["pairs"]), strict=True)
         differing = [name for name, ours, theirs in tokens if ours != theirs]
         if differing:
             raise ItemError(
                 differing[0], "the processor and its tokenizer give different tokens, so they cannot be aligned"
             )
-        encoded, taught["text_spans"] = self.tokenize(texts)
+        encoded, teacher_inputs["text_spans"] = self.tokenize(texts)
         known = [row.get("teacher", {}) for row in rows]
         if known[0]:
-            taught |= {name: _stack([states[name] for states in known]) for name in (*IMAGE_TARGETS, *TEXT_TARGETS)}
+            teacher_inputs |= {
+                name: _stack([states[name] for states in known]) for name in (*IMAGE_TARGETS, *TEXT_TARGETS)
+            }
         else:
-            taught |= {name: encoded[name] for name in ("input_ids", "attention_mask")}
+            teacher_inputs |= {name: encoded[name] for name in ("input_ids", "attention_mask")}
             pixels = [self.pixels([load_image(row["image"], name)]) for row, name in zip(rows, names, strict=True)]
-            taught["pixel_values"] = torch.cat(pixels)
-        batch["pairs"]["teacher"] = taught
+            teacher_inputs["pixel_values"] = torch.cat(pixels)
+        batch["pairs"]["teacher"] = teacher_inputs
         return batch
 
     def tokenize_student(self, texts: Sequence[str]) -> tuple[BatchEncoding, Tensor]:

@@ -100,14 +100,14 @@ def own_window_scores(
     Raises:
         ValueError: The patches do not fill a square.
     """
-    found = []
-    for local, places, other, centre in (
+    scores = []
+    for local, windows, other, centre in (
         (image, squares(image), text, centres[1]), (text, phrases(text), image, centres[0])
     ):  # fmt: skip
-        embedded, share = embed_windows(encode, local, places)
+        embedded, share = embed_windows(encode, local, windows)
         similar = torch.einsum("nwd,nd->nw", embedded, unit(other.embeddings) - centre)
-        found.append(torch.einsum("nw,nwt->nt", similar, share) * local.mask)
-    return found[0], found[1]
+        scores.append(torch.einsum("nw,nwt->nt", similar, share) * local.mask)
+    return scores[0], scores[1]
 
 
 def embed_windows(

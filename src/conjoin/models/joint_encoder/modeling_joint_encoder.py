@@ -327,11 +327,11 @@ class JointEncoderModel(PreTrainedModel):
 
     def _sum_views(self, parts: _Parts) -> Tensor:
         """Return the sum `(N, d)` of the unit embeddings of the modalities that an item has; of CLS if it has none."""
-        found = {name: part[2] > 0 for name, part in parts.items() if part is not None}
-        nothing = ~torch.cat([*found.values()], dim=1).any(1, keepdim=True)
+        present = {name: part[2] > 0 for name, part in parts.items() if part is not None}
+        nothing = ~torch.cat([*present.values()], dim=1).any(1, keepdim=True)
         views = [
             F.normalize(self._embed_view(parts, name, False).float(), dim=-1) * (exists | nothing)
-            for name, exists in found.items()
+            for name, exists in present.items()
         ]
         return torch.stack(views).sum(0)
 

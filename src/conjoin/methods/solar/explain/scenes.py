@@ -48,13 +48,13 @@ def draw_scene_scores(
 def _lines(text: str, tokens: ScoredTokens, tokenizer: Any) -> list[tuple[str, list[Word]]]:  # noqa: ANN401
     """The tokens by their truth, by their scores, and those that the mask keeps; None for the others."""
     offsets = tokenizer(text, truncation=True, return_offsets_mapping=True)["offset_mapping"]
-    places = [place for place, (start, end) in enumerate(offsets) if end > start]
-    words = [text[slice(*offsets[place])] for place in places]
-    colours = [warmth(value) for value in relative(tokens.scores[places].numpy())]
+    token_indices = [index for index, (start, end) in enumerate(offsets) if end > start]
+    words = [text[slice(*offsets[index])] for index in token_indices]
+    colours = [warmth(value) for value in relative(tokens.scores[token_indices].numpy())]
     kept = {
-        "truth: what the picture shows": (tokens.truth[places] == SHARED).tolist(),
-        "words like the picture": [True] * len(places),
-        "what the mask keeps": tokens.above[places].tolist(),
+        "truth: what the picture shows": (tokens.truth[token_indices] == SHARED).tolist(),
+        "words like the picture": [True] * len(token_indices),
+        "what the mask keeps": tokens.above[token_indices].tolist(),
     }
     return [
         (caption, [(word, colour if keep else None) for word, colour, keep in zip(words, colours, keeps, strict=True)])

@@ -92,7 +92,7 @@ def score_scenes(
         if features is None:
             inputs = processor([{"image": row["image"], "text": row["text"]} for row in chosen])
         else:
-            inputs = collate_features([features[place] for place in range(start, end)])["pairs"]
+            inputs = collate_features([features[index] for index in range(start, end)])["pairs"]
         inputs = {name: value.to(model.device) for name, value in inputs.items()}
         tokens = pair_tokens(model(**inputs, views=(), output_tokens=True))
         image, text = score_windows(model, tokens) if scores == "windows" else align(tokens)[1:]

@@ -44,5 +44,5 @@ def qda_threshold(
     a, h = high_variance - low_variance, high_variance + low_variance
     c = a + 2 * high_variance * low_variance * log_ratio
     root = -c / (h + (h.square() - a * c).sqrt())
-    found = usable & (root.abs() <= 1)  # also False for NaN
-    return Threshold(middle + torch.where(found, root, 0.0) * half, ~found)
+    is_inside = usable & (root.abs() <= 1)  # also False for NaN
+    return Threshold(middle + torch.where(is_inside, root, 0.0) * half, ~is_inside)
