@@ -45,7 +45,7 @@ from conjoin.losses import ContrastiveLoss
 from conjoin.methods.solar import SolarStage1Config, SolarStage2Config
 from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective
-from conjoin.methods.solar.targets import TeacherTargets
+from conjoin.methods.solar.teachers import TeacherTargets
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel, JointEncoderOutput
 from conjoin.training import LoraArguments, add_lora
 from conjoin.training.objective import Objective, total_loss

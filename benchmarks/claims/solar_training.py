@@ -28,7 +28,7 @@ from conjoin.methods.solar.masking import construct_samples
 from conjoin.methods.solar.scores import PairTokens
 from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
-from conjoin.methods.solar.targets import TowerTeacher
+from conjoin.methods.solar.teachers import TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, load_mined, mine_hard_negatives
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined

@@ -11,8 +11,7 @@ import yaml
 
 from conjoin.cli.main import main
 from conjoin.hub import export, export_stock, load_model, model_upload, push
-from conjoin.hub.commit import Upload
-from conjoin.hub.errors import PushError
+from conjoin.hub.commit import PushError, Upload
 from conjoin.hub.local_paths import without_paths
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel

@@ -5,7 +5,7 @@ import torch
 from naive_losses import leaf
 
 from conjoin.losses import ContrastiveLoss, GclLoss
-from conjoin.losses.ids import check_positions, exclude_own, own_columns
+from conjoin.losses.checks import check_positions, exclude_own, own_columns
 
 COLUMNS = torch.arange(5)[:, None] * torch.ones(3)
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from conjoin.data import PairStream, load_training_pairs
 from conjoin.training import PairArguments, SourceArguments, load_recipe, train
-from conjoin.training.query_data import QueryArguments
+from conjoin.training.data import QueryArguments
 from tiny_training import make_encoder, make_trainer, without_dropout, write_pairs
 
 RECIPE = """

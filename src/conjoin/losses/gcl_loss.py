@@ -15,8 +15,7 @@ from conjoin.ops import (
     self_logsumexp,
 )
 
-from .checks import check_length, check_matrix, inverse, unit
-from .ids import check_positions, masked_negatives, own_columns
+from .checks import check_length, check_matrix, check_positions, inverse, masked_negatives, own_columns, unit
 from .temperature import Temperature
 
 MODALITIES = ("image", "text", "fused")

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from conjoin.ops import cross_logsumexp, gather_with_gradient, is_distributed, local_positions, pair_logsumexp
 
-from .checks import check_matrix, inverse, unit
-from .ids import check_positions, exclude_own, masked_negatives, own_columns
+from .checks import check_matrix, check_positions, exclude_own, inverse, masked_negatives, own_columns, unit
 from .temperature import Temperature
 
 

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from conjoin.ops import grouped_logsumexp
 
-from .checks import check_length, check_matrix, inverse, unit
-from .ids import check_positions, exclude_own, own_columns
+from .checks import check_length, check_matrix, check_positions, exclude_own, inverse, own_columns, unit
 from .info_nce_loss import mean_cross_entropy
 
 

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from conjoin.ops import cross_logsumexp, self_logsumexp
 
-from .checks import check_length, check_matrix, check_norms, inverse, unit, widen
-from .ids import check_positions, exclude_own
+from .checks import check_length, check_matrix, check_norms, check_positions, exclude_own, inverse, unit, widen
 
 
 def multi_positive(

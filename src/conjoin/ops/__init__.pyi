@@ -1,4 +1,3 @@
-from .devices import choose_device as choose_device
 from .exclusion import Exclusion as Exclusion
 from .gather import (
     gather_with_gradient as gather_with_gradient,
@@ -12,4 +11,4 @@ from .logsumexp import (
     pair_logsumexp as pair_logsumexp,
     self_logsumexp as self_logsumexp,
 )
-from .precision import choose_bf16 as choose_bf16
+from .precision import choose_bf16 as choose_bf16, choose_device as choose_device

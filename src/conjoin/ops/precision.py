@@ -1,4 +1,4 @@
-"""Choice of the precision: bfloat16 where the hardware computes faster in it, else float32."""
+"""Choice of the device, and of the precision: bfloat16 where the hardware computes faster in it, else float32."""
 
 import logging
 import time
@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from conjoin.constants import AUTO
-
-from .devices import choose_device
 
 logger = logging.getLogger(__name__)
 
@@ -72,3 +70,22 @@ def time_cpu() -> tuple[float, float]:
     finally:
         torch.set_num_threads(threads)
     return seconds[torch.float32], seconds[torch.bfloat16]
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """Return `device`; if None, a GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: Torch does not know the device, or does not see the GPU.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"{device!r} is not a device; expected cpu, cuda, cuda:1, ...") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{chosen} was asked for, but torch sees no GPU; use --device cpu")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"{chosen} was asked for, but torch sees {torch.cuda.device_count()} GPUs, counted from 0")
+    return chosen

@@ -1,6 +1,6 @@
 from .adapters import load_adapted as load_adapted, load_checkpoint as load_checkpoint
 from .config import RetrievalConfig as RetrievalConfig, TemperatureConfig as TemperatureConfig
-from .data import PairArguments as PairArguments, SourceArguments as SourceArguments
+from .data import PairArguments as PairArguments, QueryArguments as QueryArguments, SourceArguments as SourceArguments
 from .features import (
     CachedFeatures as CachedFeatures,
     cache_features as cache_features,
@@ -16,7 +16,6 @@ from .query_candidates import (
     QueryCandidateObjective as QueryCandidateObjective,
     QueryCandidateTrainer as QueryCandidateTrainer,
 )
-from .query_data import QueryArguments as QueryArguments
 from .recipe import (
     FeatureArguments as FeatureArguments,
     ModelArguments as ModelArguments,

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conjoin.training.objective import Objective, total_loss
-from conjoin.training.replay import RandomState, Replay
+from conjoin.training.objective import Objective, RandomState, Replay, total_loss
 
 _MASKS = ("attention_mask", "image_view_mask", "text_view_mask")
 _TOKENS = (*_MASKS, "input_ids", "special_tokens_mask", "token_type_ids")

@@ -15,9 +15,10 @@ from conjoin.methods.solar.teachers import (
     Teachers,
     TextTeacher,
     VisionTeacher,
+    align_tokens,
     matching_image_processor,
+    tokenize_with_spans,
 )
-from conjoin.methods.solar.token_alignment import align_tokens, tokenize_with_spans
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.training import cached_backward

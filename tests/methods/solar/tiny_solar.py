@@ -13,7 +13,7 @@ from conjoin.methods.solar import (
 )
 from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective
-from conjoin.methods.solar.targets import TowerTeacher
+from conjoin.methods.solar.teachers import TowerTeacher
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mining.negatives import write_mined
 from tiny_training import SETTINGS, make_encoder, make_rows, without_dropout

@@ -6,9 +6,10 @@ inputs in the data-loader workers; its forward runs on the device of the batch.
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from transformers import (
@@ -22,11 +23,54 @@ from transformers import (
 
 from conjoin.data import PairCollator
 from conjoin.hub import loading
-from conjoin.methods.solar.targets import TeacherTargets
-from conjoin.methods.solar.token_alignment import align_tokens, tokenize_with_spans
-from conjoin.models.joint_encoder import JointEncoderOutput
+from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 from conjoin.processing import ImageTextProcessor, ItemError, load_image
-from conjoin.processing.item_inputs import item_names
+from conjoin.processing.item_inputs import cut_text, item_names, text_limit, without_special_words
+
+
+class TeacherTargets(NamedTuple):
+    """The teacher's states for a batch, aligned to the student's tokens; their widths may differ from the student's.
+
+    Args:
+        image_tokens: `(N, P, D)` states of the patches.
+        image_global: `(N, D)` states of the images.
+        text_tokens: `(N, T, D')` states of the text tokens.
+        text_global: `(N, D')` states of the texts.
+        text_mask: `(N, T)` bool, the student tokens that have a teacher state.
+    """
+
+    image_tokens: Tensor
+    image_global: Tensor
+    text_tokens: Tensor
+    text_global: Tensor
+    text_mask: Tensor
+
+
+class TowerTeacher:
+    """Uses the student's frozen towers as teachers; suits towers that are the paper's teachers (DINOv2, BGE-m3).
+
+    The student's forward already computes their output, so this teacher adds no cost.
+
+    Args:
+        model: The student.
+
+    Raises:
+        ValueError: A tower is trainable.
+    """
+
+    def __init__(self, model: JointEncoderModel) -> None:
+        for name, tower in (("vision_model", model.vision_model), ("text_model", model.text_model)):
+            if any(parameter.requires_grad for parameter in tower.parameters()):
+                raise ValueError(f"{name} is being trained, so it cannot be its own teacher: pass a teacher")
+
+    def __call__(self, teacher_inputs: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+        """Return the towers' tokens before the adapters."""
+        image, text, mask = output.image_features, output.text_features, output.text_token_mask
+        if image is None or text is None or mask is None:
+            raise ValueError("expected the output for image-text pairs, with output_tokens=True")
+        image, text = image.detach(), text.detach()
+        return TeacherTargets(image[:, 1:], image[:, 0], text[:, 1:], text[:, 0], mask)
+
 
 IMAGE_TARGETS = ("image_tokens", "image_global")
 TEXT_TARGETS = ("text_tokens", "text_global")
@@ -325,3 +369,73 @@ def _frozen(model: PreTrainedModel) -> PreTrainedModel:
 
 def _takes(model: PreTrainedModel, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
+
+
+def tokenize_with_spans(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    max_length: int | None = None,
+    padding: str = "longest",
+    padding_side: str | None = None,
+) -> tuple[BatchEncoding, Tensor]:
+    """Tokenise texts as `ImageTextProcessor` does, and return the character span of each token.
+
+    Args:
+        tokenizer: Any fast tokenizer.
+        texts: N texts.
+        max_length: Maximum text length in tokens; the tokenizer's limit always applies.
+        padding: Argument of the tokenizer.
+        padding_side: Side of the padding; None for the tokenizer's default.
+
+    Returns:
+        The encoding, and spans `(N, T, 2)`: start and exclusive end of each token. Positions do not count white space,
+        because tokenizers assign it differently. Special tokens and padding have empty spans.
+
+    Raises:
+        ValueError: The tokenizer is slow and does not report character offsets.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} is no fast tokenizer: it does not report the character offsets of its "
+            "tokens, so a teacher cannot be aligned"
+        )
+    limit = text_limit(tokenizer, max_length)
+    if limit is not None:
+        texts = [cut_text(text, tokenizer, limit) for text in texts]
+    encoded = tokenizer(
+        texts,
+        padding=padding,
+        padding_side=padding_side,
+        truncation=limit is not None,
+        max_length=limit,
+        split_special_tokens=True,  # as in the processor, special tokens in a text are ordinary words
+        return_attention_mask=True,
+        return_special_tokens_mask=True,
+        return_offsets_mapping=True,
+        return_tensors="pt",
+    )
+    encoded["input_ids"] = without_special_words(encoded["input_ids"], encoded["special_tokens_mask"], tokenizer)
+    longest = max(map(len, texts), default=0)
+    inked = torch.tensor([[not c.isspace() for c in text] + [False] * (longest - len(text)) for text in texts])
+    before = F.pad(inked.long().cumsum(1), (1, 0))  # (N, longest + 1): non-space characters before each position
+    spans = before.gather(1, encoded.pop("offset_mapping").flatten(1)).unflatten(1, (-1, 2))
+    return encoded, spans * (1 - encoded["special_tokens_mask"])[..., None]
+
+
+def align_tokens(teacher: Tensor, teacher_spans: Tensor, student_spans: Tensor) -> tuple[Tensor, Tensor]:
+    """Average the teacher's tokens for every student token, weighted by the number of shared characters.
+
+    Args:
+        teacher: `(N, U, D)` states of the teacher's tokens.
+        teacher_spans: `(N, U, 2)` from `tokenize_with_spans`.
+        student_spans: `(N, T, 2)`, likewise.
+
+    Returns:
+        States `(N, T, D)`, and bool `(N, T)`: True where a student token overlaps a teacher token; other states are 0.
+    """
+    first = torch.maximum(student_spans[:, :, None, 0], teacher_spans[:, None, :, 0])
+    last = torch.minimum(student_spans[:, :, None, 1], teacher_spans[:, None, :, 1])
+    overlap = (last - first).clamp(min=0).to(teacher.dtype)
+    total = overlap.sum(2, keepdim=True)
+    with torch.autocast(teacher.device.type, enabled=False):
+        return (overlap / total.clamp(min=1)) @ teacher, total.squeeze(2) > 0
