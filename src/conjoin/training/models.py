@@ -9,10 +9,9 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import load_sample_text_tower, load_sample_vision_tower, sample_image_processor
 from conjoin.hub import check_model, is_embedder, load_embedder, load_model
-from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import check_processor_type
 from conjoin.processing.sentence_files import SentenceFilesMixin
@@ -116,12 +115,11 @@ def compose_mllm(arguments: ModelArguments) -> ModelAndProcessor:
 
 
 ARCHITECTURES: dict[str, Callable[[ModelArguments], ModelAndProcessor]] = {
-    "joint_encoder": partial(compose_towers, JointEncoderModel),
-    "token_fusion": partial(compose_towers, TokenFusionModel),
+    **{name: partial(compose_towers, model) for name, (model, _) in MODELS.items()},
     "score_fusion": compose_score_fusion,
     "mllm_retriever": compose_mllm,
 }
-"""The function that builds each architecture."""
+"""The function that builds each architecture; `compose_towers` unless another one is named here."""
 
 
 def _check_parts(arguments: ModelArguments) -> None:

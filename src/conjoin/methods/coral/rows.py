@@ -28,7 +28,6 @@ class SeedCollator:
         self.collator = collator
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate a list of rows."""
         batch = self.collator(list(rows))
         if rows and SEED in rows[0]:
             batch["mask_seeds"] = torch.tensor([row[SEED] for row in rows])

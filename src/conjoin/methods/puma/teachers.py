@@ -26,13 +26,11 @@ class FullTeacher:
         self.model = model.requires_grad_(False).eval()
 
     def __call__(self, student: MllmRetrieverModel, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Run both models."""
         states = student(**inputs).pooler_output
         with torch.no_grad():
             return states, self.model(**inputs).pooler_output
 
     def to(self, device: torch.device) -> "FullTeacher":
-        """Move it."""
         self.model.to(device)
         return self
 
@@ -87,7 +85,6 @@ class SharedTeacher:
         return states
 
     def to(self, device: torch.device) -> "SharedTeacher":
-        """Move it."""
         self.layers.to(device)
         return self
 

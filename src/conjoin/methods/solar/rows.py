@@ -102,7 +102,6 @@ class SolarStage2Collator:
         self.collator = collator
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate a list of rows."""
         if "anchor" not in rows[0]:
             return self.collator(list(rows))
         batch = self.collator([row["anchor"] for row in rows])

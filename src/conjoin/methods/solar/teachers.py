@@ -277,7 +277,6 @@ class TeacherCollator:
         self.grid = [side // patch_size for side in size]
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate a list of rows."""
         names = item_names(len(rows), [str(row.get("id", index)) for index, row in enumerate(rows)])
         lacking = [
             name for row, name in zip(rows, names, strict=True) if row.get("image") is None or not row.get("text")
