@@ -194,15 +194,18 @@ def test_the_saved_model_loads_with_equal_vectors(tiny_checkpoints, tmp_path):
 def test_what_is_pushed_is_the_model(tiny_checkpoints, tmp_path, monkeypatch):
     model, processor = make_encoder(tiny_checkpoints)
     trainer = make_trainer("gcl", model, processor, tmp_path, make_rows(8))
-    trainer.hub_model_id, pushed = "me/model", {}
-    monkeypatch.setattr(trainer, "create_model_card", lambda **kwargs: None)
-    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **kwargs: pushed.update(kwargs))
-    trainer.push_to_hub()
-    assert pushed["repo_id"] == "me/model"
-    folder = Path(pushed["folder_path"])
-    assert (folder / "modules.json").is_file()
-    loaded = AutoModel.from_pretrained(folder).state_dict()
+    trainer.hub_model_id, pushed = "me/model", []
+    (tmp_path / "notes.txt").write_text("private")
+    monkeypatch.setattr("conjoin.training.trainer.push", lambda upload, **options: pushed.append((upload, options)))
+    trainer.push_to_hub(license="mit", token="secret")
+    ((upload, options),) = pushed
+    assert upload.repo_id == "me/model" and "license: mit" in upload.card and options["api"].token == "secret"
+    assert {"model.safetensors", "modules.json", "README.md"} <= set(upload.files)
+    assert "notes.txt" not in upload.files and "training_args.bin" not in upload.files
+    loaded = AutoModel.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="hub_strategy='every_save': a checkpoint holds the state of training"):
+        make_trainer("gcl", model, processor, tmp_path, make_rows(8), push_to_hub=True, hub_strategy="every_save")
 
 
 def test_lora_is_merged_into_what_is_saved(tiny_checkpoints, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 
 from conjoin.ops import choose_bf16
 
@@ -22,7 +23,7 @@ class RetrievalConfig(TrainingArguments):
     Some defaults differ. No column is removed, because the collator reads whole rows. The last partial batch is
     dropped, because padding it would duplicate items, which would become false negatives of each other. R@k is
     evaluated on the whole evaluation set. Without a terminal the log is lines in place of a progress bar. A process
-    uses one GPU: `accelerate launch` starts one for each.
+    uses one GPU: `accelerate launch` starts one for each. `push_to_hub` pushes the trained model, no checkpoint.
 
     Under gradient accumulation every micro-batch is a separate contrastive batch, and the step uses the mean of their
     gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
@@ -52,6 +53,7 @@ class RetrievalConfig(TrainingArguments):
     lr_scheduler_type: str = field(default="cosine")
     logging_steps: float = field(default=10)
     save_total_limit: int | None = field(default=2)
+    hub_strategy: str = field(default="end")
     gradient_cache_chunk_size: int = field(default=0)
     gradient_cache_chunk_tokens: int = field(default=0)
     eval_ks: tuple[int, ...] = field(default=(1, 5, 10))
@@ -75,6 +77,11 @@ class RetrievalConfig(TrainingArguments):
             self._n_gpu = 1
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
         self.eval_ks = tuple(self.eval_ks)
+        if self.push_to_hub and self.hub_strategy != HubStrategy.END:
+            raise ValueError(
+                f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
+                "model to push; expected 'end', which pushes the trained model"
+            )
         for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")

@@ -107,7 +107,7 @@ def _fit_batch(rows: Any, training: RetrievalConfig) -> None:  # noqa: ANN401 - 
 
 
 def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> RetrievalTrainer:
-    """Run a recipe and write the model, its processor and `recipe.json` to `output_dir`.
+    """Run a recipe; write the model, its processor and `recipe.json` to `output_dir`; with `push_to_hub` push them.
 
     The adapters of an embedder with all its layers are also in `adapter`, for PEFT.
 
@@ -122,7 +122,7 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> Retr
     Raises:
         FileNotFoundError: There is no checkpoint to resume from.
         KeyboardInterrupt: A signal ended the run; the message says how to resume.
-        OSError: The disk is full or fails; the message says which checkpoint is safe.
+        OSError: The disk is full or fails; the message says which checkpoint is safe. Or the push failed.
         ValueError: `output_dir` holds something that the run would replace, or another process trains into it; and as
             `build_trainer`.
     """
@@ -145,6 +145,8 @@ def train(recipe: Recipe, resume: bool = False, overwrite: bool = False) -> Retr
                 if trainer.args.should_save:
                     _save_adapter(recipe.model, trainer, processor, folder / "adapter")
                     write_text(folder / "recipe.json", json.dumps(_record(recipe, trainer), indent=2) + "\n")
+            if trainer.args.push_to_hub:
+                trainer.push_to_hub()
     return trainer
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import datasets
 import torch
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
@@ -22,7 +23,7 @@ from transformers import (
 from conjoin.data import EpochRows, PairCollator, PairStream
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.ranking import integer_labels
-from conjoin.hub import save_model
+from conjoin.hub import model_upload, push, save_model
 from conjoin.ops import is_distributed
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
@@ -274,7 +275,7 @@ class RetrievalTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name in matrices]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Export the encoder to a folder, for `push_to_hub` too; inside a checkpoint, save the full training state."""
+        """Export the encoder to a folder; inside a checkpoint, save the full training state."""
         if _internal_call and output_dir is not None:
             if self.sharding.fsdp:
                 self._save(output_dir, self.sharding.weights())
@@ -293,6 +294,37 @@ class RetrievalTrainer(Trainer):
         model.save_pretrained(folder, state_dict=weights)  # a class without an auto class
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
+
+    def push_to_hub(  # type: ignore[override]
+        self,
+        commit_message: str | None = "End of training",
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> str | None:
+        """Save the model and push its files and a card in one commit, as `conjoin push` does.
+
+        Args:
+            commit_message: Of the commit.
+            token: In place of `hub_token`.
+            revision: Branch, in place of `hub_revision`.
+            kwargs: Passed to `conjoin.hub.model_upload`: `license`, `languages`, `datasets` ...
+
+        Returns:
+            The URL of the commit; None on further processes.
+
+        Raises:
+            PushError: The Hub refused, failed, or cannot be reached.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token)
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        upload = model_upload(str(self.args.output_dir), str(self.hub_model_id), **kwargs)
+        settings = {"revision": revision or self.args.hub_revision, "message": commit_message}
+        # `init_hf_repo` made the repository, as `hub_private_repo` says
+        return push(upload, public=True, replace=True, api=HfApi(token=token or self.args.hub_token), **settings)
 
     def objective_weights(self) -> dict[str, Tensor]:
         """Return the weights of the objective, whole on the main process; all processes must call this."""
