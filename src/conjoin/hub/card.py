@@ -126,8 +126,8 @@ def _tower_type(config: dict[str, Any], tower: str) -> str:
 
 def _sources(data: dict[str, Any]) -> list[str]:
     """The names of all training data of a recipe's section: one, several, or a list of sections."""
-    found = data.get("source", "")
-    names = [found] if isinstance(found, str) else list(found)
+    source = data.get("source", "")
+    names = [source] if isinstance(source, str) else list(source)
     names += [part["source"] for part in data.get("sources") or [] if isinstance(part, dict) and "source" in part]
     return [name for name in names if isinstance(name, str) and name]
 

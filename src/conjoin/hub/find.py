@@ -45,8 +45,8 @@ def _ask_hub(name: str, revision: str | None, problem: str) -> None:
     try:
         HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
     except RepositoryNotFoundError as error:
-        found = f"there is no such folder, and on the hub no such model that you may read ({constants.ENDPOINT})"
-        raise FileNotFoundError(f"{problem}{found}") from error
+        reason = f"there is no such folder, and on the hub no such model that you may read ({constants.ENDPOINT})"
+        raise FileNotFoundError(f"{problem}{reason}") from error
     except RevisionNotFoundError as error:
         raise FileNotFoundError(f"{problem}it has no branch, tag or commit {revision!r}") from error
     except HfHubHTTPError:

@@ -73,8 +73,8 @@ def load_model(
     with loading(path, revision):
         options = pinned | {"output_loading_info": True, "ignore_mismatched_sizes": True}  # checked below
         loaded: Any = model_class.from_pretrained(path, **options)
-        model, found = loaded
-        wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+        model, report = loaded
+        wrong = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
         if wrong:
             raise ValueError(f"its config.json does not fit its weights: missing or of another shape are {wrong[:3]}")
     return model, load_processor(path, revision)

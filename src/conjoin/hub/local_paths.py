@@ -38,7 +38,7 @@ def without_paths(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 def _shortened(text: str) -> str:
     if text.startswith("file:") or is_absolute(text):
         return _last_part(text)
-    return _INSIDE.sub(lambda found: _last_part(found[0]), text)
+    return _INSIDE.sub(lambda match: _last_part(match[0]), text)
 
 
 def is_absolute(text: str) -> bool:

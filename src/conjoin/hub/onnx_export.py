@@ -169,7 +169,7 @@ class _Pool:
 
     def __init__(self, data: BinaryIO) -> None:
         self.data = data
-        self.places: dict[bytes, int] = {}
+        self.offsets: dict[bytes, int] = {}
 
     def move_weights(self, graph: "onnx.ModelProto") -> None:
         """Move the weights of a graph into the file, unless they are there; small ones stay."""
@@ -182,11 +182,11 @@ class _Pool:
             if len(raw) < _INLINE:
                 continue
             key = sha256(raw).digest()
-            if key not in self.places:
+            if key not in self.offsets:
                 self.data.write(bytes(-self.data.tell() % _ALIGNMENT))
-                self.places[key] = self.data.tell()
+                self.offsets[key] = self.data.tell()
                 self.data.write(raw)
-            set_external_data(tensor, WEIGHTS, self.places[key], len(raw))
+            set_external_data(tensor, WEIGHTS, self.offsets[key], len(raw))
             tensor.ClearField("raw_data")
 
 

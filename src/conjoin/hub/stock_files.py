@@ -81,11 +81,11 @@ def save_modules(
     if config.embedding_dim is not None:
         settings["truncate_dim"] = config.embedding_dim
         if not any(entry["type"].endswith(".Dense") for entry in modules):
-            place = next((place for place, entry in enumerate(modules) if entry["type"].endswith(".Normalize")), None)
+            index = next((index for index, entry in enumerate(modules) if entry["type"].endswith(".Normalize")), None)
             dense = {"path": f"{len(modules)}_Dense", "type": "sentence_transformers.models.Dense"}
-            modules.insert(len(modules) if place is None else place, dense)
-    for place, entry in enumerate(modules):
-        entry |= {"idx": place, "name": str(place)}
+            modules.insert(len(modules) if index is None else index, dense)
+    for index, entry in enumerate(modules):
+        entry |= {"idx": index, "name": str(index)}
         (folder / entry["path"]).mkdir(exist_ok=True)
         if entry["type"].endswith(".Dense"):
             _save_cut(width, config.embedding_dim, folder / entry["path"])
@@ -115,8 +115,8 @@ def module_files(pooling: str, processing: dict[str, Any] | None = None) -> dict
     flags = {f"pooling_mode_{mode}": mode.removesuffix("_tokens") == pooling for mode in _POOLING_MODES}
     return {
         MODULES: [
-            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for place, (path, kind) in enumerate(kinds.items())
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(kinds.items())
         ],
         TRANSFORMER: transformer,
         "1_Pooling/config.json": flags | {"word_embedding_dimension": None, "include_prompt": True},

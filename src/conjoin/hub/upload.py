@@ -188,7 +188,7 @@ def _code_files(owner: Path) -> set[str]:
     entries = (read_json(owner).get("auto_map") or {}).values()
     references = [part for entry in entries for part in (entry if isinstance(entry, list) else [entry]) if part]
     modules = [owner.with_name(f"{part.rpartition('--')[2].rpartition('.')[0]}.py") for part in references]
-    found = [
+    files = [
         file for module in modules if module.is_file() for file in (str(module), *get_relative_import_files(module))
     ]
-    return {Path(file).name for file in found}
+    return {Path(file).name for file in files}

@@ -78,10 +78,10 @@ def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> 
     from peft import LoraConfig, get_peft_model_state_dict
 
     text_model: Any = encoder.text_model
-    found: dict[str, LoraConfig] = vars(text_model).get("peft_config", {})
-    if not found:
+    configs: dict[str, LoraConfig] = vars(text_model).get("peft_config", {})
+    if not configs:
         raise ValueError("the language model has no adapters")
-    (config,) = copy.deepcopy(found).values()
+    (config,) = copy.deepcopy(configs).values()
     names = sorted({str(path).rpartition(".")[2] for path in config.target_modules or ()})
     config.target_modules = rf".*language_model\.layers\..*\.({'|'.join(names)})"
     config.base_model_name_or_path = base

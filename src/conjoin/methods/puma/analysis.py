@@ -107,7 +107,7 @@ def readout_attention(model: Any, processor: Any, items: Sequence[Any]) -> Tenso
     Returns:
         `(layers, 4)` shares by `ATTENDED`, averaged over heads and items; each row sums to 1.
     """
-    found: list[Tensor] = []
+    shares: list[Tensor] = []
     with _every_token(model), _eager_attention(model.text_model):
         for item in items:
             batch = processor([item]).to(model.device)
@@ -119,8 +119,8 @@ def readout_attention(model: Any, processor: Any, items: Sequence[Any]) -> Tenso
 
             with _hooks([layer.self_attn for layer in model.text_model.layers], keep):
                 model(**batch)
-            found.append(torch.stack(rows) @ kinds.double())
-    return torch.stack(found).mean(0)
+            shares.append(torch.stack(rows) @ kinds.double())
+    return torch.stack(shares).mean(0)
 
 
 @torch.no_grad()
@@ -137,14 +137,14 @@ def readout_states(model: Any, processor: Any, items: Sequence[Any]) -> Tensor: 
     """
     batch = processor(list(items)).to(model.device)
     at = batch["attention_mask"].sum(1) - 1 - int(model.config.readout == "before_token")  # prompts end in [RET]
-    found: list[Tensor] = []
+    states: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, output: Tensor) -> None:  # noqa: ANN401
-        found.append(model.norm(output[torch.arange(len(at), device=at.device), at]).float().cpu())
+        states.append(model.norm(output[torch.arange(len(at), device=at.device), at]).float().cpu())
 
     with _every_token(model), _hooks(model.text_model.layers, keep):
         model(**batch)
-    return torch.stack(found)
+    return torch.stack(states)
 
 
 def depth_hits(images: Tensor, texts: Tensor) -> dict[str, Tensor]:

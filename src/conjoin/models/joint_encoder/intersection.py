@@ -143,7 +143,7 @@ def squares(image: Modality) -> Tensor:
 
 
 def phrases(text: Modality) -> Tensor:
-    """Return the places of each window of successive words `(W, S)`."""
+    """Return the positions of each window of successive words `(W, S)`."""
     words, device = text.tokens.shape[1], text.tokens.device
     width = min(WORD_WINDOW, words)
     return torch.arange(words, device=device).unfold(0, width, 1)

@@ -84,7 +84,7 @@ def distribution_curves(log: Sequence[Mapping[str, float]], snapshots: int = 3) 
     for modality in MODALITIES:
         entries = _stage1_entries(log, modality)
         chosen = np.unique(np.linspace(0, len(entries) - 1, min(snapshots, len(entries))).round().astype(int))
-        curves += [threshold_course(log, modality), *(score_gaussians(entries[place], modality) for place in chosen)]
+        curves += [threshold_course(log, modality), *(score_gaussians(entries[index], modality) for index in chosen)]
     return curves
 
 
@@ -102,15 +102,15 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     text = Path(path).read_text(encoding="utf-8")
     try:
         if str(path).endswith(".jsonl"):
-            found: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+            entries: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
             content = json.loads(text)
-            found = content.get("log", content.get("log_history")) if isinstance(content, dict) else content
+            entries = content.get("log", content.get("log_history")) if isinstance(content, dict) else content
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path}: expected a list of log entries, or one under 'log' or 'log_history'")
-    return found
+    return entries
 
 
 def _stage1_entries(log: Sequence[Mapping[str, float]], modality: str) -> list[Mapping[str, float]]:

@@ -106,13 +106,13 @@ def score_populations(model: Any, processor: Any, pairs: Sequence[Any]) -> dict[
         "image": (output.text_tokens, output.image_tokens, output.image_token_mask),
         "text": (output.image_tokens, output.text_tokens, output.text_token_mask),
     }
-    found = {}
+    populations = {}
     for name, (of_global, of_local, mask) in parts.items():
         unit = F.normalize(of_local[:, 1:].float(), dim=-1)
         scores = torch.einsum("id,jtd->ijt", F.normalize(of_global[:, 0].float(), dim=-1), unit).cpu()
         matching = torch.eye(len(pairs), dtype=torch.bool)[..., None] & mask.cpu()
-        found[name] = (scores[matching], scores[mask.cpu().expand_as(matching) & ~matching])
-    return found
+        populations[name] = (scores[matching], scores[mask.cpu().expand_as(matching) & ~matching])
+    return populations
 
 
 def draw_explanation(

@@ -57,17 +57,17 @@ def score_intersection(
     Raises:
         ValueError: No scene has shared and private objects.
     """
-    found: dict[str, list[tuple[float, float]]] = {"patch": [], "token": []}
+    pairs: dict[str, list[tuple[float, float]]] = {"patch": [], "token": []}
     overlaps: dict[str, list[float]] = {"patch": [], "token": []}
     kept: dict[str, list[bool]] = defaultdict(list)
     for scene in score_scenes(model, processor, rows, batch_size, features, scores):
         for kind, tokens in scene.items():
-            found[kind].append(_wins(tokens.scores[tokens.truth == SHARED], tokens.scores[tokens.truth == PRIVATE]))
+            pairs[kind].append(_wins(tokens.scores[tokens.truth == SHARED], tokens.scores[tokens.truth == PRIVATE]))
             overlaps[kind].append(_overlap(tokens.above, tokens.truth))
             for part, truth in (("shared", SHARED), ("private", PRIVATE)):
                 kept[f"{kind}_{part}_kept"] += tokens.above[tokens.truth == truth].tolist()
     results: dict[str, float] = {}
-    for kind, wins in found.items():
+    for kind, wins in pairs.items():
         won, compared = map(sum, zip(*wins, strict=True))
         if not compared:
             raise ValueError(f"no scene has a {kind} of a shared and one of a private object")

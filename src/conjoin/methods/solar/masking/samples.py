@@ -141,10 +141,10 @@ def _check_shapes(
             f"image_scores and text_scores have shapes {tuple(image_scores.shape)} and {tuple(text_scores.shape)}, "
             "expected (N, P) and (N, T)"
         )
-    for name, found, scores in (
+    for name, mask, scores in (
         ("image_mask", image_mask, image_scores),
         ("text_mask", text_mask, text_scores),
         ("segments", image_mask if segments is None else segments, image_scores),
     ):
-        if found.shape != scores.shape:
-            raise ValueError(f"{name} has shape {tuple(found.shape)}, expected {tuple(scores.shape)}")
+        if mask.shape != scores.shape:
+            raise ValueError(f"{name} has shape {tuple(mask.shape)}, expected {tuple(scores.shape)}")

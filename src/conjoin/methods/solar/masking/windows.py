@@ -38,7 +38,7 @@ def window_scores(
 def _all_scores(
     encode: Callable[[Tensor, Tensor], Tensor], local: Modality, windows: Tensor, other: Modality
 ) -> LocalScores:
-    """Return the scores of `local`'s tokens with the embeddings of `other`, through `windows` `(W, S)` of places."""
+    """Return the scores of `local`'s tokens with the embeddings of `other`, in `windows` `(W, S)` of positions."""
     embedded, share = embed_windows(encode, local, windows)
     similar = torch.einsum("nwd,md->nmw", embedded, unit(other.embeddings))
     similar = similar - similar.mean(1, keepdim=True)
