@@ -151,7 +151,7 @@ def test_a_stock_export_is_pushed_with_its_modules(mllm_checkpoints, tmp_path):
     processor = MllmRetrieverProcessor.from_mllm(checkpoint)
     export_stock(retriever, processor, tmp_path / "stock")
     upload = model_upload(tmp_path / "stock", "me/stock", base_models=["Qwen/Qwen2-VL-2B-Instruct"])
-    modules = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "3_Normalize/config.json"}
+    modules = {"1_Pooling/config.json", "2_Normalize/config.json", "3_Dense/config.json", "3_Dense/model.safetensors"}
     assert modules | {"chat_template.jinja", "model.safetensors"} <= set(upload.files)
     assert not [name for name in upload.files if name.endswith(".py")] and not upload.left_out
     assert "vectors of 16 dimensions" in upload.card and "trust_remote_code" not in upload.card
