@@ -467,7 +467,7 @@ def test_mined_negatives_may_come_from_another_corpus(tmp_path):
     mined = load_mined(tmp_path / "m.parquet")
     row = SolarStage2Rows(rows, rows["id"], mined, per_anchor=2, candidates=corpus)[1]
     assert [found["id"] for found in row["mined"]] == ["other-row6", "row1"]
-    assert row["found"] == [True, False]
+    assert row["exists"] == [True, False]
     with pytest.raises(ValueError, match=r"its mined negative 'other-row6' is not in the data"):
         SolarStage2Rows(rows, rows["id"], mined, per_anchor=1)[1]
     with pytest.raises(ValueError, match=r"nothing was mined for 'row3': .* is of other rows"):
