@@ -4,6 +4,8 @@ AUTO = "auto"
 """Precision: bfloat16 where the hardware computes faster in it."""
 DTYPES = ("float32", "float16")
 """Types of stored vectors."""
+ON_ERROR = ("raise", "skip")
+"""What to do with a row that cannot be used."""
 INDEX_KINDS = {
     "ivf_flat": "IvfFlat",
     "ivf_sq": "IvfSq",

@@ -26,6 +26,17 @@ LISTED = 20
 """How many keys an error lists at most."""
 
 
+def option(default: Any, flag: str, **settings: Any) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of a dataclass that is also an option of the program.
+
+    Args:
+        default: Of both.
+        flag: The option's name, such as `--batch-size`.
+        settings: Further arguments of `argparse.ArgumentParser.add_argument`: `help`, `type`, `choices`, `metavar` ...
+    """
+    return dataclasses.field(default=default, metadata={"flag": flag, **settings})
+
+
 def build(kind: Any, value: Any, where: str, sections: Mapping[str, type[Any]] | None = None) -> Any:  # noqa: ANN401
     """Turn a plain value into what a type hint says.
 

@@ -127,7 +127,7 @@ def test_sources(cluster, photos, tmp_path, kind):
     data = str(photos / name)
     rows = load_pairs(data, streaming=True, **options)
     expected = encode_collection(rows, tiny_encoder(), tmp_path / "one")
-    found = encode_on_ray(data, tiny_encoder_on, tmp_path / "ray", workers=1, **options)
+    found = encode_on_ray(data, tiny_encoder_on, tmp_path / "ray", workers=1, reading=options)
     assert found.changes == expected.changes and found.schema.equals(expected.schema)
     assert_same(found, expected)
     again = encode_collection(rows, tiny_encoder(), tmp_path / "ray")
@@ -140,9 +140,9 @@ def tiny_encoder_on(device):
 
 def test_a_killed_worker(cluster, photos, tmp_path):
     data = photos / "photos.parquet"
-    expected = encode_collection(load_pairs(data, keep=["price"]), tiny_encoder(), tmp_path / "one")
+    expected = encode_collection(load_pairs(data, reading={"keep": ["price"]}), tiny_encoder(), tmp_path / "one")
     load = partial(faulty_encoder, tmp_path / "killed", kill)
-    found = encode_on_ray(data, load, tmp_path / "ray", workers=2, keep=["price"])
+    found = encode_on_ray(data, load, tmp_path / "ray", workers=2, reading={"keep": ["price"]})
     assert (tmp_path / "killed").exists()
     assert_same(found, expected)
     found.verify()
@@ -189,7 +189,7 @@ def test_errors(cluster, photos, tmp_path):
     with pytest.raises(OSError, match="No space left on device"):
         encode_on_ray(photos / "photos.csv", partial(faulty_encoder, tmp_path / "full", fill_disk), tmp_path / "disk")
     with pytest.raises(ValueError, match="its rows have no numbers: name a column by --id-column"):
-        encode_on_ray(photos / "photos.parquet", tiny_encoder_on, tmp_path / "numbers", id_column="")
+        encode_on_ray(photos / "photos.parquet", tiny_encoder_on, tmp_path / "numbers", reading={"id_column": ""})
     with pytest.raises(ValueError, match=r"a worker loaded another model: it has .*fingerprint"):
         encode_on_ray(photos / "photos.csv", lambda device: tiny_encoder(seed=int(device is None)), tmp_path / "model")
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from conjoin.retrieval import Collection
+from conjoin.retrieval import Collection, EncodeOptions
 from conjoin.retrieval.collection_table import open_table
-from conjoin.retrieval.encode import CollectionWriter, collection_key
+from conjoin.retrieval.encode import CollectionWriter
 from tiny_encoder import tiny_encoder, tiny_rows
 
 BAR = SimpleNamespace(update=lambda count: None)
@@ -14,8 +14,7 @@ BAR = SimpleNamespace(update=lambda count: None)
 
 def two_writers(uri):
     encoder = tiny_encoder()
-    key = collection_key(encoder, None, "float32", None)
-    writers = [CollectionWriter(uri, encoder, key, False, None, is_shared=True) for _ in range(2)]
+    writers = [CollectionWriter(uri, encoder, EncodeOptions(), is_shared=True) for _ in range(2)]
     writers[0].create({}, encoder.dimension)
     writers[1].open()
     return writers

@@ -13,17 +13,18 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_image_options,
+    add_options,
     add_revision,
-    add_storing_options,
+    given,
     load_rows,
     make_encoder,
 )
 from conjoin.constants import AUTO
+from conjoin.retrieval.options import EncodeOptions
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Collection, ItemEncoder
 
-_PIXELS = 256
 _LARGE = 200_000
 """Rows of 384 numbers that one core compares with a query in about 0.3 seconds."""
 
@@ -43,15 +44,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add_revision(parser)
     parser.add_argument("data", metavar="DATA", help=DATA_HELP)
     parser.add_argument("--out", required=True, metavar="URI", help="the collection: a folder, s3://, gs:// or az://")
-    add_data_options(parser).add_argument(
-        "--on-error",
-        choices=("raise", "skip"),
-        default="raise",
-        help="what to do with a row that cannot be used: stop, or skip it and list it in skipped.jsonl in --out "
-        "(default: %(default)s)",
-    )
+    add_data_options(parser)
     add_image_options(parser)
-    writing = add_storing_options(parser)
+    writing = add_options(parser, "what to write", ("--dtype", "--on-error", "--keep-pictures", "--sync"))
     writing.add_argument(
         "--keep",
         nargs="+",
@@ -59,17 +54,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="COLUMN",
         help="further columns of DATA to keep, for filters and results (the text and the image's path always are); "
         "price:number reads the texts of a CSV file as numbers",
-    )
-    writing.add_argument(
-        "--keep-pictures",
-        type=int,
-        nargs="?",
-        const=_PIXELS,
-        metavar="PX",
-        help=f"also keep a JPEG thumbnail of each picture, at most PX pixels wide and high ({_PIXELS} if not given)",
-    )
-    parser.add_argument(
-        "--sync", action="store_true", help="also remove the rows of the collection that are no longer in DATA"
     )
     add_compute_options(parser, bf16={"default": AUTO})
     group = parser.add_argument_group("where to compute")
@@ -101,14 +85,8 @@ def run(args: argparse.Namespace) -> None:
     if args.bf16 == AUTO:
         args.bf16 = from_first(processes, _is_bf16(args))
     is_first = processes is None or processes.process_index == 0
-    options: dict[str, Any] = {
-        "sync": args.sync,
-        "dtype": args.dtype,
-        "on_error": args.on_error,
-        "keep_pictures": args.keep_pictures,
-        "settings": {"only": args.only},
-        "show_progress": not args.quiet and is_first,
-    }
+    options = given(EncodeOptions, args, settings={"only": args.only})
+    options["show_progress"] = not args.quiet and is_first
     if args.engine == "ray":
         if processes is not None:
             raise ValueError("--engine ray starts its own workers: run `conjoin encode` without accelerate launch")
@@ -138,7 +116,7 @@ def _encode_on_ray(args: argparse.Namespace, options: dict[str, Any]) -> "Collec
     names = ("image_column", "text_column", "id_column", "group_column", "split", "only", "keep")
     reading = {name: vars(args)[name] for name in names if name in vars(args)}
     load = partial(_load_encoder, args)
-    return encode_on_ray(args.data, load, args.out, workers=args.ray_workers, **options, **reading)
+    return encode_on_ray(args.data, load, args.out, workers=args.ray_workers, reading=reading, **options)
 
 
 def _load_encoder(args: argparse.Namespace, device: str | None) -> "ItemEncoder":

@@ -10,11 +10,13 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_image_options,
-    add_storing_options,
+    add_options,
     check_out,
     encoder_loader,
+    given,
     load_rows,
 )
+from conjoin.retrieval.options import MiningOptions
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Miner
@@ -68,7 +70,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="YAML",
         help="a file with miners: {name: {model, query, candidate, duplicate_above, relative_margin ...}}",
     )
-    parser.add_argument("-k", type=int, default=10, help="negatives per row and miner (default: %(default)s)")
     parser.add_argument(
         "--duplicate-above",
         type=float,
@@ -82,14 +83,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     reading = add_data_options(parser, (*COLUMN_OPTIONS, "--group-column"))
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
     add_image_options(parser)
-    add_storing_options(parser)
+    add_options(parser, "how to mine", ("-k", "--index", "--dtype"))
     computing = add_compute_options(parser)
-    computing.add_argument(
-        "--index",
-        default="exact",
-        metavar="FACTORY",
-        help='exact, or an index of FAISS by its factory string, such as "IVF4096,PQ64" (default: %(default)s)',
-    )
     computing.add_argument(
         "--estimate", action="store_true", help="print how long it would take, by a probe of every model, and stop"
     )
@@ -120,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
     if args.estimate:
         print(plan_mining(corpus, miners, args.out, **settings))
         return
-    settings |= {"load_reranker": reranker, "k": args.k, "index": args.index, "dtype": args.dtype}
+    settings |= {"load_reranker": reranker, **given(MiningOptions, args)}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 

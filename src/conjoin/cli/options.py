@@ -2,10 +2,12 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conjoin.constants import AUTO, DTYPES, INPUT_TYPES
+from conjoin.constants import AUTO
+from conjoin.retrieval.options import ComputeOptions, EncodeOptions, MiningOptions
 
 if TYPE_CHECKING:
     import torch
@@ -32,45 +34,36 @@ _DATA: dict[str, dict[str, Any]] = {
     },
     "--streaming": {"action": "store_true", "help": "read while encoding, without loading the data first"},
 }
-_COMPUTE: dict[str, dict[str, Any]] = {
-    "--batch-size": {
-        "type": int,
-        "default": 32,
-        "metavar": "N",
-        "help": "items per forward pass (default: %(default)s)",
-    },
-    "--device": {"help": "cpu, cuda, cuda:1, ... (default: a GPU when there is one)"},
+
+
+def _flags(kind: type) -> dict[str, dict[str, Any]]:
+    """The options that a dataclass declares: `add_argument`'s arguments by flag."""
+    declared = {field.name: (field.default, dict(field.metadata)) for field in fields(kind) if field.metadata}
+    return {
+        settings.pop("flag"): {"dest": name, "default": default} | settings
+        for name, (default, settings) in declared.items()
+    }
+
+
+def given(kind: type, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The fields of a dataclass that a command's options set.
+
+    Args:
+        kind: The dataclass.
+        args: What was parsed.
+        changes: Fields to set otherwise.
+    """
+    names = [field.name for field in fields(kind) if field.metadata]
+    return {name: vars(args)[name] for name in names if name in vars(args)} | changes
+
+
+_COMPUTE: dict[str, dict[str, Any]] = _flags(ComputeOptions) | {
     "--bf16": {
         "action": argparse.BooleanOptionalAction,
         "default": False,
         "help": "compute in bfloat16: faster where the hardware has it, slightly less exact (default: %(default)s)",
     },
-    "--workers": {
-        "type": int,
-        "default": 0,
-        "metavar": "N",
-        "help": "processes that decode images ahead (default: %(default)s)",
-    },
-    "--input": {
-        "choices": INPUT_TYPES,
-        "dest": "input_type",
-        "help": "how an item with several images is embedded: seq: images and texts in their order; cat: its images "
-        "as one picture, its texts joined; avg: the mean of the embeddings of each image with its text (default: as "
-        "the model was saved, else seq)",
-    },
-    "--dims": {
-        "type": int,
-        "metavar": "N",
-        "help": "keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka)",
-    },
     "--quiet": {"action": "store_true", "help": "no progress bars"},
-    "--trust-remote-code": {
-        "action": "store_true",
-        "help": "run Python code from the model's folder, if it needs any; models of this package need none",
-    },
-}
-_STORING: dict[str, dict[str, Any]] = {
-    "--dtype": {"choices": DTYPES, "default": "float32", "help": "type of the stored numbers (default: %(default)s)"}
 }
 _URLS: dict[str, dict[str, Any]] = {
     "--allow-urls": {"help": "fetch images from http and https URLs, within limits of bytes and seconds"},
@@ -87,10 +80,11 @@ _HELD = {
     "cache.json": "a cache",
     "data/train.lance": "a collection",
 }
-_OPTIONS = _DATA | _COMPUTE | _STORING
+_OPTIONS = _DATA | _COMPUTE | _flags(MiningOptions) | _flags(EncodeOptions)
 
 DATA_OPTIONS = tuple(name for name in _DATA if name != "--group-column")
-COMPUTE_OPTIONS, STORING_OPTIONS, URL_OPTIONS = tuple(_COMPUTE), tuple(_STORING), tuple(_URLS)
+COMPUTE_OPTIONS = tuple(name for name in _COMPUTE if name != "--revision")
+URL_OPTIONS = tuple(_URLS)
 COLUMN_OPTIONS = ("--image-column", "--text-column", "--id-column", "--split")
 """The data options of commands that read all parts of every row, more than once."""
 
@@ -134,11 +128,6 @@ def add_data_options(
 ) -> argparse._ArgumentGroup:
     """Add the options of `load_rows`, all or those named."""
     return add_options(parser, "what to read", names)
-
-
-def add_storing_options(parser: argparse.ArgumentParser, **changes: dict[str, Any]) -> argparse._ArgumentGroup:
-    """Add the options of what is written."""
-    return add_options(parser, "what to write", STORING_OPTIONS, **changes)
 
 
 def add_compute_options(
@@ -200,9 +189,8 @@ def load_rows(args: argparse.Namespace, source: str, **changes: Any) -> "AnyData
     """
     from conjoin.data import load_pairs
 
-    given = vars(args)
-    options = {name.strip("-").replace("-", "_") for name in _DATA}
-    return load_pairs(source, **{name: given[name] for name in options if name in given} | changes)
+    names = [name.strip("-").replace("-", "_") for name in _DATA]
+    return load_pairs(source, **{name: vars(args)[name] for name in names if name in vars(args)} | changes)
 
 
 def encoder_loader(
@@ -218,12 +206,9 @@ def encoder_loader(
 
     from conjoin.retrieval import load_encoder
 
-    names = {"batch_size": "batch_size", "device": "device", "workers": "num_workers"}
-    names |= {name: name for name in ("trust_remote_code", "input_type", "dims", "revision")}
-    given = vars(args)
-    options: dict[str, Any] = {target: given[name] for name, target in names.items() if name in given}
-    if given.get("bf16"):
-        options["dtype"] = AUTO if given["bf16"] == AUTO else torch.bfloat16
+    options = given(ComputeOptions, args)
+    if vars(args).get("bf16"):
+        options["dtype"] = AUTO if args.bf16 == AUTO else torch.bfloat16
     if device is not None:
         options["device"] = device
 
@@ -240,9 +225,7 @@ def make_encoder(args: argparse.Namespace, model: str, device: "str | None" = No
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
     """Add the option for one version of the command's model."""
-    parser.add_argument(
-        "--revision", metavar="NAME", help="branch, tag or commit of a model on the Hub (default: its main branch)"
-    )
+    parser.add_argument("--revision", **_COMPUTE["--revision"])
 
 
 def add_rerank_options(parser: argparse.ArgumentParser) -> None:
@@ -263,8 +246,8 @@ def make_reranker(args: argparse.Namespace) -> "Reranker | None":
     check_counts(args, rerank_top=1)
     if args.rerank is None:
         return None
-    given = {name: vars(args)[name] for name in ("device", "batch_size") if name in vars(args)}
-    return load_reranker(args.rerank, trust_remote_code=args.trust_remote_code, **given)
+    names = ("device", "batch_size", "trust_remote_code")
+    return load_reranker(args.rerank, **{name: vars(args)[name] for name in names if name in vars(args)})
 
 
 def check_counts(args: argparse.Namespace, **least: int) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conjoin.cli.options import add_compute_options, add_image_options, check_counts
+from conjoin.cli.options import add_compute_options, add_image_options, check_counts, given
+from conjoin.retrieval.options import ComputeOptions
 
 if TYPE_CHECKING:
     from conjoin.serving import Limits
@@ -62,10 +63,4 @@ def encoder_options(args: argparse.Namespace) -> dict[str, object]:
     """The arguments of `load_encoder`."""
     import torch
 
-    dtype = torch.bfloat16 if args.bf16 else None
-    return {
-        "device": args.device,
-        "dtype": dtype,
-        "trust_remote_code": args.trust_remote_code,
-        "input_type": args.input_type,
-    }
+    return given(ComputeOptions, args, dtype=torch.bfloat16 if args.bf16 else None)

@@ -9,8 +9,8 @@ from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
     add_image_options,
+    add_options,
     add_revision,
-    add_storing_options,
     check_counts,
     load_rows,
 )
@@ -46,7 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add_data_options(parser, COLUMN_OPTIONS)
     add_image_options(parser)
     types = {"choices": (*DTYPES, "bfloat16")}
-    add_storing_options(parser, dtype=types)
+    add_options(parser, "what to write", ("--dtype",), dtype=types)
     add_compute_options(parser, ("--batch-size", "--device", "--workers", "--quiet"))
     parser.set_defaults(func=run)
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         dtype=dtype,
         device=device,
-        num_workers=args.workers,
+        num_workers=args.num_workers,
         show_progress=not args.quiet,
     )
     print(f"teacher states of {len(cache)} rows in {args.out}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import datasets
 
+from conjoin.constants import ON_ERROR
 from conjoin.data.interleaved import map_images
 from conjoin.processing import ItemError, load_image
 from conjoin.progress import progress
@@ -16,7 +17,6 @@ from conjoin.progress import progress
 logger = logging.getLogger(__name__)
 
 SKIPPED_FILE = "skipped.jsonl"
-ON_ERROR = ("raise", "skip")
 _AT_ONCE = 1000
 
 

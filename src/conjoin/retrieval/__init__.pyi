@@ -15,6 +15,11 @@ from conjoin.retrieval.mining.negatives import (
     load_mined as load_mined,
 )
 from conjoin.retrieval.mining.plan import plan_mining as plan_mining
+from conjoin.retrieval.options import (
+    ComputeOptions as ComputeOptions,
+    EncodeOptions as EncodeOptions,
+    MiningOptions as MiningOptions,
+)
 from conjoin.retrieval.processes import launched_processes as launched_processes
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.search import (

@@ -7,7 +7,7 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,7 @@ from conjoin.retrieval.collection_table import (
 )
 from conjoin.retrieval.encode_rows import Row, RowDigests, RowEncoder, RowSource, image_paths, row_parts, row_stamp
 from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.options import EncodeOptions
 from conjoin.retrieval.pictures import make_thumbnail
 from conjoin.retrieval.processes import gather, wait
 from conjoin.retrieval.vectors import check_vectors
@@ -60,14 +61,9 @@ def encode_collection(
     encoder: ItemEncoder,
     uri: str | Path,
     *,
-    sync: bool = False,
-    instruction: str | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    on_error: Literal["raise", "skip"] = "raise",
-    keep_pictures: int | None = None,
-    settings: Mapping[str, Any] | None = None,
     processes: PartialState | None = None,
     show_progress: bool = False,
+    **options: Any,  # noqa: ANN401 - fields of EncodeOptions
 ) -> Collection:
     """Encode rows into a collection: make it, resume it, or bring it up to date.
 
@@ -81,27 +77,20 @@ def encode_collection(
             `load_pairs`); a `datasets` dataset, streaming or not, or any iterable.
         encoder: Computes the vectors. The same batch size must be used on resuming for equal bits.
         uri: A folder, or `s3://`, `gs://`, `az://`; made if needed.
-        sync: Remove the rows of the collection that are not among `rows`.
-        instruction: Given to the model with every row.
-        dtype: Type of the stored numbers.
-        on_error: "skip" leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
-            `problem` (see `load_pairs`); `Collection.skipped` lists them, and they are removed if they were there.
-        keep_pictures: Also store a JPEG thumbnail of each row's picture, at most this many pixels wide and high.
-        settings: What else the vectors are made from (plain values, as JSON holds them); recorded, and compared.
         processes: Accelerate's state of a launched run, whose processes share the rows; each gives the same rows, and
             all return the published collection. None encodes in this process alone.
         show_progress: Show rows done and per second.
+        options: Fields of `EncodeOptions`: `sync`, `instruction`, `dtype`, `on_error`, `keep_pictures`, `settings`.
 
     Raises:
         ValueError: No rows, a row without id or content, an id met twice, an unreadable item, a collection that was
             made with another model or other settings, or that another process writes.
         OSError: The disk is full or fails; the same call resumes.
     """
-    check_options(on_error, dtype)
+    chosen = EncodeOptions(**options)
     rank, world_size = (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     source = RowSource(rows, _BATCHES_AT_ONCE * encoder.batch_size, rank, world_size)
-    key = collection_key(encoder, instruction, dtype, settings)
-    writer = CollectionWriter(uri, encoder, key, on_error == "skip", keep_pictures, is_shared=world_size > 1)
+    writer = CollectionWriter(uri, encoder, chosen, is_shared=world_size > 1)
     changes = None
     with progress(total=source.count, unit="row", desc="encoding", show=show_progress and rank == 0) as bar:
         if rank > 0:
@@ -113,7 +102,7 @@ def encode_collection(
                 wait(processes)
                 _encode_chunks(writer, source, bar)
                 _merge(writer, source, gather(processes, _report(writer, source)))
-                changes = writer.finish(source.position, sync)
+                changes = writer.finish(source.position, chosen.sync)
     wait(processes)
     collection = Collection(uri)
     collection.changes = changes
@@ -128,30 +117,17 @@ def _digest(function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN4
         return 0
 
 
-def check_options(on_error: str, dtype: str) -> None:
-    """Refuse unknown values of two options of `encode_collection`.
-
-    Raises:
-        ValueError: One is unknown.
-    """
-    check_on_error(on_error)
-    if dtype not in ("float32", "float16"):
-        raise ValueError(f"unknown dtype {dtype!r}; expected 'float32' or 'float16'")
-
-
-def collection_key(
-    encoder: ItemEncoder, instruction: str | None, dtype: str, settings: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, Any]:
     """What vectors are made from, each part under a name that an error message can use."""
     return {
         "fingerprint": encoder.fingerprint,
         "processor": encoder.processing,
         "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
-        "dtype": dtype,
-        "instruction": instruction,
+        "dtype": options.dtype,
+        "instruction": options.instruction,
         "dims": encoder.dims,
         "input_type": encoder.input_type,
-        **(settings or {}),
+        **(options.settings or {}),
     }
 
 
@@ -161,24 +137,15 @@ class CollectionWriter:
     Args:
         uri: Of the collection.
         encoder: Computes the vectors.
-        key: What they are made from; see `collection_key`.
-        skip: Whether rows that cannot be used are left out.
-        side: Of the thumbnails to keep, if any.
+        options: How.
         is_shared: Whether other processes write into the table as well.
     """
 
-    def __init__(
-        self,
-        uri: str | Path,
-        encoder: ItemEncoder,
-        key: Mapping[str, Any],
-        skip: bool,
-        side: int | None,
-        is_shared: bool = False,
-    ) -> None:
-        self.uri, self.key, self.side, self.is_shared = uri, dict(key), side, is_shared
-        self.encoder, self.skip = encoder, skip
-        self.rows = RowEncoder(encoder, key["instruction"], skip)
+    def __init__(self, uri: str | Path, encoder: ItemEncoder, options: EncodeOptions, is_shared: bool = False) -> None:
+        self.uri, self.encoder, self.is_shared = uri, encoder, is_shared
+        self.key = collection_key(encoder, options)
+        self.side, self.skip = options.keep_pictures, check_on_error(options.on_error)
+        self.rows = RowEncoder(encoder, options.instruction, self.skip)
         self.changes = Changes()
         self.skipped: list[Skipped] = []
         self._table: Table | None = None

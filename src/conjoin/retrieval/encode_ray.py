@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -26,9 +26,10 @@ from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_columns import kept_types
 from conjoin.retrieval.collection_table import local_folder, writing
-from conjoin.retrieval.encode import CollectionWriter, check_options, collection_key
+from conjoin.retrieval.encode import CollectionWriter
 from conjoin.retrieval.encode_rows import Row
 from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import differences
 
 MakeEncoder = Callable[[str | None], ItemEncoder]
@@ -49,14 +50,9 @@ def encode_on_ray(
     uri: str | Path,
     *,
     workers: int | None = None,
-    sync: bool = False,
-    instruction: str | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    on_error: Literal["raise", "skip"] = "raise",
-    keep_pictures: int | None = None,
-    settings: Mapping[str, Any] | None = None,
+    reading: Mapping[str, Any] | None = None,
     show_progress: bool = False,
-    **reading: Any,  # noqa: ANN401 - of `load_pairs`
+    **options: Any,  # noqa: ANN401 - fields of EncodeOptions
 ) -> Collection:
     """Encode data into a collection on a Ray cluster, as `encode_collection` does on one machine.
 
@@ -69,21 +65,16 @@ def encode_on_ray(
         make_encoder: Loads the encoder; called here for `"cpu"`, and in each worker for None. It can be pickled.
         uri: As for `encode_collection`; a folder must be one that all machines share.
         workers: How many; None for one for each GPU of the cluster, or each CPU if it has none.
-        sync: As for `encode_collection`, as the arguments that follow.
-        instruction: Likewise.
-        dtype: Likewise.
-        on_error: Likewise.
-        keep_pictures: Likewise.
-        settings: Likewise.
-        show_progress: Likewise.
         reading: Further arguments of `load_pairs`, which is called with `streaming=True`.
+        show_progress: Show rows done and per second.
+        options: Fields of `EncodeOptions`, as for `encode_collection`.
 
     Raises:
         ImportError: Ray is not installed.
         ValueError: As for `encode_collection` and `load_pairs`; or data in several files has no column of ids.
         OSError: As for `encode_collection`.
     """
-    check_options(on_error, dtype)
+    chosen = EncodeOptions(**options)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     ray = _import_ray()
@@ -91,8 +82,8 @@ def encode_on_ray(
     count = workers or int(ray.cluster_resources().get("GPU" if has_gpu else "CPU", 1))
     folder = local_folder(uri)
     uri = str(uri if folder is None else folder)
-    reading |= {"streaming": True, "on_error": on_error}
-    stream, first, reader = open_pairs(_absolute(data), **reading)
+    arguments: dict[str, Any] = {**(reading or {}), "streaming": True, "on_error": chosen.on_error}
+    stream, first, reader = open_pairs(_absolute(data), **arguments)
     if not isinstance(stream, datasets.IterableDataset):
         raise TypeError(f"cannot read {data!r:.80} in parts")
     if stream.num_shards < count:
@@ -100,16 +91,14 @@ def encode_on_ray(
     if stream.num_shards > 1 and reader.columns.id is None:
         raise ValueError("the data is read in parts, so its rows have no numbers: name a column by --id-column")
     encoder = make_encoder("cpu")
-    key = collection_key(encoder, instruction, dtype, settings)
-    options: dict[str, Any] = {"skip": on_error == "skip", "side": keep_pictures, "is_shared": True}
-    writer = CollectionWriter(uri, encoder, key, **options)
-    worker = _Settings(make_encoder, reader, stream.num_shards > 1, uri, key, settings, options, _allowed())
+    writer = CollectionWriter(uri, encoder, chosen, is_shared=True)
+    worker = _Settings(make_encoder, reader, stream.num_shards > 1, uri, writer.key, chosen, _allowed())
     with writing(uri), progress(desc="encoding", unit="row", show=show_progress) as bar:
         writer.create(kept_types(reader.stream(stream, first)), encoder.dimension)
         done = _plan(
             ray, stream.select_columns(reader.names), worker, count, {"num_gpus": 1} if has_gpu else {"num_cpus": 1}
         )
-        changes = writer.finish(_collect(done, writer, bar), sync)
+        changes = writer.finish(_collect(done, writer, bar), chosen.sync)
     collection = Collection(uri)
     collection.changes = changes
     return collection
@@ -149,8 +138,7 @@ class _Settings:
     has_parts: bool
     uri: str
     key: Mapping[str, Any]
-    settings: Mapping[str, Any] | None
-    options: Mapping[str, Any]
+    options: EncodeOptions
     environment: Mapping[str, str]
 
 
@@ -186,11 +174,10 @@ class _Worker:
         return self.writer.take_report() | {"ids": ids}
 
     def _open(self) -> CollectionWriter:
-        key, encoder = self.settings.key, self.settings.make_encoder(None)
-        found = collection_key(encoder, key["instruction"], key["dtype"], self.settings.settings)
-        if differing := differences(found, key):
+        settings = self.settings
+        writer = CollectionWriter(settings.uri, settings.make_encoder(None), settings.options, is_shared=True)
+        if differing := differences(writer.key, settings.key):
             raise ValueError(f"a worker loaded another model: it has {differing}; give all machines the same model")
-        writer = CollectionWriter(self.settings.uri, encoder, key, **self.settings.options)
         writer.open()
         return writer
 

@@ -13,23 +13,13 @@ from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.ops import choose_bf16, choose_device
 from conjoin.retrieval.encoder import ItemEncoder, model_name
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
+from conjoin.retrieval.options import ComputeOptions
 from conjoin.retrieval.sentence_encoder import load_sentence_transformer
 from conjoin.retrieval.stock_encoder import load_stock_model
 from conjoin.storage import check_checksums
 
 
-def load_encoder(
-    path: str | Path,
-    *,
-    trust_remote_code: bool = False,
-    batch_size: int = 32,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    num_workers: int = 0,
-    input_type: str | None = None,
-    revision: str | None = None,
-    dims: int | None = None,
-) -> ItemEncoder:
+def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN401 - fields of ComputeOptions
     """Load any model as an encoder.
 
     The folder decides how it is read. A `config.json` with a `model_type` of this package: with the installed classes,
@@ -40,15 +30,8 @@ def load_encoder(
 
     Args:
         path: A local folder or the name of a repository on the Hub.
-        trust_remote_code: Run Python code from the folder where a model of another package needs it.
-        batch_size: Items per forward pass.
-        device: Where to run; `None` takes a GPU when there is one.
-        dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are,
-            `"auto"` in bfloat16 if `conjoin.ops.choose_bf16` finds it faster here.
-        num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
-        input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
-        revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
-        dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
+        options: Fields of `ComputeOptions`: `batch_size`, `device`, `dtype`, `num_workers`, `input_type`, `dims`,
+            `trust_remote_code`, `revision`.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -56,17 +39,19 @@ def load_encoder(
         ValueError: The weights are damaged, the model is no encoder, it needs code that is not trusted, or there is no
             such `device` or `input_type`; or an ONNX export is to run elsewhere than on the CPU in its own precision.
     """
-    options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
-    options["dims"] = dims
-    chosen = choose_device(device)  # refuses a wrong one before anything is loaded
+    chosen = ComputeOptions(**options)
+    batch_size, dtype, revision = chosen.batch_size, chosen.dtype, chosen.revision
+    settings: dict[str, Any] = {"num_workers": chosen.num_workers, "name": model_name(path)}
+    settings |= {"input_type": chosen.input_type, "dims": chosen.dims}
+    device = choose_device(chosen.device)  # refuses a wrong one before anything is loaded
     if _is_onnx(path, revision):
-        _check_onnx(path, device, None if dtype == AUTO else dtype)
+        _check_onnx(path, chosen.device, None if dtype == AUTO else dtype)
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
-        return OnnxEncoder(*loaded, batch_size, "cpu", **options)
-    model, processor = _load(path, trust_remote_code, revision)
+        return OnnxEncoder(*loaded, batch_size, "cpu", **settings)
+    model, processor = _load(path, chosen.trust_remote_code, revision)
     if isinstance(dtype, str):
-        dtype = torch.bfloat16 if choose_bf16(dtype, chosen) else None
-    return ItemEncoder(model, processor, batch_size, chosen, dtype, **options)
+        dtype = torch.bfloat16 if choose_bf16(dtype, device) else None
+    return ItemEncoder(model, processor, batch_size, device, dtype, **settings)
 
 
 def _is_onnx(path: str | Path, revision: str | None) -> bool:

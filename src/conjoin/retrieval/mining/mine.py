@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from conjoin.data.pair_sources import AnyDataset
 from conjoin.progress import progress
@@ -29,6 +29,7 @@ from conjoin.retrieval.mining.miners import (
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, MinedNegatives, load_mined, write_mined
 from conjoin.retrieval.mining.positives import Excluded, ViewItems
 from conjoin.retrieval.mining.search import Hits, MinerResults, MinerSearch
+from conjoin.retrieval.options import MiningOptions
 from conjoin.retrieval.reranker import Reranker, load_reranker
 from conjoin.storage import locked
 
@@ -41,14 +42,10 @@ def mine_hard_negatives(
     folder: str | Path,
     *,
     anchors: AnyDataset | None = None,
-    k: int = 10,
     load_encoder: Callable[[str], ItemEncoder] = load_encoder,
     load_reranker: Callable[[str], Reranker] = load_reranker,
-    index: str = "exact",
-    device: str = "cpu",
-    block: int = 4096,
-    dtype: Literal["float32", "float16"] = "float32",
     show_progress: bool = False,
+    **options: Any,  # noqa: ANN401 - fields of MiningOptions
 ) -> MinedNegatives:
     """Find the hard negatives of every anchor: the union of the top `k` of every miner.
 
@@ -65,23 +62,20 @@ def mine_hard_negatives(
             miners may be added later; those that are done stay.
         anchors: Whose negatives to find, ids and groups meaning the same as in the corpus; `None`: of all of the
             corpus.
-        k: Negatives per miner.
         load_encoder: Makes the encoder of a model.
         load_reranker: Makes the reranker of a miner that has one.
-        index: How to search: `"exact"`, or a factory string of FAISS such as `"IVF4096,PQ64"`.
-        device: Where `"exact"` ranks, such as `"cuda"`.
-        block: Anchors that are searched at once.
-        dtype: Type of the stored embeddings.
         show_progress: Show progress bars.
+        options: Fields of `MiningOptions`: `k`, `index`, `device`, `block`, `dtype`.
 
     Raises:
         ValueError: Two miners of one name, `k` < 1, a row without the view of a miner, or a folder that was begun with
             other settings (the message names them); and as `encode_collection`.
     """
-    check_miners(miners, k)
+    chosen = MiningOptions(**options)
+    check_miners(miners, chosen.k)
     folder = Path(folder)
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
-    collections = _encode_views(sources, miners, folder, load_encoder, dtype, show_progress)
+    collections = _encode_views(sources, miners, folder, load_encoder, chosen.dtype, show_progress)
     of_anchors = "corpus" if anchors is None else "anchors"
     excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
     by_corpus = sorted(miners, key=_corpus_of)
@@ -90,14 +84,14 @@ def mine_hard_negatives(
     with locked(folder):
         for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
             candidates = Embedded.load(collections["corpus", model, view], corpus)
-            search = MinerSearch(candidates, index, device, k, block, excluded, load_reranker)
+            search = MinerSearch(candidates, chosen, excluded, load_reranker)
             for miner in same_corpus:
                 queries = Embedded.load(collections[of_anchors, model, miner.query], sources[of_anchors])
                 results[miner] = search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
             candidate_ids, anchor_ids = candidates.ids, queries.ids
             del search, candidates, queries  # one corpus at a time in memory
         of_miners = {miner: results[miner] for miner in miners}
-        blocks = _united(anchor_ids, candidate_ids, of_miners, k, block, show_progress)
+        blocks = _united(anchor_ids, candidate_ids, of_miners, chosen.k, chosen.block, show_progress)
         write_mined(folder / NEGATIVES_FILE, blocks)
     return load_mined(folder)
 
@@ -111,7 +105,7 @@ def _encode_views(
     miners: Sequence[Miner],
     folder: Path,
     load_encoder: Callable[[str], ItemEncoder],
-    dtype: Literal["float32", "float16"],
+    dtype: str,
     show_progress: bool,
 ) -> dict[tuple[str, str, str], Collection]:
     """The collection of every (source, model, view); one model at a time in memory."""

@@ -14,6 +14,7 @@ from conjoin.retrieval.faiss_index import search_faiss, train_faiss
 from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.miners import Miner
 from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
+from conjoin.retrieval.options import MiningOptions
 from conjoin.retrieval.reranker import Reranker
 from conjoin.storage import RowCache
 
@@ -63,26 +64,16 @@ class MinerSearch:
 
     Args:
         corpus: The embeddings of the candidates.
-        index: `"exact"`, or a factory string of FAISS, whose index is built when first needed.
-        device: Where `"exact"` ranks.
-        k: Negatives per miner.
-        block: Anchors that are searched at once.
+        options: How; an index of FAISS is built when first needed.
         excluded: Which candidates are no negatives.
         load_reranker: Makes the reranker of a miner.
     """
 
     def __init__(
-        self,
-        corpus: Embedded,
-        index: str,
-        device: str | torch.device,
-        k: int,
-        block: int,
-        excluded: Excluded,
-        load_reranker: Callable[[str], Reranker],
+        self, corpus: Embedded, options: MiningOptions, excluded: Excluded, load_reranker: Callable[[str], Reranker]
     ) -> None:
-        self.corpus, self.index, self.device = corpus, index, device
-        self.k, self.block = k, block
+        self.corpus, self.index, self.device = corpus, options.index, options.device
+        self.k, self.block = options.k, options.block
         self.excluded = excluded
         self.load_reranker = load_reranker
         self._faiss: Any = None
