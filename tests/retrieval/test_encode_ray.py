@@ -140,7 +140,7 @@ def tiny_encoder_on(device):
 
 def test_a_killed_worker(cluster, photos, tmp_path):
     data = photos / "photos.parquet"
-    expected = encode_collection(load_pairs(data, reading={"keep": ["price"]}), tiny_encoder(), tmp_path / "one")
+    expected = encode_collection(load_pairs(data, keep=["price"]), tiny_encoder(), tmp_path / "one")
     load = partial(faulty_encoder, tmp_path / "killed", kill)
     found = encode_on_ray(data, load, tmp_path / "ray", workers=2, reading={"keep": ["price"]})
     assert (tmp_path / "killed").exists()
