@@ -15,9 +15,9 @@ from conjoin.cli.options import (
     add_image_options,
     add_options,
     add_revision,
-    given,
     load_rows,
     make_encoder,
+    read_options,
 )
 from conjoin.constants import AUTO
 from conjoin.retrieval.options import EncodeOptions
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     if args.bf16 == AUTO:
         args.bf16 = from_first(processes, _is_bf16(args))
     is_first = processes is None or processes.process_index == 0
-    options = given(EncodeOptions, args, settings={"only": args.only})
+    options = read_options(EncodeOptions, args, settings={"only": args.only})
     options["show_progress"] = not args.quiet and is_first
     if args.engine == "ray":
         if processes is not None:

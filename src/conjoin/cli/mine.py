@@ -13,8 +13,8 @@ from conjoin.cli.options import (
     add_options,
     check_out,
     encoder_loader,
-    given,
     load_rows,
+    read_options,
 )
 from conjoin.retrieval.options import MiningOptions
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
     if args.estimate:
         print(plan_mining(corpus, miners, args.out, **settings))
         return
-    settings |= {"load_reranker": reranker, **given(MiningOptions, args)}
+    settings |= {"load_reranker": reranker, **read_options(MiningOptions, args)}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 

@@ -45,7 +45,7 @@ def _flags(kind: type) -> dict[str, dict[str, Any]]:
     }
 
 
-def given(kind: type, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+def read_options(kind: type, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
     """The fields of a dataclass that a command's options set.
 
     Args:
@@ -206,7 +206,7 @@ def encoder_loader(
 
     from conjoin.retrieval import load_encoder
 
-    options = given(ComputeOptions, args)
+    options = read_options(ComputeOptions, args)
     if vars(args).get("bf16"):
         options["dtype"] = AUTO if args.bf16 == AUTO else torch.bfloat16
     if device is not None:

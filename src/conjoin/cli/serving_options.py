@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conjoin.cli.options import add_compute_options, add_image_options, check_counts, given
+from conjoin.cli.options import add_compute_options, add_image_options, check_counts, read_options
 from conjoin.retrieval.options import ComputeOptions
 
 if TYPE_CHECKING:
@@ -63,4 +63,4 @@ def encoder_options(args: argparse.Namespace) -> dict[str, object]:
     """The arguments of `load_encoder`."""
     import torch
 
-    return given(ComputeOptions, args, dtype=torch.bfloat16 if args.bf16 else None)
+    return read_options(ComputeOptions, args, dtype=torch.bfloat16 if args.bf16 else None)
