@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     _add_training(parser)
     add_data_options(parser, ("--split",))
     add_image_options(parser)
-    add_compute_options(parser, ("--batch-size", "--device", "--quiet"))
+    add_compute_options(parser, ("--batch-size", "--device", "--bf16", "--quiet"))
     parser.set_defaults(func=run)
 
 
@@ -65,7 +65,6 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         metavar="QUERIES",
         help="then tune on queries with the MAC loss, as stage 2 of PUMA (JSONL or Parquet)",
     )
-    group.add_argument("--bf16", action="store_true", help="train in bfloat16")
 
 
 def run(args: argparse.Namespace) -> None:
