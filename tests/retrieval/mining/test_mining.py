@@ -1,5 +1,6 @@
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -388,24 +389,32 @@ def _flip(content):
 
 
 class TestDamage:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole(cls, tmp_path_factory):
+        return mine(pairs(), tmp_path_factory.mktemp("whole")).path
+
+    @pytest.fixture
+    def folder(self, whole, tmp_path):
+        return shutil.copytree(whole.parent, tmp_path / "copy")
+
     @pytest.mark.parametrize("damage", [_truncate, _empty, _flip, None])
     @pytest.mark.parametrize("file", ["miners/one-cross/shard-00002.safetensors", "miners/one-cross/cache.json"])
-    def test_damaged_results_are_searched_again(self, tmp_path, caplog, file, damage):
-        whole = mine(pairs(), tmp_path).path.read_bytes()
-        path = tmp_path / file
+    def test_damaged_results_are_searched_again(self, whole, folder, caplog, file, damage):
+        path = folder / file
         content = path.read_bytes()
         path.unlink() if damage is None else path.write_bytes(damage(content))
-        assert mine(pairs(), tmp_path).path.read_bytes() == whole and path.read_bytes() == content
+        assert mine(pairs(), folder).path.read_bytes() == whole.read_bytes() and path.read_bytes() == content
         assert "again" in caplog.text or path.name == "cache.json"
 
     @pytest.mark.parametrize("damage", [_truncate, _empty, _flip])
     @pytest.mark.parametrize("file", ["negatives.parquet", "SHA256SUMS"])
-    def test_a_damaged_result_is_refused(self, tmp_path, file, damage):
-        path = mine(pairs(), tmp_path).path.parent / file
+    def test_a_damaged_result_is_refused(self, folder, file, damage):
+        path = folder / file
         path.write_bytes(damage(path.read_bytes()))
         with pytest.raises(ValueError, match=r"negatives\.parquet' .*; run `conjoin mine` again$"):
-            load_mined(tmp_path)
-        assert len(mine(pairs(), tmp_path)) == 30
+            load_mined(folder)
+        assert len(mine(pairs(), folder)) == 30
 
     def test_a_file_that_was_replaced_since_it_was_loaded(self, tmp_path):
         mined = mine(pairs(), tmp_path)
