@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from conjoin.losses import PAIRS, gcl, mac, mac_hard_temperature, multi_positive
+from conjoin.losses import PAIRS, gcl, mac, mac_hard_temperature, multi_positive, self_distillation
 from conjoin.losses.gcl_loss import check_pairs
 from conjoin.ops import gather_with_gradient, is_distributed, local_positions
 
@@ -168,6 +168,61 @@ class CachedMacLoss(CachedLoss):
         hard = mac_hard_temperature(self.temperature, self.decay, self.progress, *self.options)
         joined = torch.cat(candidates)
         return mac(queries, joined, modality.T.flatten(), self.temperature, hard, positive_indices=positions)
+
+
+class CachedSelfDistillationLoss(CachedMacLoss):
+    """Stage 1 of PUMA: InfoNCE, and the distance of a pruned model's embeddings to those of the whole model.
+
+    The dataset has the columns query, positive and any number of negatives.
+
+    Args:
+        model: A `SentenceTransformer`, such as `prune` makes.
+        teacher: The whole model; it has the same processor.
+        distill_weight: Weight of the distance; the rest is the weight of InfoNCE.
+        kind: Of the distance, see `conjoin.losses.self_distillation`.
+        temperature: Of InfoNCE and of `"kl"`.
+        mini_batch_size: As for `CachedLoss`.
+
+    Raises:
+        ValueError: `distill_weight` is not within 0 and 1, or as `CachedLoss`.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        teacher: Any,  # noqa: ANN401
+        distill_weight: float = 0.9,
+        kind: str = "cosine",
+        temperature: float = 0.05,
+        mini_batch_size: int = 32,
+    ) -> None:
+        super().__init__(model, temperature, 0.0, mini_batch_size)
+        if not 0 <= distill_weight <= 1:
+            raise ValueError(f"distill_weight={distill_weight}; expected a number within 0 and 1")
+        self.distill_weight, self.kind = distill_weight, kind
+        self._teacher = (CachedLoss(teacher.eval(), mini_batch_size),)  # a tuple hides it: not trained, not saved
+        self._taught: list[Tensor] = []
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the loss; the whole model embeds every mini-batch once."""
+        features, (teacher,) = list(sentence_features), self._teacher
+        teacher.model.to(self.model.device)
+        options: dict[str, Any] = {"with_grad": False, "copy_random_state": False}
+        self._taught = [
+            torch.cat([found for found, _ in teacher.embed_minibatch_iter(column, **options)]) for column in features
+        ]
+        return super().forward(features, labels)
+
+    def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        """Return the weighted sum of InfoNCE and the mean distance over the columns of candidates."""
+        query, *candidates = columns
+        taught, *others = self._taught
+        distances = [
+            self_distillation(query, taught, candidate, other, self.kind, temperature=self.temperature)
+            for candidate, other in zip(candidates, others, strict=True)
+        ]
+        contrastive = super().contrast(columns, labels)
+        return (1 - self.distill_weight) * contrastive + self.distill_weight * torch.stack(distances).mean()
 
 
 class MacSchedule(TrainerCallback):

@@ -96,7 +96,7 @@ def check_fields(values: dict[str, Any]) -> None:
 
 
 def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreTrainedConfig:
-    """Return a copy of an MLLM's configuration with the first `keep_layers` layers of its language model.
+    """Return a copy of a configuration with the first `keep_layers` layers of its language model.
 
     Raises:
         ValueError: The model has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
@@ -104,7 +104,7 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     config = copy.deepcopy(config)
     text_config = config.get_text_config()
     depth = text_config.num_hidden_layers
-    least = max(1, len(config.vision_config.to_dict().get("deepstack_visual_indexes") or ()))
+    least = max(1, len((config.to_dict().get("vision_config") or {}).get("deepstack_visual_indexes") or ()))
     if keep_layers is None:
         return config
     if not _is_within(least, keep_layers, depth):

@@ -1,0 +1,33 @@
+"""Pruning of a model of sentence-transformers around a decoder."""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import keep_first_layers
+
+
+def prune(model: Any, keep_layers: int) -> Any:  # noqa: ANN401 - a `SentenceTransformer`
+    """Return a copy of a `SentenceTransformer` with the first layers of its language model.
+
+    It works for embedders around an MLLM (Qwen3-VL-Embedding) and around a decoder of texts (Qwen3-Embedding).
+
+    Args:
+        model: The model.
+        keep_layers: Number of layers to keep.
+
+    Raises:
+        ValueError: The model has fewer layers, or image features enter at a deeper layer.
+    """
+    network: Any = model[0].model
+    config, decoder = keep_first_layers(network.config, keep_layers), network.get_decoder()
+    layers = decoder.layers
+    decoder.layers = nn.ModuleList(list(layers)[:keep_layers])
+    try:
+        pruned = copy.deepcopy(model)
+    finally:
+        decoder.layers = layers
+    small = pruned[0].model
+    small.get_decoder().config, small.config = config.get_text_config(), config
+    return pruned
