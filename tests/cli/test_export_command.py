@@ -42,6 +42,16 @@ def test_a_folder_with_its_code(saved, tmp_path, capsys):
     assert (out / "modeling_mllm_retriever.py").is_file()
 
 
+def test_prompts_of_an_export_stay(saved, tmp_path):
+    model, processor = load_model(saved)
+    written = export(model, processor, tmp_path / "written", prompts={"query": "find "})
+    assert processor.prompts["query"] == "Find it.", "the processor that was given does not change"
+    for form in ("code", "stock"):
+        out = tmp_path / form
+        assert main(["export", str(written), "--format", form, "--out", str(out)]) == 0
+        assert prompts(out) == {"query": "find ", "document": ""}
+
+
 def test_mistakes_are_one_line(saved, tiny_checkpoints, tmp_path, capsys):
     clip = tiny_checkpoints["clip"]
     model, processor = (

@@ -98,6 +98,8 @@ def test_rows_become_items_and_errors_name_the_row(pictures):
     batch = {"text": ["one", "", None], "image": [None, pictures[0], pictures[1]], "id": ["a", "b", "c"]}
     vectors = model.encode([batch, {"text": ["two"]}], **where)
     assert vectors.shape == (4, 8)
+    model.encode([{"text": ["words"], "image": [pictures[0]]}], **where)
+    assert [list(item) for item in recorder.seen[-1][0]] == [["image", "text"]], "image first, as in training"
     expected = recorder.encoder.encode(["one", pictures[0], pictures[1], "two"])
     np.testing.assert_allclose(vectors, expected, atol=1e-6)
     np.testing.assert_allclose(model.similarity(vectors, 2 * vectors), expected @ expected.T, atol=1e-6)

@@ -88,8 +88,8 @@ class MtebModel:
 
 
 def _items(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a batch as items, without absent parts."""
-    columns = [name for name in ("text", "image") if name in batch]
+    """The rows of a batch as items, without absent parts: image, then text, as in training data and M-BEIR."""
+    columns = [name for name in ("image", "text") if name in batch]
     rows = zip(*(batch[name] for name in columns), strict=True)
     items = [{name: part for name, part in zip(columns, row, strict=True) if part is not None} for row in rows]
     for item in items:

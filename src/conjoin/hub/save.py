@@ -1,5 +1,6 @@
 """One folder that `AutoModel` and `SentenceTransformer` both load, with or without this package installed."""
 
+import copy
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.processing.sentence_files import SENTENCE_FILES, SETTINGS, sentence_settings, write_json_file
+from conjoin.processing.sentence_files import SENTENCE_FILES, SentenceFilesMixin
 from conjoin.storage import flush, flush_tree, temporary_path, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
@@ -56,12 +57,13 @@ def export(
         options: dict[str, Any] = {} if weights is None else {"state_dict": weights}
         model.save_pretrained(staging, **options)
         if processor is not None:
+            if prompts is not None and isinstance(processor, SentenceFilesMixin):
+                processor = copy.copy(processor)
+                processor.set_prompts(prompts)
             processor.save_pretrained(staging)
         drop_local_paths(staging / "config.json")
         saved = {file.name for file in staging.iterdir() if file.is_file() and file.suffix != ".py"}
         write_checksums(staging, sorted(saved - {*SENTENCE_FILES}))
-        if prompts is not None:
-            write_json_file(staging / SETTINGS, sentence_settings(prompts))
     return Path(folder)
 
 

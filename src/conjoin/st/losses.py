@@ -171,7 +171,7 @@ class CachedMacLoss(CachedLoss):
 
 
 class CachedSelfDistillationLoss(CachedMacLoss):
-    """Stage 1 of PUMA: InfoNCE, and the distance of a pruned model's embeddings to those of the whole model.
+    """InfoNCE, and the distance of a pruned model's embeddings to those of the whole model, see `self_distillation`.
 
     The dataset has the columns query, positive and any number of negatives.
 
