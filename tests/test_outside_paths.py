@@ -13,6 +13,11 @@ from conjoin.data import load_pairs
 from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
 from conjoin.evaluation.report.search_page import write_search_page
 from conjoin.hub.mbeir_parquet import CANDIDATES, pack_mbeir, unpack_mbeir
+from conjoin.methods.solar.teachers import TextTeacher, VisionTeacher
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.item_images import load_image
 from conjoin.processing.item_urls import ALLOW_URLS
 from conjoin.retrieval import Collection, encode_collection
@@ -172,3 +177,27 @@ def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
     words = ["push", collection.uri, "me/photos", "--keep-pictures", "9", "--dry-run"]
     assert main(words) == (0 if allowed else 2)
     assert ("the file is outside of the dataset" in capsys.readouterr().err) is not allowed
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda folder: ImageTextProcessor.from_backbones(folder, folder),
+        lambda folder: MllmRetrieverProcessor.from_mllm(folder),
+        lambda folder: JointEncoderModel.from_backbones(folder, folder),
+        lambda folder: TokenFusionModel.from_backbones(folder, folder),
+        lambda folder: ScoreFusionModel.from_clip(folder),
+        lambda folder: VisionTeacher.from_pretrained(folder),
+        lambda folder: TextTeacher.from_pretrained(folder),
+    ],
+)
+def test_code_of_a_model_is_neither_run_nor_asked_about(load, folder, monkeypatch):
+    """transformers asks on the terminal whether to run it, unless it is told not to."""
+    parts = {name: f"code.{name}" for name in ("AutoConfig", "AutoModel", "AutoTokenizer", "AutoImageProcessor")}
+    config = {"model_type": "strange", "auto_map": parts, "image_processor_type": "Strange"}
+    for name in ("config.json", "preprocessor_config.json", "tokenizer_config.json"):
+        (folder / name).write_text(json.dumps(config))
+    (folder / "code.py").write_text("raise SystemExit('this ran')")
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("it asked"))
+    with pytest.raises((ValueError, OSError)):
+        load(str(folder))

@@ -1,5 +1,6 @@
 """`conjoin app` and `conjoin serve`: their mistakes, and the endpoint as a process."""
 
+import http.client
 import json
 import os
 import re
@@ -7,12 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import pytest
 
 from conjoin.cli.main import main
 from conjoin.serving.http import run_server
+
+HEADERS = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,27 @@ def test_the_page_starts_without_torch():
 
 
 @pytest.mark.slow
+def test_the_page_imports_nothing_while_the_model_is_loaded():
+    """Two threads that import packages in circles fail: what the page is asked meanwhile waits before it imports."""
+    code = """
+import sys, threading, time
+from concurrent.futures import Future
+from conjoin.serving import Limits
+from conjoin.serving.app import SearchPage
+loaded = Future()
+page = SearchPage(loaded, Limits())
+known = set(sys.modules)
+found = []
+asking = threading.Thread(target=lambda: found.append(page.search("a red apple", None, 3, "")), daemon=True)
+asking.start()
+time.sleep(0.5)
+print(sorted(set(sys.modules) - known), asking.is_alive())
+loaded.set_exception(ValueError("done"))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[] True"
+
+
 def test_the_endpoint_answers_until_it_is_stopped(tiny_checkpoints):
     pytest.importorskip("uvicorn")
     command = [sys.executable, "-m", "conjoin", "serve", "--model", tiny_checkpoints["bert"], "--port", "0"]
@@ -72,8 +97,20 @@ def test_the_endpoint_answers_until_it_is_stopped(tiny_checkpoints):
             )
             with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
                 assert json.load(answer)["dimension"] == 24
-        finally:
-            started = time.monotonic()
+            body = json.dumps({"items": ["a"]}).encode()
+            slow = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+            slow.putrequest("POST", "/embed")
+            for header in (("content-type", "application/json"), ("content-length", str(len(body)))):
+                slow.putheader(*header)
+            slow.endheaders(body[:5])  # in flight: its body is on the way
+            time.sleep(0.5)
             process.terminate()
-            process.wait(60)
-    assert time.monotonic() - started < 60
+            time.sleep(0.5)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(urllib.request.Request(f"{url}/embed", body, HEADERS), timeout=60)
+            assert (refused.value.code, json.load(refused.value)["error"]["message"]) == (503, "the server stops")
+            slow.send(body[5:])
+            assert slow.getresponse().status == 503
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -1,4 +1,5 @@
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -90,3 +91,21 @@ def test_too_many_waiting_items_are_refused():
     assert len(refused) == 1
     with pytest.raises(BusyError, match="items with 0 pixels wait for the model"):
         raise refused[0]
+
+
+def test_a_stop_refuses_what_waits_and_what_is_computed():
+    held = Held()
+    batcher = MicroBatcher(held)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(batcher.encode, ["a"])
+        assert held.started.wait(20)
+        waiting = pool.submit(batcher.encode, ["b"])
+        while not batcher.waiting:
+            time.sleep(0.01)
+        batcher.stop()
+        for request in (running, waiting, pool.submit(batcher.encode, ["c"])):
+            with pytest.raises(BusyError, match="the server stops"):
+                request.result(20)
+    assert not batcher.has_ended(0)
+    held.go.set()
+    assert batcher.has_ended(20)

@@ -1,4 +1,7 @@
+import asyncio
+import base64
 import datetime
+import io
 import json
 import threading
 import time
@@ -11,12 +14,20 @@ import pytest
 pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
+from PIL import Image
+from starlette.exceptions import HTTPException
 
-from conjoin.retrieval import encode_collection, open_collection
+from conjoin.retrieval import Collection, encode_collection, open_collection
 from conjoin.serving.endpoint import make_endpoint
+from conjoin.serving.http import BodyLimit, Stopping
 from conjoin.serving.searcher import Searcher
 from tiny_encoder import tiny_encoder
 from tiny_serving import COLOURS, LIMITS, png, uri
+
+try:
+    from prometheus_fastapi_instrumentator import Instrumentator
+except ImportError:
+    Instrumentator = None
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +185,9 @@ def test_health_and_reference_need_no_network(client):
     assert (health["status"], health["rows"], health["dimension"]) == ("ok", len(COLOURS), 8)
     assert "price" in health["columns"]
     schema = client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/embed", "/search", "/health"}
+    assert set(schema["paths"]) == {
+        "/embed", "/search", "/health", "/ready", "/v1/embeddings", "/pictures/{row}",
+    }  # fmt: skip
     page = client.get("/docs")
     assert "POST /search" in page.text
     assert "src=" not in page.text
@@ -199,3 +212,119 @@ def test_without_a_collection_there_is_only_embed():
     assert client.get("/health").json()["rows"] is None
     answer = client.post("/search", json={"items": ["a"]})
     assert "there is no collection to search" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer secret"}, {"x-api-key": "secret"}])
+def test_keys(searcher, headers):
+    client = TestClient(make_endpoint(searcher, keys=["other", "secret"]), base_url="http://127.0.0.1")
+    for path in ("/health", "/docs", "/openapi.json", "/pictures/id-red", "/metrics"):
+        refused = client.get(path)
+        assert refused.status_code == (401 if path != "/metrics" or Instrumentator else 404), path
+        assert client.get(path, headers=headers).status_code == (200 if path != "/metrics" or Instrumentator else 404)
+    for wrong in ({}, {"authorization": "Bearer secre"}, {"x-api-key": ""}, {"authorization": "Basic c2VjcmV0"}):
+        answer = client.post("/embed", json={"items": ["a"]}, headers=wrong)
+        assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert "a key is needed" in answer.json()["error"]["message"]
+    assert client.post("/embed", json={"items": ["a"]}, headers=headers).status_code == 200
+    assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_pages_of_allowed_sites_may_read_the_answers(searcher):
+    app = make_endpoint(searcher, origins=["https://shop.example"])
+    client = TestClient(app, base_url="http://127.0.0.1")
+    for origin, allowed in (("https://shop.example", "https://shop.example"), ("https://evil.example", None)):
+        answer = client.get("/health", headers={"origin": origin})
+        assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+def test_results_name_pictures_by_their_address(client, searcher, tmp_path):
+    hit = client.post("/search", json={"items": ["a red thing"], "k": 1}).json()["results"][0][0]
+    assert hit["row"]["image"] == f"/pictures/{hit['id']}"
+    answer = client.get(hit["row"]["image"])
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(answer.content)).size == (8, 8)
+    assert client.get("/pictures/nothing").status_code == 404
+
+
+def test_a_picture_outside_of_the_collection_is_not_served(client, monkeypatch):
+    monkeypatch.delenv("CONJOIN_ROOTS")
+    assert client.get("/pictures/id-red").status_code == 404
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_the_form_of_openai(client, searcher, form):
+    request = {"input": ["a red thing", "b"], "model": "any", "encoding_format": form}
+    answer = client.post("/v1/embeddings", json=request).json()
+    assert [entry["index"] for entry in answer["data"]] == [0, 1] and answer["object"] == "list"
+    first = answer["data"][0]["embedding"]
+    vector = np.frombuffer(base64.b64decode(first), "<f4") if form == "base64" else first
+    np.testing.assert_allclose(vector, searcher.encoder.encode([{"text": "a red thing"}])[0], atol=1e-6)
+    assert len(client.post("/v1/embeddings", json={"input": "one"}).json()["data"]) == 1
+    assert client.post("/v1/embeddings", json={"input": []}).status_code == 422
+
+
+def test_metrics(searcher):
+    pytest.importorskip("prometheus_fastapi_instrumentator")
+    client = TestClient(make_endpoint(searcher), base_url="http://127.0.0.1")
+    client.post("/embed", json={"items": ["a"]})
+    text = client.get("/metrics").text
+    assert "conjoin_waiting_items 0.0" in text
+    assert 'http_requests_total{handler="/embed",method="POST",status="2xx"} 1.0' in text
+
+
+def test_a_new_version_is_served_by_the_searches_after_it(searcher, tmp_path, monkeypatch):
+    rows = [{"id": f"id {number}", "text": f"text {number}"} for number in range(3)]
+    encode_collection(rows, searcher.encoder, tmp_path / "c")
+    one = Searcher(searcher.encoder, open_collection(tmp_path / "c"), LIMITS)
+    client = TestClient(make_endpoint(one), base_url="http://127.0.0.1")
+    assert (client.get("/health").json()["rows"], one.refresh()) == (3, False)
+    before = one.collection
+    Collection(tmp_path / "c").remove(["id 1"])
+    assert client.get("/health").json()["rows"] == 3
+    assert one.refresh()
+    assert client.get("/health").json()["rows"] == 2
+    assert [hit["id"] for hit in client.post("/search", json={"items": ["x"]}).json()["results"][0]] != ["id 1"]
+    assert len(before.rows(["id 1"])) == 1, "searches that began go on in the version before"
+    encode_collection(rows, tiny_encoder(9), tmp_path / "other")
+    other = open_collection(tmp_path / "other")
+    monkeypatch.setattr("conjoin.serving.searcher.open_collection", lambda *args, **options: other)
+    Collection(tmp_path / "c").remove(["id 2"])
+    with pytest.raises(ValueError, match="was made with model"):
+        one.refresh()
+    assert client.get("/health").json()["rows"] == 2
+
+
+def test_health_and_readiness_do_not_wait_for_workers(searcher, monkeypatch):
+    """More requests than threads wait for the model: what asks for the state is answered at once."""
+    held, stopping = Searcher(searcher.encoder, searcher.collection, LIMITS), Stopping()
+    go = threading.Event()
+    monkeypatch.setattr(held.batcher, "encode", lambda *args: go.wait(60) and searcher.encode(*args))
+    with (
+        TestClient(make_endpoint(held, stopping=stopping), base_url="http://127.0.0.1") as client,
+        ThreadPoolExecutor(50) as pool,
+    ):
+        asked = [pool.submit(client.post, "/embed", json={"items": ["a"]}) for _ in range(50)]
+        time.sleep(0.5)
+        started = time.monotonic()
+        assert client.get("/ready").status_code == client.get("/health").status_code == 200
+        assert time.monotonic() - started < 20
+        stopping.until = 0.0
+        assert client.get("/ready").status_code == client.post("/embed", json={"items": ["a"]}).status_code == 503
+        stopping.until = None
+        go.set()
+        assert {request.result().status_code for request in asked} == {200}
+
+
+def test_slow_bodies_are_refused():
+    async def answer(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+
+    async def receive():
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"a", "more_body": True}
+
+    limited = BodyLimit(answer, most=10**6, seconds=0.2)
+    with pytest.raises(HTTPException, match=r"the body takes over 0\.2 seconds") as caught:
+        asyncio.run(asyncio.wait_for(limited({"type": "http", "headers": []}, receive, None), 20))
+    assert caught.value.status_code == 408

@@ -138,13 +138,13 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             ValueError: The architecture is unknown, its resolution is fixed but pixel limits are given, or not
                 `0 < min_pixels <= max_pixels`.
         """
-        config = AutoConfig.from_pretrained(checkpoint, revision=revision)
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, revision=revision)
         if config.model_type not in TEMPLATES:
             raise ValueError(f"{config.model_type!r} is not a supported MLLM; expected one of {sorted(TEMPLATES)}")
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False, revision=revision)
         if ret_token is not None:
             tokenizer.add_tokens([ret_token], special_tokens=True)
-        image_processor = AutoImageProcessor.from_pretrained(checkpoint, revision=revision)
+        image_processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False, revision=revision)
         if config.model_type.startswith("qwen"):
             size = dict(image_processor.size)
             limits = {"shortest_edge": min_pixels, "longest_edge": max_pixels}

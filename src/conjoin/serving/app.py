@@ -67,7 +67,12 @@ class SearchPage:
     def search(
         self, text: str | None, files: Sequence[Any] | None, k: float, where: str | None, *chosen: Sequence[str] | None
     ) -> tuple[list[str], str, Query | None]:
-        """Search; returns the results of each collection as HTML, the code, and the query."""
+        """Search; returns the results of each collection as HTML, the code, and the query.
+
+        What is asked while the models are loaded waits for them, and imports nothing: two threads that import packages
+        in circles fail.
+        """
+        searchers = self.searchers
         from conjoin.retrieval.pictures import picture_folders
 
         try:
@@ -77,23 +82,23 @@ class SearchPage:
             where = condition(filters, check_where(where or "", self.limits))
             pixels = count_pixels(query.pictures, self.limits)
             found, times = [], []
-            for searcher in self.searchers:
+            for searcher in searchers:
                 started = time.perf_counter()
                 found.append(searcher.search([item], k, where, pictures=True, pixels=pixels)[0])
                 times.append(1000 * (time.perf_counter() - started))
         except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
-            return [problem, *[""] * (len(self.searchers) - 1)], "", None
+            return [problem, *[""] * (len(searchers) - 1)], "", None
         shared = None
         if len(found) > 1:
             shared = len(set.intersection(*({hit.id for hit in hits} for hits in found)))
         pages = [
-            results_html(self.title(place), hits, spent, shared, picture_folders(self.searchers[place].source))
+            results_html(self.title(place), hits, spent, shared, picture_folders(searchers[place].source))
             for place, (hits, spent) in enumerate(zip(found, times, strict=True))
         ]
         codes = [
             python_code(one.source, one.encoder.name, query.text, names, k, where, one.encoder.input_type)
-            for one in self.searchers
+            for one in searchers
         ]
         return pages, "\n".join(codes), query._replace(found=found)
 
@@ -178,7 +183,7 @@ def make_app(
             yield
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    protect(app, limits.body_bytes, host)
+    protect(app, limits.body_bytes, host, limits.body_seconds)
     return gradio.mount_gradio_app(
         app,
         blocks,

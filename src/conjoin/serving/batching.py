@@ -3,7 +3,8 @@
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conjoin.serving.limits import ItemError, Limits
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BusyError(RuntimeError):
-    """Too many items, or pixels of their images, wait for the model."""
+    """Too many items, or pixels of their images, wait for the model, or the server stops."""
 
 
 class _Request(NamedTuple):
@@ -40,19 +41,24 @@ class MicroBatcher:
     def __init__(self, encoder: "ItemEncoder", batch: int = 64, limits: Limits | None = None) -> None:
         self.encoder, self.batch, self.limits = encoder, batch, limits or Limits()
         self._requests: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._stopped = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="conjoin-batches", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="conjoin-batches", daemon=True)
+        self._thread.start()
 
     def encode(self, items: Sequence[Any], instruction: str | None = None, pixels: int = 0) -> "np.ndarray":
         """Encode the items of a request, whose images have so many pixels, into `(N, D)`; blocks until that is done.
 
         Raises:
-            BusyError: Too many items or pixels wait.
+            BusyError: Too many items or pixels wait, or `stop` was called.
             ItemError: An item cannot be used.
             ValueError: As `ItemEncoder.encode`.
         """
         request = _Request(items, instruction, pixels, Future())
         with self._changed:
+            if self._stopped:
+                raise BusyError("the server stops")
             count = self.waiting
             held = sum(other.pixels for other in self._requests)
             is_many = count + len(items) > self.limits.waiting or held + pixels > self.limits.waiting_pixels
@@ -70,11 +76,28 @@ class MicroBatcher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._requests)
+                self._changed.wait_for(lambda: self._requests or self._stopped)
+                if self._stopped:
+                    return
                 taken = [self._requests.popleft()]
                 while self._requests and sum(len(one.items) for one in [*taken, self._requests[0]]) <= self.batch:
                     taken.append(self._requests.popleft())
+                self._running = taken
             self._answer(taken)
+
+    def stop(self) -> None:
+        """Refuse what comes from now on, and what has no answer yet."""
+        with self._changed:
+            self._stopped = True
+            for request in (*self._running, *self._requests):
+                _fail(request, BusyError("the server stops"))
+            self._requests.clear()
+            self._changed.notify()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the model is at rest after `stop`, or within some seconds."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _answer(self, requests: Sequence[_Request]) -> None:
         """Encode the items of some requests; an item that cannot be used fails its own request alone."""
@@ -88,14 +111,20 @@ class MicroBatcher:
                 if len(requests) > 1:
                     self._answer([request])
                 else:
-                    request.answer.set_exception(error)
+                    _fail(request, error)
             return
         start = 0
         for request in requests:
             end = start + len(request.items)
             wrong = next((place for place in range(start, end) if place in failed), None)
             if wrong is None:
-                request.answer.set_result(vectors[start:end])
+                with suppress(InvalidStateError):
+                    request.answer.set_result(vectors[start:end])
             else:
-                request.answer.set_exception(ItemError(wrong - start, failed[wrong].message))
+                _fail(request, ItemError(wrong - start, failed[wrong].message))
             start = end
+
+
+def _fail(request: _Request, error: Exception) -> None:
+    with suppress(InvalidStateError):  # answered, or refused by `stop`
+        request.answer.set_exception(error)

@@ -1,20 +1,31 @@
 """The HTTP endpoint: embeddings and search as JSON."""
 
-from typing import Any
+import hashlib
+import hmac
+from base64 import b64encode
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 import conjoin
+from conjoin.processing.item_urls import is_url
+from conjoin.retrieval import Collection
 from conjoin.serving.batching import BusyError
-from conjoin.serving.http import LOCAL, protect
+from conjoin.serving.http import LOCAL, Stopping, protect
 from conjoin.serving.limits import ItemError, TooLargeError, check_length, check_results, check_where, read_items
 from conjoin.serving.reference import reference_page
-from conjoin.serving.searcher import Searcher
+from conjoin.serving.searcher import Found, Searcher
 
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+_Header = Annotated[str | None, Depends(APIKeyHeader(name="X-API-Key", auto_error=False))]
 _ITEM_SCHEMA: dict[str, Any] = {
     "items": {
         "anyOf": [
@@ -75,6 +86,45 @@ class SearchResults(BaseModel):
     results: list[list[Hit]]
 
 
+class OpenAIRequest(BaseModel):
+    """Texts to embed, as OpenAI's clients ask for them."""
+
+    input: str | list[str] = Field(description="a text, or several")
+    model: str = Field("", description="is not read: there is one")
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+class OpenAIEmbedding(BaseModel):
+    """A vector: numbers, or their 32-bit floats in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class OpenAIUsage(BaseModel):
+    """Tokens are not counted."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+
+
+class OpenAIEmbeddings(BaseModel):
+    """As OpenAI's clients read it."""
+
+    object: Literal["list"] = "list"
+    model: str
+    data: list[OpenAIEmbedding]
+    usage: OpenAIUsage = OpenAIUsage()
+
+
+class Ready(BaseModel):
+    """Whether requests are taken."""
+
+    status: str
+
+
 class Health(BaseModel):
     """What is being served."""
 
@@ -83,6 +133,7 @@ class Health(BaseModel):
     fingerprint: str
     dimension: int
     rows: int | None
+    version: int | None
     columns: list[str]
 
 
@@ -99,60 +150,175 @@ class Failure(BaseModel):
     error: Problem
 
 
-def make_endpoint(searcher: Searcher, host: str = LOCAL[0]) -> FastAPI:
+def make_endpoint(
+    searcher: Searcher,
+    host: str = LOCAL[0],
+    *,
+    keys: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    stopping: Stopping | None = None,
+) -> FastAPI:
     """Make the endpoint.
 
     Args:
         searcher: A model with its collection, or without one to embed only; it holds the limits.
         host: The address that it will listen at.
-    """
-    failures: dict[int | str, dict[str, Any]] = {code: {"model": Failure} for code in (413, 422, 503)}
-    app = FastAPI(
-        title="conjoin", version=conjoin.__version__, docs_url=None, redoc_url=None, responses=failures,
-        description="Embed and search texts, images, and both.",
-    )  # fmt: skip
-    limits = searcher.limits
-    collection, encoder = searcher.collection, searcher.encoder
+        keys: Requests must have one of them, as a bearer token or as `X-API-Key`; without any, everybody may ask.
+        origins: Of the pages whose scripts may read the answers (CORS).
+        stopping: Says when the server stops: then only what was begun is answered.
 
-    @app.post("/embed")
+    Raises:
+        ImportError: prometheus-fastapi-instrumentator is not installed.
+    """
+    failures: dict[int | str, dict[str, Any]] = {code: {"model": Failure} for code in (401, 408, 413, 422, 503)}
+    app = FastAPI(
+        title="conjoin", version=conjoin.__version__, docs_url=None, redoc_url=None, openapi_url=None,
+        responses=failures, description="Embed and search texts, images, and both.",
+    )  # fmt: skip
+    _add_work(app, searcher, [Depends(_key_check(keys)), Depends(_stop_check(stopping))])
+    _add_state(app, searcher, [Depends(_key_check(keys))], stopping)
+    _answer_errors(app)
+    protect(app, searcher.limits.body_bytes, host, searcher.limits.body_seconds)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
+    """What needs the model or the collection."""
+    limits, encoder = searcher.limits, searcher.encoder
+
+    @app.post("/embed", dependencies=checks)
     def embed(request: EmbedRequest) -> Embeddings:
         """Embed items."""
         items, pixels = read_items(request.items, limits)
         vectors = searcher.encode(items, _instruction(request, searcher), pixels)
         return Embeddings(model=searcher.model_name, fingerprint=encoder.fingerprint, embeddings=vectors.tolist())
 
-    @app.post("/search")
+    @app.post("/v1/embeddings", dependencies=checks)
+    def embed_as_openai(request: OpenAIRequest) -> OpenAIEmbeddings:
+        """Embed texts, for OpenAI's clients."""
+        texts = [request.input] if isinstance(request.input, str) else request.input
+        vectors = searcher.encode(read_items(texts, limits).items).astype("<f4")
+        is_text = request.encoding_format == "base64"
+        data = [
+            OpenAIEmbedding(
+                index=place, embedding=b64encode(vector.tobytes()).decode() if is_text else vector.tolist()
+            )
+            for place, vector in enumerate(vectors)
+        ]
+        return OpenAIEmbeddings(model=searcher.model_name, data=data)
+
+    @app.post("/search", dependencies=checks)
     def search(request: SearchRequest) -> SearchResults:
         """Search the collection for each of the items."""
         k = min(_RESULTS, limits.results) if request.k is None else check_results(request.k, limits)
         items, pixels = read_items(request.items, limits)
         where = None if request.where is None else check_where(request.where, limits)
         found = searcher.search(items, k, where, _instruction(request, searcher), pixels=pixels)
-        return SearchResults(results=[[Hit(**hit._asdict()) for hit in hits] for hits in found])
+        return SearchResults(
+            results=[[Hit(**hit._replace(row=_public(hit))._asdict()) for hit in hits] for hits in found]
+        )
 
-    @app.get("/health")
-    def health() -> Health:
-        """Say what is being served."""
+    @app.get("/pictures/{row:path}", dependencies=checks, response_class=Response)
+    def picture(row: str) -> Response:
+        """The picture of a row, small, as a JPEG file; results name it as their `image`."""
+        try:
+            content = searcher.picture(row)
+        except (ValueError, FileNotFoundError):
+            content = None
+        if content is None:
+            raise HTTPException(404, "there is no picture of this row that may be shown")
+        return Response(content, media_type="image/jpeg")
+
+
+def _add_state(app: FastAPI, searcher: Searcher, checks: Sequence[Any], stopping: Stopping | None) -> None:
+    """What is answered whatever the model does: in the loop of events, from what is known."""
+    encoder = searcher.encoder
+    known: list[tuple[Any, Health]] = []
+
+    def describe() -> Health:
+        collection = searcher.collection
         return Health(
             status="ok",
             model=searcher.model_name,
             fingerprint=encoder.fingerprint,
             dimension=encoder.dimension,
             rows=None if collection is None else len(collection),
-            columns=[column.name for column in columns],
+            version=collection.version if isinstance(collection, Collection) else None,
+            columns=[] if collection is None else collection.schema.names,
         )
 
-    @app.get("/", include_in_schema=False, response_class=HTMLResponse)
-    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
-    def docs() -> str:
+    @app.get("/health", dependencies=checks)
+    async def health() -> Health:
+        """Say what is being served."""
+        if not known or known[0][0] is not searcher.collection:
+            known[:] = [(searcher.collection, describe())]
+        return known[0][1]
+
+    @app.get("/ready")
+    async def ready() -> Ready:
+        """Say whether requests are taken; needs no key."""
+        await _stop_check(stopping)()
+        return Ready(status="ready")
+
+    @app.get("/openapi.json", include_in_schema=False, dependencies=checks)
+    async def schema() -> dict[str, Any]:
+        return app.openapi()
+
+    @app.get("/", include_in_schema=False, response_class=HTMLResponse, dependencies=checks)
+    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse, dependencies=checks)
+    async def docs() -> str:
         """The reference, without anything from the network."""
         return page
 
-    columns = searcher.columns
-    page = reference_page(app.openapi(), limits)
-    _answer_errors(app)
-    protect(app, limits.body_bytes, host)
-    return app
+    page = reference_page(app.openapi(), searcher.limits)
+    _add_metrics(app, searcher, checks)
+
+
+def _add_metrics(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
+    """`/metrics` for Prometheus, if its packages are installed."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge
+        from prometheus_fastapi_instrumentator import Instrumentator
+    except ImportError:
+        return
+    registry = CollectorRegistry()
+    gauge = Gauge("conjoin_waiting_items", "Items that wait for the model", registry=registry)
+    gauge.set_function(lambda: searcher.batcher.waiting)
+    instrumentator = Instrumentator(registry=registry, excluded_handlers=["/metrics"]).instrument(app)
+    instrumentator.expose(app, include_in_schema=False, dependencies=list(checks))
+
+
+def _public(hit: Found) -> dict[str, Any]:
+    """A row with the address of its picture in place of paths of this machine."""
+    row = {**hit.row}
+    image = row.pop("image", None)
+    if image is not None:
+        row["image"] = image if is_url(image) else f"/pictures/{quote(hit.id)}"
+    return row
+
+
+def _key_check(keys: Sequence[str]) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Refuses requests without a key, if there are keys."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def check(bearer: _Bearer, header: _Header) -> None:  # not in a thread: those may all wait
+        given = hashlib.sha256((bearer.credentials if bearer else header or "").encode()).digest()
+        if digests and not any([hmac.compare_digest(given, digest) for digest in digests]):
+            raise HTTPException(401, "a key is needed, as a bearer token or X-API-Key", {"www-authenticate": "Bearer"})
+
+    return check
+
+
+def _stop_check(stopping: Stopping | None) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Refuses new work while the server stops."""
+
+    async def check() -> None:
+        if stopping is not None and stopping.until is not None:
+            raise BusyError("the server stops")
+
+    return check
 
 
 def _instruction(request: EmbedRequest, searcher: Searcher) -> str | None:
@@ -169,24 +335,26 @@ def _answer_errors(app: FastAPI) -> None:
         return JSONResponse({"error": {"message": message, "item": item}}, code, headers)
 
     @app.exception_handler(ValueError)
-    def refuse(request: Request, error: ValueError) -> JSONResponse:
+    async def refuse(request: Request, error: ValueError) -> JSONResponse:
         code = 413 if isinstance(error, TooLargeError) else 422
         return answer(code, str(error), error.item if isinstance(error, ItemError) else None)
 
     @app.exception_handler(BusyError)
-    def busy(request: Request, error: BusyError) -> JSONResponse:
+    async def busy(request: Request, error: BusyError) -> JSONResponse:
         return answer(503, str(error))
 
     @app.exception_handler(RequestValidationError)
-    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
         return answer(422, f"{place}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
-    def other(request: Request, error: HTTPException) -> JSONResponse:
-        return answer(error.status_code, str(error.detail))
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        refusal = answer(error.status_code, str(error.detail))
+        refusal.headers.update(error.headers or {})
+        return refusal
 
     @app.exception_handler(Exception)
-    def failed(request: Request, error: Exception) -> JSONResponse:
+    async def failed(request: Request, error: Exception) -> JSONResponse:
         return answer(500, "the server failed; its log says why")

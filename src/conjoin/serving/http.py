@@ -1,10 +1,15 @@
 """What the app and the endpoint have in common as web servers: limits of requests, headers, and the server itself."""
 
 import asyncio
+import json
 import logging
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NoReturn
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -31,16 +36,32 @@ def missing(extra: str, error: ImportError) -> NoReturn:
     raise ImportError(f'this needs further packages ({error}): pip install "conjoin[{extra}]"') from error
 
 
+@dataclass
+class Stopping:
+    """How a server stops that is terminated.
+
+    Attributes:
+        seconds: That what is in flight has; new work is refused meanwhile.
+        on_late: Called when they are over, to answer what is left.
+        until: The end of that time; None while the server does not stop.
+    """
+
+    seconds: float = 2.0
+    on_late: Callable[[], None] = lambda: None
+    until: float | None = None
+
+
 class BodyLimit:
-    """Refuses requests with too large a body, also those that do not say how large it is.
+    """Refuses requests with too large or too slow a body, also those that do not say how large it is.
 
     Args:
         app: What answers the others.
         most: Bytes.
+        seconds: That a body may take to arrive.
     """
 
-    def __init__(self, app: Any, most: int) -> None:  # noqa: ANN401 - an ASGI application
-        self.app, self.most = app, most
+    def __init__(self, app: Any, most: int, seconds: float) -> None:  # noqa: ANN401 - an ASGI application
+        self.app, self.most, self.seconds = app, most, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -53,11 +74,15 @@ class BodyLimit:
             refusal = JSONResponse({"error": {"message": problem}}, 413, {"connection": "close"})
             await refusal(scope, receive, send)
             return
-        received = 0
+        received, end, is_whole = 0, time.monotonic() + self.seconds, False
 
         async def limited() -> Any:  # noqa: ANN401 - an ASGI message
-            nonlocal received
-            event = await receive()
+            nonlocal received, is_whole
+            try:
+                event = await asyncio.wait_for(receive(), None if is_whole else max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                raise HTTPException(408, f"the body takes over {self.seconds:g} seconds to arrive") from None
+            is_whole = not event.get("more_body", False)
             received += len(event.get("body", b""))
             if received > self.most:
                 raise HTTPException(413, problem)
@@ -88,7 +113,7 @@ class PageHeaders:
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-def protect(app: Any, body_bytes: int, host: str) -> None:  # noqa: ANN401 - a FastAPI application
+def protect(app: Any, body_bytes: int, host: str, body_seconds: float) -> None:  # noqa: ANN401 - a FastAPI application
     """Add the limits and headers to an application that listens at `host`.
 
     At a local address, requests that name another host are refused: a page elsewhere cannot reach the application
@@ -97,7 +122,7 @@ def protect(app: Any, body_bytes: int, host: str) -> None:  # noqa: ANN401 - a F
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     app.add_middleware(PageHeaders)
-    app.add_middleware(BodyLimit, most=body_bytes)
+    app.add_middleware(BodyLimit, most=body_bytes, seconds=body_seconds)
     if host in LOCAL:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL[:2], "[", host], www_redirect=False)
 
@@ -107,31 +132,61 @@ def run_server(
     host: str,
     port: int,
     on_start: Callable[[str, Callable[[], None]], object] | None = None,
+    *,
+    stopping: Stopping | None = None,
+    connections: int | None = None,
+    access_log: bool = False,
+    is_open: bool = True,
 ) -> None:
-    """Serve until interrupted.
+    """Serve until interrupted, or terminated (SIGTERM): then what is in flight is answered first.
 
     Args:
         app: The application.
         host: The address to listen at.
         port: 0 for any that is free.
         on_start: Called once the server answers, with its URL and a function that stops it.
+        stopping: How it stops.
+        connections: At one time; more are refused with status 503.
+        access_log: Whether to write a line of JSON to stdout for each request.
+        is_open: Whether everybody may ask, without a key.
 
     Raises:
         OSError: The address cannot be used.
     """
     import uvicorn
 
-    sock = _listen(host, port)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+    sock, stop = _listen(host, port), stopping or Stopping()
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if sig != signal.SIGTERM or stop.until is not None:
+                super().handle_exit(sig, frame)
+            else:
+                stop.until = time.monotonic() + stop.seconds
+
+        async def on_tick(self, counter: int) -> bool:
+            if stop.until is not None and not self.should_exit:
+                is_late = time.monotonic() > stop.until
+                if is_late:
+                    stop.on_late()
+                self.should_exit = is_late or not self.server_state.tasks
+            return await super().on_tick(counter)
+
+    server = Server(
+        uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=2, limit_concurrency=connections, access_log=access_log
+        )
+    )
     logging.getLogger("uvicorn.error").addFilter(_is_failure)
-    server = uvicorn.Server(config)
+    if access_log:
+        _log_requests()
 
     async def startup(sockets: Sequence[Any] | None = None) -> None:
         await uvicorn.Server.startup(server, list(sockets or ()))
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{sock.getsockname()[1]}"
         print_line(f"listening at {url}")
-        if host not in LOCAL:
+        if host not in LOCAL and is_open:
             print_line("anybody who can reach this machine can use it: there are no passwords")
         if on_start is not None:
             on_start(url, lambda: setattr(server, "should_exit", True))
@@ -155,6 +210,22 @@ def _listen(host: str, port: int) -> socket.socket:
         sock.close()
         raise OSError(f"cannot listen at {host}:{port}: {error}") from error
     return sock
+
+
+class _JsonLines(logging.Formatter):
+    """A request as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        names = ("client", "method", "path", "http", "status")
+        return json.dumps({"time": round(record.created, 3), **dict(zip(names, record.args or (), strict=True))})
+
+
+def _log_requests() -> None:
+    log = logging.getLogger("uvicorn.access")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(_JsonLines())
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
 
 
 def _is_failure(record: logging.LogRecord) -> bool:

@@ -54,6 +54,7 @@ class Limits:
 
     Attributes:
         body_bytes: Bytes of a request.
+        body_seconds: That it may take to arrive.
         items: Items of a request.
         images: Images of an item.
         image_bytes: Bytes of an image file.
@@ -67,6 +68,7 @@ class Limits:
     """
 
     body_bytes: int = 32 * 2**20
+    body_seconds: int = 30
     items: int = 64
     images: int = 8
     image_bytes: int = 10 * 2**20

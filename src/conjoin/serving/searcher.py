@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from conjoin.retrieval import ItemEncoder, Searchable, check_model, load_encoder, open_collection
-from conjoin.retrieval.collection_table import PICTURE
+from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
+from conjoin.retrieval.collection_table import PICTURE, open_table, published_version
+from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, recorded_model
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
@@ -99,6 +100,37 @@ class Searcher:
         """The columns that a condition may name."""
         return [] if self.collection is None else describe_columns(self.collection)
 
+    def refresh(self) -> bool:
+        """Search the published version of the collection from now on; returns whether it is another.
+
+        Searches that began go on in the version before.
+
+        Raises:
+            FileNotFoundError: There is no collection any more.
+            ValueError: It is damaged, or of another model; the version before is searched.
+        """
+        collection = self.collection
+        if not isinstance(collection, Collection):
+            return False
+        if published_version(open_table(collection.uri)) == collection.version:
+            return False
+        opened = open_collection(collection.uri, memory=SERVED_BYTES)
+        check_model(opened, self.encoder)
+        self.collection = opened
+        return True
+
+    def picture(self, id_: str, side: int = 512) -> bytes | None:
+        """A JPEG file of the picture of a row, at most `side` pixels wide and high; None without one.
+
+        Raises:
+            ValueError: There is no such row, or its picture cannot be read, or may not be shown.
+            FileNotFoundError: The picture is gone.
+        """
+        row = {} if self.collection is None else self.collection.rows([id_], pictures=True)[0]
+        if not has_picture(row):
+            return None
+        return make_thumbnail(read_picture(row, picture_folders(self.source)), side, "the row")
+
     def encode(self, items: Sequence[Any], instruction: str | None = None, pixels: int = 0) -> np.ndarray:
         """Encode items, whose images have so many pixels, into `(N, D)`, together with those of concurrent calls."""
         return self.batcher.encode(items, instruction, pixels)
@@ -130,10 +162,11 @@ class Searcher:
         if self.collection is None:
             raise ValueError("there is no collection to search; start with one: conjoin serve COLLECTION")
         check_results(k, self.limits)
-        found = self.collection.search(self.encode(items, instruction, pixels), k, where=where)
+        vectors, collection = self.encode(items, instruction, pixels), self.collection
+        found = collection.search(vectors, k, where=where)
         results = []
         for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
-            hits = zip(ids, scores, self.collection.rows(ids, pictures), strict=False)  # scores are padded
+            hits = zip(ids, scores, collection.rows(ids, pictures), strict=False)  # scores are padded
             results.append(
                 [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(hits, 1)]
             )

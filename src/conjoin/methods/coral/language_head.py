@@ -26,7 +26,7 @@ def prepare_coral(run: Run) -> dict[str, Any]:
     if checkpoint is None or "language" not in cast(CoralConfig, run.recipe.training).reconstruct:
         return {}
     revision = run.recipe.model.config.get("revision")
-    config = AutoConfig.from_pretrained(fetch_small_files(checkpoint, revision))
+    config = AutoConfig.from_pretrained(fetch_small_files(checkpoint, revision), trust_remote_code=False)
     if config.get_text_config().num_hidden_layers > run.model.config.keep_layers:
         return {}
     return {"language_head": load_language_head(checkpoint, revision)}
@@ -46,7 +46,7 @@ def load_language_head(checkpoint: str | Path, revision: str | None = None) -> T
     """
     checkpoint = str(checkpoint)
     folder, shard = fetch_small_files(checkpoint, revision), SINGLE
-    if AutoConfig.from_pretrained(folder).tie_word_embeddings:
+    if AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings:
         return None
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]

@@ -103,8 +103,8 @@ class VisionTeacher:
     def from_pretrained(cls, name: str, hidden_layer: int | None = None, dtype: torch.dtype | None = None) -> Self:
         """Load from a model id or folder; from a two-tower checkpoint (CLIP, SigLIP) load its vision tower."""
         with loading(name):
-            model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32)
-            image_processor = AutoImageProcessor.from_pretrained(name)
+            model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32, trust_remote_code=False)
+            image_processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
         tower = model.vision_model if "vision_config" in model.config.sub_configs else model
         return cls(tower, image_processor, hidden_layer)
 
@@ -182,9 +182,14 @@ class TextTeacher:
         """Load from model ids or folders."""
         dtype = dtype or torch.float32
         with loading(name):
-            model, tokenizer = AutoModel.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
+            model = AutoModel.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         with loading(global_model or name):
-            pooling = None if global_model is None else AutoModel.from_pretrained(global_model, dtype=dtype)
+            pooling = (
+                None
+                if global_model is None
+                else AutoModel.from_pretrained(global_model, dtype=dtype, trust_remote_code=False)
+            )
         return cls(model, tokenizer, max_length, pooling)
 
     @torch.no_grad()

@@ -31,7 +31,11 @@ def without_unused(tower: PreTrainedModel) -> PreTrainedModel:
 
 def tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
     """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
-    config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
+    config = (
+        source.config
+        if isinstance(source, PreTrainedModel)
+        else AutoConfig.from_pretrained(source, trust_remote_code=False)
+    )
     if f"{kind}_config" in config.sub_configs:
         config = getattr(config, f"{kind}_config")
     needed = "patch_size" if kind == "vision" else "vocab_size"

@@ -97,11 +97,13 @@ class MllmRetrieverModel(PreTrainedModel):
         folder = fetch_small_files(checkpoint, revision)
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{checkpoint!r} has no config.json")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         num_tokens = len(tokenizer)
         is_new = bool(tokenizer.add_tokens([ret_token], special_tokens=True))
         config_kwargs = {"ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)} | config_kwargs
-        config = cls.config_class(AutoConfig.from_pretrained(folder), keep_layers, **config_kwargs)
+        config = cls.config_class(
+            AutoConfig.from_pretrained(folder, trust_remote_code=False), keep_layers, **config_kwargs
+        )
         stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
         backbone: Any = load_pruned_backbone(checkpoint, config.backbone_config, dtype or stored, revision)
         with torch.device("meta"):

@@ -87,7 +87,11 @@ class ScoreFusionModel(PreTrainedModel):
         Raises:
             ValueError: The checkpoint does not have two towers.
         """
-        loaded = checkpoint if isinstance(checkpoint, PreTrainedModel) else AutoModel.from_pretrained(checkpoint)
+        loaded = (
+            checkpoint
+            if isinstance(checkpoint, PreTrainedModel)
+            else AutoModel.from_pretrained(checkpoint, trust_remote_code=False)
+        )
         model = cls(ScoreFusionConfig(copy.deepcopy(loaded.config), **config_kwargs))
         model.backbone.load_state_dict(loaded.state_dict())
         return model

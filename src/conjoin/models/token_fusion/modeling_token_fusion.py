@@ -87,7 +87,9 @@ class TokenFusionModel(PreTrainedModel):
         """
         config = TokenFusionConfig(
             _vision_config(vision),
-            copy.deepcopy(text.config) if isinstance(text, PreTrainedModel) else AutoConfig.from_pretrained(text),
+            copy.deepcopy(text.config)
+            if isinstance(text, PreTrainedModel)
+            else AutoConfig.from_pretrained(text, trust_remote_code=False),
             **_special_token_ids(text, config_kwargs),
         )
         model = cls(config)
@@ -278,7 +280,11 @@ def _build_tower(config: PreTrainedConfig) -> PreTrainedModel:
 
 def _vision_config(source: str | Path | PreTrainedModel) -> PreTrainedConfig:
     """Return a copy of the configuration of the vision tower of a checkpoint or loaded model."""
-    config = source.config if isinstance(source, PreTrainedModel) else AutoConfig.from_pretrained(source)
+    config = (
+        source.config
+        if isinstance(source, PreTrainedModel)
+        else AutoConfig.from_pretrained(source, trust_remote_code=False)
+    )
     if "vision_config" in config.sub_configs:
         config = config.vision_config
     if "patch_size" not in config.to_dict():
@@ -293,7 +299,7 @@ def _special_token_ids(text: str | Path | PreTrainedModel, config_kwargs: dict[s
     folder = text.name_or_path if isinstance(text, PreTrainedModel) else text
     if not folder:
         raise ValueError("text is a loaded model without a path: also pass cls_token_id and sep_token_id")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id} | config_kwargs
 
 

@@ -1,0 +1,16 @@
+# A server of collections: docker build -t conjoin . (see docs/serving.md)
+FROM python:3.12-slim
+
+WORKDIR /conjoin
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY src ./src
+COPY training_args ./training_args
+COPY model_cards ./model_cards
+COPY hub_upload ./hub_upload
+RUN pip install --no-cache-dir -c constraints.txt ".[serve]" && useradd --create-home conjoin
+
+USER conjoin
+WORKDIR /data
+EXPOSE 8000
+HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready', timeout=5)"]
+ENTRYPOINT ["conjoin", "serve", "--host", "0.0.0.0", "--port", "8000"]
