@@ -1,0 +1,130 @@
+"""Compress a small real embedder: 20, 12 and 6 of 30 layers, with the whole model as teacher and without.
+
+The model is SmolLM2-135M with the sample ViT (`small_mllm.py`). It is first trained to be an embedder, by InfoNCE
+between pictures and names of the training concepts. Then, for each depth: the first layers as they are; the same,
+distilled; and the same depth of the untrained model, trained by InfoNCE for as many steps as both trainings together.
+Measured are R@10 between unseen names and pictures of one style, agreement with the whole model, and the processor's
+time.
+
+    PYTHONPATH=benchmarks/claims python benchmarks/claims/compress.py --seeds 0 1 2
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import ROOT, Record
+from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
+
+from conjoin.data import load_emoji
+from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer
+from conjoin.methods.puma.compression import CompressOptions, DistillationRows, Embedded, agreement, embed_pairs, hits
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.training import LoraArguments, add_lora
+from conjoin.training.lora import merge_lora
+
+WORK = ROOT / "runs/claims-compress"
+DEPTH = 30
+LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
+COLUMNS = ["text → image, R@10", "image → text, R@10", "cosine, text", "cosine, image"]
+
+
+def train(
+    model: MllmRetrieverModel,
+    teacher: MllmRetrieverModel | None,
+    processor: Any,  # noqa: ANN401
+    rows: DistillationRows,
+    args: argparse.Namespace,
+    steps: int,
+    seed: int,
+) -> MllmRetrieverModel:
+    """Train adapters by InfoNCE, or mostly by the states of a teacher, and merge them."""
+    weight = 0.0 if teacher is None else args.distill_weight
+    settings: dict[str, Any] = {
+        "output_dir": str(WORK / "trainer"),
+        "max_steps": steps,
+        "per_device_train_batch_size": args.batch_size,
+        "learning_rate": args.rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": max(1, steps // 10),
+        "weight_decay": 0.0,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "seed": seed,
+        "use_cpu": DEVICE.type == "cpu",
+    }
+    config = PumaStage1Config(**settings, kind="cosine", distill_weight=weight, contrastive_weight=1 - weight)
+    torch.manual_seed(seed)
+    add_lora(model, LORA)
+    PumaStage1Trainer(model, config, teacher, rows, processing_class=processor).train()
+    merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
+    return merged
+
+
+def scores(embedded: Embedded, whole: Embedded) -> dict[str, float]:
+    """Hit rates and agreement."""
+    found = {
+        f"{name}, R@{k}": (hits(embedded, name) <= k).float().mean().item()
+        for name in ("text → image", "image → text")
+        for k in (1, 5, 10)
+    }
+    return found | agreement(embedded, whole) | {"gflop": embedded.operations / 1e9, "ms": 1000 * embedded.seconds}
+
+
+def main() -> None:
+    """Run what the record does not have."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 6, 20])
+    parser.add_argument("--projector-steps", type=int, default=450)
+    parser.add_argument("--steps-whole", type=int, default=120, help="steps that make the MLLM an embedder")
+    parser.add_argument("--steps", type=int, default=120, help="steps of distillation")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--distill-weight", type=float, default=0.9)
+    parser.add_argument("--held-out", type=int, help="number of unseen pairs (default: all)")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/compress.json")
+    args = parser.parse_args()
+    settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "layers", "out")}
+    record = Record(args.out, settings)
+    pictures = PictureFeatures(WORK / "pictures.safetensors")
+    pictures.prepare_images(row["image"] for split in ("train", "validation") for row in load_emoji(split))
+    mllm = WORK / "mllm"
+    make_mllm(mllm, pictures, args.projector_steps)
+    processor = load_processor(mllm, pictures)
+    training, unseen = load_emoji("train"), load_emoji("validation")
+    unseen = unseen.select([place for place, style in enumerate(unseen["style"]) if style == "twemoji"])
+    rows = DistillationRows(training, len(training))
+    held_out = [{"image": row["image"], "text": row["text"]} for row in unseen][: args.held_out]
+    options = CompressOptions((1,), batch_size=64, device=DEVICE)
+    for seed in args.seeds:
+        begin = time.process_time()
+
+        def add(name: str, model: MllmRetrieverModel, whole: Embedded | None = None) -> Embedded:
+            embedded = embed_pairs(model, processor, held_out, options)
+            found = scores(embedded, whole or embedded)
+            if not record.has(name, seed):  # noqa: B023
+                record.add(name, seed, **found, cpu_seconds=round(time.process_time() - begin))  # noqa: B023
+            print(time.strftime("%H:%M"), name, seed, {key: round(found[key], 3) for key in COLUMNS}, flush=True)  # noqa: B023
+            return embedded
+
+        model = load_retriever(mllm, DEPTH, seed)
+        model = train(model, None, processor, rows, args, args.steps_whole, seed)
+        whole = add(f"{DEPTH} layers", model)
+        for kept in args.layers:
+            begin = time.process_time()
+            student = model.pruned(kept)
+            add(f"{kept} layers, first layers of the whole", student, whole)
+            add(f"{kept} layers, distilled", train(student, model, processor, rows, args, args.steps, seed), whole)
+            begin = time.process_time()
+            alone = load_retriever(mllm, kept, seed)
+            steps = args.steps_whole + args.steps
+            add(f"{kept} layers, from the start", train(alone, None, processor, rows, args, steps, seed), whole)
+    print(record.table(COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
