@@ -73,7 +73,7 @@ def test_a_copy_that_fails_leaves_what_was_there(collection, tmp_path, monkeypat
     collection.remove(collection.ids[:1])
     (tmp_path / "4.png").write_bytes(b"no picture")
     for target in ("copy", "new"):
-        with pytest.raises(ValueError, match=r"item \"it's 4\", .*cannot read the image"):
+        with pytest.raises(ValueError, match=r"item \"it's 4\": .*cannot read the image"):
             copy_collection(collection, tmp_path / target, side=8, replace=True)
     assert len(Collection(tmp_path / "copy")) == len(copy)
     assert len(copy_collection(collection, tmp_path / "new")) == 39
