@@ -7,9 +7,9 @@ COPY src ./src
 COPY training_args ./training_args
 COPY model_cards ./model_cards
 COPY hub_upload ./hub_upload
-RUN pip install --no-cache-dir -c constraints.txt ".[serve]" && useradd --create-home conjoin
+RUN pip install --no-cache-dir -c constraints.txt ".[serve]" && useradd --create-home --uid 1000 conjoin
 
-USER conjoin
+USER 1000
 WORKDIR /data
 EXPOSE 8000
 HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready', timeout=5)"]

@@ -11,8 +11,9 @@ APP_TESTS := httpx playwright pytest
 LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 
 COMMON := runs/transformers
+RELEASE := runs/release
 
-.PHONY: help demo app docs test test-all test-app test-common test-lowest lock audit check format clean
+.PHONY: help demo app docs test test-all test-app test-common test-lowest lock audit check format release-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -74,7 +75,7 @@ test-lowest: ## Run the tests with the lowest versions that pyproject.toml allow
 
 lock: $(BIN)/conjoin ## Renew constraints.txt and constraints-app.txt: every package that the targets install
 	$(BIN)/python $(INSTALL) -c constraints.txt uv
-	printf '%s\n' $(BUILD) uv pip-audit parameterized "$$(grep ^torch== constraints.txt)" | $(BIN)/uv $(LOCK) --upgrade --extra dev -o constraints.txt
+	printf '%s\n' $(BUILD) uv pip-audit parameterized build twine "$$(grep ^torch== constraints.txt)" | $(BIN)/uv $(LOCK) --upgrade --extra dev -o constraints.txt
 	cp constraints.txt constraints-app.txt  # its versions, where the app allows them
 	printf '%s\n' $(BUILD) $(APP_TESTS) | $(BIN)/uv $(LOCK) --extra app --extra sample --extra train -o constraints-app.txt
 
@@ -91,5 +92,16 @@ format: $(ALL) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+release-check: ## Build the package, check it, and run the demo and the README's Python from the wheel, in a clean environment
+	rm -rf dist $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/python $(INSTALL) -c constraints.txt build twine $(BUILD)
+	$(RELEASE)/tools/bin/python -m build --no-isolation
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)/clean
+	$(RELEASE)/clean/bin/python $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[sample,st]"
+	$(RELEASE)/clean/bin/python $(INSTALL) $(TOWERS)
+	cd $(RELEASE) && clean/bin/conjoin demo && clean/bin/python ../../.ci/run_readme.py ../../README.md
+
 clean: ## Remove what the demo and the tests wrote
-	rm -rf runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf dist runs .mypy_cache .pytest_cache .ruff_cache

@@ -24,7 +24,7 @@ from conjoin.retrieval import encode_collection, load_encoder
 from conjoin.training import load_recipe
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"(<!-- test: compile -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECIPES = sorted(path for path in (ROOT / "training_args").rglob("*.yaml") if path.parent.name != "accelerate")
 RUN_HERE = ("encode", "index", "search", "verify")

@@ -23,6 +23,11 @@ def test_importing_the_package_does_not_import_torch():
     assert printed.split() == ["False", conjoin.__version__]
 
 
+def test_the_top_entry_of_the_changelog_names_the_version():
+    top = re.search(r"^## (.+)$", (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)[1]
+    assert top.split()[0] == ("Unreleased" if ".dev" in conjoin.__version__ else conjoin.__version__)
+
+
 def test_the_lock_is_complete_and_names_no_host():
     root = Path(__file__).parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]

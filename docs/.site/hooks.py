@@ -15,6 +15,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
     "benchmarks/claims/results/gcl.svg": "results/gcl.svg",
 }
