@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from lancedb.merge import LanceMergeInsertBuilder
 from lancedb.table import LanceTable, Tags
 from PIL import Image
 
@@ -175,9 +174,9 @@ RUNS = {
 """What is there before, and what is then written."""
 CALLS = [
     *(("first", LanceTable, "add", call) for call in (0, 3, 7)),
-    *(("update", LanceTable, "add", call) for call in (0, 1)),
-    *(("update", LanceMergeInsertBuilder, "execute", call) for call in (0, 1)),
-    ("update", LanceTable, "delete", 0),
+    *(("update", LanceTable, "add", call) for call in (0, 1, 2)),
+    *(("update", LanceTable, "delete", call) for call in (0, 1, 2)),
+    *(("update", LanceTable, name, 0) for name in ("drop_index", "create_index")),
     *(("first", LanceTable, "create_index", call) for call in (0, 1)),
     *(("update", LanceTable, "optimize", call) for call in (0, 1)),
     *(("first", collection_files, "write_text", call) for call in (0, 1)),

@@ -27,7 +27,6 @@ from conjoin.retrieval.collection_table import (
     condition,
     id_conditions,
     index_names,
-    index_words,
     local_folder,
     open_newest,
     open_published,
@@ -373,7 +372,6 @@ class Collection:
         settings: dict[str, Any] | None = None if kind is None else {"kind": kind, "probes": probes, "refine": refine}
 
         def build(table: Table) -> None:
-            existing = index_names(table)
             if kind is not None:
                 try:
                     table.create_index(
@@ -381,21 +379,19 @@ class Collection:
                     )
                 except (RuntimeError, ValueError) as error:
                     raise ValueError(f"cannot build an index of kind {kind!r} of {len(self)} rows: {error}") from error
-            elif VECTOR in existing:
+            elif VECTOR in index_names(table):
                 table.drop_index(VECTOR)
-            if TEXT in table.schema.names:
-                index_words(table)
-            for field in self.schema:
-                if field.name not in (*existing, "id", TEXT) and _can_be_indexed(field.type):
-                    table.create_index(field.name, config=lancedb.index.BTree(), name=field.name)
             write_metadata(table, self._metadata | {"index": settings})
 
-        self._write(build)
+        columns = [field.name for field in self.schema if field.name != TEXT and _can_be_indexed(field.type)]
+        if TEXT in self.schema.names and self._table.count_rows(f"{TEXT} is not null"):
+            columns.append(TEXT)
+        self._write(build, columns)
         if settings is None:
             return None
         measured = self.recall(recall_queries)
         settings = settings | {"recall@10": measured}
-        self._write(lambda table: write_metadata(table, self._metadata | {"index": settings}))
+        self._write(lambda table: write_metadata(table, self._metadata | {"index": settings}), optimize=False)
         return measured
 
     def recall(self, queries: int = 100) -> float:
@@ -438,8 +434,8 @@ class Collection:
         rows = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata(None)))
         return rows.cast_column(PICTURE, datasets.Image()) if PICTURE in columns else rows
 
-    def _write(self, change: Callable[[Table], object]) -> None:
-        """Change the table, publish it, and see the new state."""
+    def _write(self, change: Callable[[Table], object], columns: Sequence[str] = (), optimize: bool = True) -> None:
+        """Change the table, publish it, and see the new state; arguments as for `publish`."""
         with writing(self.uri), committing(self.uri):
             table = open_newest(self.uri)
             if published_version(table) != table.version and not _has_same_rows(table, self.uri):
@@ -447,7 +443,7 @@ class Collection:
                     f"the last encoding into {self.uri!r} did not end: run the same `conjoin encode` again first"
                 )
             change(table)
-            publish(self.uri, table)
+            publish(self.uri, table, columns, optimize)
         self._load()
 
 

@@ -153,7 +153,7 @@ class CollectionWriter:
         self._known = RowDigests()
         self._gone: list[str] = []
         self._pending: list[pa.Table] = []
-        self._replaces = False
+        self._replaced: list[int] = []
         self._written = time.monotonic()
 
     def create(self, kept_types: Mapping[str, pa.DataType], dimension: int | None = None) -> None:
@@ -176,7 +176,7 @@ class CollectionWriter:
                 table = None  # it was just begun
             if table is not None:
                 finish_widening(table)
-                if self.is_shared and published_version(table) != table.version:
+                if published_version(table) != table.version:
                     _remove_repeated(table)
             elif dimension is not None:
                 table = create_table(self.uri, self._schema(dimension))
@@ -189,7 +189,7 @@ class CollectionWriter:
         Raises:
             ValueError: It was made with another model or other settings.
         """
-        table = open_table(self.uri) if table is None else table
+        table = open_table(self.uri, writes=True) if table is None else table
         if differing := differences(read_metadata(table)["key"], self.key):
             raise ValueError(
                 f"the collection {str(self.uri)!r} was made with {differing}; encode into another folder, or as before"
@@ -221,7 +221,7 @@ class CollectionWriter:
             )
             for place in changed
         }
-        vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
+        numbers, vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
         known = [*np.flatnonzero(is_same).tolist(), *vectors]
         for place in known:
             self.rows.note(parts[place])
@@ -237,7 +237,7 @@ class CollectionWriter:
         unchanged = int(is_same.sum())
         self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(reasons), len(new) - len(reasons)))
         if used:
-            self._replaces |= replaced > 0
+            self._replaced += [numbers[place] for place in used if place in numbers]
             table = self._records(
                 [ids[p] for p in used], [rows[p] for p in used], np.stack([vectors[p] for p in used])
             )
@@ -260,7 +260,7 @@ class CollectionWriter:
         self._known.find(id_keys(ids))
 
     def flush(self) -> None:
-        """Write the rows that are encoded: all of them or, if it fails, none.
+        """Write the rows that are encoded, then delete what they replace: `create` ends what is interrupted between.
 
         Raises:
             OSError: The disk is full or fails.
@@ -271,13 +271,9 @@ class CollectionWriter:
                 rows = pa.concat_tables(self._pending, promote_options="permissive")
                 if self._table is None:
                     self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
-                rows = fit(rows, self._table, self.is_shared)
-                if self._replaces:
-                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-                    merge.execute(rows)
-                else:
-                    self._table.add(rows)
-        self._pending, self._replaces, self._written = [], False, time.monotonic()
+                self._table.add(fit(rows, self._table, self.is_shared))
+                _delete(self._table, self._replaced)
+        self._pending, self._replaced, self._written = [], [], time.monotonic()
 
     def merge(self, report: Mapping[str, Any]) -> None:
         """Add what `take_report` gave in another process."""
@@ -315,18 +311,19 @@ class CollectionWriter:
         if self._table is None:
             raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
         with committing(self.uri):
-            self._publish(open_table(self.uri), total, sync)  # the newest state, of all processes
+            self._publish(open_table(self.uri, writes=True), total, sync)  # the newest state, of all processes
         self._write_skipped()
         return self.changes
 
     def _publish(self, table: Table, total: int, sync: bool) -> None:
         if self.is_shared and table.count_rows() != len(self._known) + self.changes.added:
             _remove_repeated(table)
-        if sync:
-            self._gone += self._unseen(table)
-        self.changes = self.changes._replace(removed=len(self._gone))
-        if not table.count_rows() - len(self._gone):
+        gone = self._unseen(table) if sync else []
+        self._known = RowDigests()  # frees its memory
+        self.changes = self.changes._replace(removed=len(self._gone) + len(gone))
+        if not table.count_rows() - self.changes.removed:
             raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
+        _delete(table, gone)
         for where in id_conditions(self._gone):
             table.delete(where)
         metadata = read_metadata(table)
@@ -350,7 +347,7 @@ class CollectionWriter:
 
     def _open_table(self) -> Table:
         if self._table is None:
-            self._table = open_table(self.uri)
+            self._table = open_table(self.uri, writes=True)
         return self._table
 
     def _schema(self, dimension: int) -> pa.Schema:
@@ -365,18 +362,22 @@ class CollectionWriter:
             [*fields, *(pa.field(name, kind) for name, kind in self._kept_types.items() if name not in known)]
         )
 
-    def _stored(self, places: Mapping[str, int], contents: Mapping[int, int]) -> dict[int, np.ndarray]:
-        """The vectors that the table has of rows, if they were encoded from what the rows hold now, by place."""
+    def _stored(
+        self, places: Mapping[str, int], contents: Mapping[int, int]
+    ) -> tuple[dict[int, int], dict[int, np.ndarray]]:
+        """Lance's numbers of the rows that the table has, and their vectors where what was encoded is the same now."""
+        numbers: dict[int, int] = {}
         vectors: dict[int, np.ndarray] = {}
         for where in id_conditions(list(places)):
-            search = self._open_table().search().where(where).select(["id", "content", VECTOR])
+            search = self._open_table().search().where(where).select(["id", "content", VECTOR]).with_row_id(True)
             with reading(self.uri):
                 stored = search.to_arrow().to_pylist()
             for row in stored:
                 place = places[row["id"]]
+                numbers[place] = row["_rowid"]
                 if row["content"] == contents[place]:
                     vectors[place] = np.array(row[VECTOR], dtype=np.float32)
-        return vectors
+        return numbers, vectors
 
     def _records(self, ids: list[str], rows: list[Row], vectors: np.ndarray) -> pa.Table:
         """Rows as the table holds them, without their digests."""
@@ -405,12 +406,11 @@ class CollectionWriter:
     def _count(self, changes: Iterable[int]) -> None:
         self.changes = Changes(*(a + b for a, b in zip(self.changes, changes, strict=True)))
 
-    def _unseen(self, table: Table) -> list[str]:
-        """The ids of rows that were in the table at first, and that the data does not have."""
-        gone: list[str] = []
-        for batch in table.search().select(["id"]).to_batches():
-            ids = batch["id"].to_pylist()
-            gone += [ids[place] for place in np.flatnonzero(self._known.unseen(id_keys(ids)))]
+    def _unseen(self, table: Table) -> list[int]:
+        """Lance's numbers of rows that were in the table at first, and that the data does not have."""
+        gone: list[int] = []
+        for batch in table.search().select(["id"]).with_row_id(True).to_batches():
+            gone += batch["_rowid"].to_numpy()[self._known.unseen(id_keys(batch["id"].to_pylist()))].tolist()
         return gone
 
     def _write_skipped(self) -> None:
@@ -460,15 +460,19 @@ def _merge(writer: CollectionWriter, source: RowSource, reports: list[dict[str, 
 
 
 def _remove_repeated(table: Table) -> None:
-    """Remove all rows of an id but one: a process that was cut off may have written them before another one did."""
+    """Remove all rows of an id but one: a process that was cut off may not have deleted what it replaced."""
     keys, numbers = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.uint64)]
     for batch in table.search().select(["id"]).with_row_id(True).to_batches():
         keys.append(id_keys(batch["id"].to_pylist()))
         numbers.append(batch["_rowid"].to_numpy())
     first = np.unique(np.concatenate(keys), return_index=True)[1]
-    repeated = np.delete(np.concatenate(numbers), first).tolist()
-    for start in range(0, len(repeated), _ROWS_PER_COMMIT):
-        table.delete(f"_rowid in ({', '.join(map(str, repeated[start : start + _ROWS_PER_COMMIT]))})")
+    _delete(table, np.delete(np.concatenate(numbers), first).tolist())
+
+
+def _delete(table: Table, row_ids: list[int]) -> None:
+    """Delete rows by Lance's numbers."""
+    for start in range(0, len(row_ids), _ROWS_PER_COMMIT):
+        table.delete(f"_rowid in ({', '.join(map(str, row_ids[start : start + _ROWS_PER_COMMIT]))})")
 
 
 def _kept(row: Row, name: str) -> dict[str, Any]:
