@@ -135,6 +135,22 @@ class TestSearch:
             ):
                 use()
 
+    @pytest.mark.parametrize("operators", ["price < 3" + " is not null" * 5000, " = ".join(["true"] * 5000),
+                                           " and ".join(["price < 3"] * 5000), "price = " + "1 + " * 5000 + "1",
+                                           "price = 1" + "::int" * 5000])  # fmt: skip
+    def test_a_chain_of_operators_is_refused_before_lance_overflows_its_stack(self, collection, operators):
+        for use in (collection.select, collection.check, lambda where: collection.search(QUERIES, 3, where=where)):
+            with pytest.raises(
+                ValueError, match=r"cannot be evaluated: it has \d+ words and signs, and 600 are the most"
+            ):
+                use(operators)
+
+    def test_a_list_of_any_length(self, collection):
+        names = ", ".join(f"'it''s not ({number})'" for number in range(20_000))
+        assert collection.select(f"id in ({names})") == []
+        assert collection.select(f"id in ('{collection.ids[0]}', {names})") == collection.ids[:1]
+        assert collection.select(f"price in ({', '.join(map(str, range(20_000)))})")
+
     def test_no_queries(self, collection):
         found = collection.search(np.empty((0, WIDTH), dtype=np.float32), 3)
         assert found.ids == [] and len(found.scores) == 0

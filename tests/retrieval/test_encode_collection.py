@@ -331,7 +331,7 @@ class TestUpdate:
         rows = [{"id": f"two {number}", "image": pictures[:2]} for number in range(8)]
         with pytest.raises(Stop):
             encode(tmp_path, stopping(rows, 7), tiny_encoder(input_type="cat"))
-        collection = encode(tmp_path, rows[:1], tiny_encoder(input_type="cat"))
+        collection = encode(tmp_path, [{"id": "a", "text": "a"}], tiny_encoder(input_type="cat"))
         assert collection.changes == Changes(unchanged=1) and len(collection) == 7
         assert collection.model.input_type == "cat" and collection.metadata["details"]["parts"] == ["image", "text"]
 

@@ -36,7 +36,9 @@ _METADATA = "conjoin"
 _PLACE = re.compile(r", (?:location: )?/\S+\.rs:\d+")
 _PASSES = 4
 _REBUILT = ("BTree", "FTS")
-_SIGNS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|[()]""")
+_TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|\w+|[^\w\s,]""")
+_MOST_TOKENS = 600
+"""Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
 _CACHED = 2**25
 """Bytes of indexes and of metadata that a writer keeps; by default Lance keeps up to 7 GB."""
 _FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
@@ -216,13 +218,19 @@ def condition(where: str) -> str:
     """A condition as Lance is given it, which passes over all that follows a whole expression.
 
     Raises:
-        ValueError: It closes a parenthesis that it did not open.
+        ValueError: It closes a parenthesis that it did not open, or has too many words and signs.
     """
+    tokens = [token for token in _TOKENS.findall(where) if token[0] not in "'\"`" and not token[0].isdigit()]
     depth = 0
-    for sign in _SIGNS.findall(where):
-        depth += {"(": 1, ")": -1}.get(sign, 0)
+    for token in tokens:
+        depth += {"(": 1, ")": -1}.get(token, 0)
         if depth < 0:
             raise ValueError("a parenthesis is closed that is not open")
+    if len(tokens) > _MOST_TOKENS:
+        raise ValueError(
+            f"it has {len(tokens)} words and signs, and {_MOST_TOKENS} are the most; a list of any length is one "
+            "comparison: `id in ('a', 'b', ...)`"
+        )
     return f"({where})"
 
 
@@ -293,14 +301,10 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
     except Exception as error:  # of a damaged file Lance makes a ValueError, RuntimeError, OSError or RustPanic
         if isinstance(error, ValueError) and where is not None:
             named = ", ".join(f"{field.name} ({field.type})" for field in columns or ())
-            hint = (
-                "; `conjoin encode --keep NAME:number` reads texts as numbers"
-                if "could not convert" in str(error)
-                else ""
-            )
-            raise ValueError(
-                f"the condition {where!r} cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
-            ) from error
+            is_number = "could not convert" in str(error)
+            hint = "; `conjoin encode --keep NAME:number` reads texts as numbers" if is_number else ""
+            reason = f"cannot be evaluated: {_first_line(error)}; the columns are {named}{hint}"
+            raise ValueError(f"the condition {where!r:.200} {reason}") from error
         raise DamagedError(f"the collection {str(uri)!r} cannot be read: {_first_line(error)}") from error
 
 

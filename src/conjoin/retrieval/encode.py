@@ -271,6 +271,8 @@ class CollectionWriter:
                 rows = pa.concat_tables(self._pending, promote_options="permissive")
                 if self._table is None:
                     self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
+                if not self.is_shared:  # `metadata` of a run that is stopped; several processes report to the first
+                    self._note_parts(self._table)
                 self._table.add(fit(rows, self._table, self.is_shared))
                 _delete(self._table, self._replaced)
         self._pending, self._replaced, self._written = [], [], time.monotonic()
@@ -327,11 +329,7 @@ class CollectionWriter:
         for where in id_conditions(self._gone):
             table.delete(where)
         metadata = read_metadata(table)
-        before = metadata["details"]
-        details = self._details()
-        if not sync:
-            details["parts"] = sorted({*details["parts"], *before["parts"]})
-            details["several"] |= before["several"]
+        details = self._details() if sync else self._united(self._details(), metadata["details"])
         if published_version(table) != table.version:
             write_metadata(table, metadata | {"details": details})
         publish(self.uri, table)
@@ -344,6 +342,16 @@ class CollectionWriter:
         }
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
         return {"model": self.encoder.name, "versions": versions, **parts}
+
+    def _note_parts(self, table: Table) -> None:
+        """Record what rows are made of before they are written: the run that publishes them may not have them."""
+        metadata = read_metadata(table)
+        write_metadata(table, metadata | {"details": self._united(metadata["details"], metadata["details"])})
+
+    def _united(self, details: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        """Details with the parts of rows that this run did not see."""
+        parts = sorted({*self.rows.parts, *before["parts"]})
+        return details | {"parts": parts, "several": self.rows.has_several or before["several"]}
 
     def _open_table(self) -> Table:
         if self._table is None:
