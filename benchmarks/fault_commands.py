@@ -39,7 +39,7 @@ training:
   use_cpu: true
   disable_tqdm: true
 """
-ROWS, SHARD = 23, 5
+ROWS = 23
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _mine(place: Place) -> list[str]:
 def _teacher_cache(place: Place) -> list[str]:
     return [
         *("teacher-cache", f"{place.inputs}/train", f"{place.inputs}/pairs", "--vision", f"{place.inputs}/dinov2"),
-        *("--text", f"{place.inputs}/xlm_roberta", "--out", str(place.out), "--shard-size", str(SHARD)),
+        *("--text", f"{place.inputs}/xlm_roberta", "--out", str(place.out)),
         *("--batch-size", "4", "--device", "cpu", "--quiet"),
     ]
 

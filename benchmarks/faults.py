@@ -180,7 +180,7 @@ def in_child(function: Callable[[], Any]) -> Any:  # noqa: ANN401
         signal.alarm(_MOST_SECONDS)
         try:
             found = (True, function())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found = (False, (type(error).__name__, str(error)))
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump(found, pipe)

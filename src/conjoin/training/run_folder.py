@@ -118,6 +118,8 @@ def remove_checkpoints(folder: Path) -> None:
 def remove_old(folder: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints until `limit` are left; the last and the best one stay."""
     existing = checkpoints(folder)
+    if not existing:
+        return
     kept = {existing[0].resolve(), Path(best or existing[0]).resolve()}
     old = [path for path in reversed(existing) if path.resolve() not in kept]
     for path in old[: max(0, len(existing) - max(limit, len(kept)))] if limit else []:

@@ -147,7 +147,10 @@ class RetrievalTrainer(Trainer):
             resume_from_checkpoint = str(last_checkpoint(Path(str(self.args.output_dir))))
         if self.stream is not None and resume_from_checkpoint:
             self.stream.load(Path(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        output = super().train(resume_from_checkpoint, *args, **kwargs)
+        if self.args.should_save:  # an interruption after the last checkpoint may have left older ones
+            remove_old(Path(str(self.args.output_dir)), self.args.save_total_limit, self.state.best_model_checkpoint)
+        return output
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process."""
