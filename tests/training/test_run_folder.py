@@ -1,6 +1,7 @@
 """The output folder of a run: a checkpoint is whole or not there, and writing that fails leaves the last one."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def trainer(tiny_checkpoints, tmp_path):
 def found(args, resume=True, overwrite=False):
     with open_run_folder(args, resume, overwrite) as checkpoint:
         return checkpoint
+
+
+def test_the_limit_holds_after_a_kill_between_the_last_checkpoint_and_the_removal_of_the_one_before(trainer):
+    folder = Path(trainer.args.output_dir)
+    shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-1")
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"]
 
 
 def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch):
