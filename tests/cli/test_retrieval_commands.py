@@ -200,6 +200,64 @@ def test_words_and_vectors_together(data, model, tmp_path, capsys):
         conjoin("search", tmp_path / "both", "--image", data / "red.png", "--hybrid")
 
 
+def test_weights_of_the_parts_of_a_query(built, data, capsys):
+    def scores(*options):
+        conjoin("search", built, "--json", *options)
+        return {hit["id"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
+
+    image, text = ["--image", data / "red.png"], ["--text", "a blue square"]
+    assert scores(*image, *text, "--weight", "image=1", "text=0") == pytest.approx(scores(*image), abs=1e-5)
+    both, alone, words = scores(*image, *text, "--weight", "image=1", "text=2"), scores(*image), scores(*text)
+    ratios = [(alone[colour] + 2 * words[colour]) / both[colour] for colour in COLOURS]
+    assert ratios == pytest.approx([ratios[0]] * 7, rel=1e-3)
+    with pytest.raises(ValueError, match="its text has no weight"):
+        conjoin("search", built, *image, *text, "--weight", "image=1")
+    for wrong in ("colour=1", "image=much"):
+        with pytest.raises(SystemExit):
+            conjoin("search", built, *image, "--weight", wrong)
+        assert "=NUMBER" in capsys.readouterr().err
+
+
+def test_products_with_several_pictures(model, data, tmp_path, capsys, monkeypatch):
+    table = [f"{colour},{data}/{colour}.png,{'bright' if 'l' in colour else 'dark'}" for colour in COLOURS]
+    (tmp_path / "table.csv").write_text("\n".join(["id,image,product", *table]))
+    monkeypatch.setenv("CONJOIN_ROOTS", "")
+    shop = tmp_path / "shop"
+    encode_shop = ["encode", model, tmp_path / "table.csv", "--root", data, "--only", "image", "--keep", "product"]
+    conjoin(*encode_shop, "--out", shop, "--quiet")
+    monkeypatch.setenv("CONJOIN_ROOTS", "")  # each command is a process
+    query = ["search", shop, "--image", data / "blue.png"]
+    capsys.readouterr()
+    conjoin(*query, "--group-by", "product", "-k", 2, "--json")
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert [hit["rank"] for hit in found] == [1, 2] and found[0]["row"]["product"] == "bright"
+    assert found[1]["row"]["product"] == "dark" and found[0]["score"] > 0.9999
+    with pytest.raises(ValueError, match="no column 'brand'; it has id, text, image, product"):
+        conjoin(*query, "--group-by", "brand", "--model", "nowhere")
+    conjoin(*query, "--html", tmp_path / "page.html", "--title-column", "product", "-k", 1)
+    printed, page = capsys.readouterr(), (tmp_path / "page.html").read_text()
+    assert "<p>bright</p>" in page and "<dt>product" not in page and page.count(">blue<") == 1
+    hint = f"add --root {data}"
+    assert hint in printed.err and hint in page and hint not in printed.out
+    conjoin(*query, "--html", tmp_path / "page.html", "--root", data, "-k", 1)
+    assert "--root" not in capsys.readouterr().err + (tmp_path / "page.html").read_text()
+
+
+def test_nothing_similar(built, data, tmp_path, capsys):
+    query = ["search", built, "--image", data / "blue.png"]
+    conjoin(*query, "--json")
+    scores = [hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]]
+    conjoin(*query, "--min-score", scores[2], "--json")
+    answer = json.loads(capsys.readouterr().out)
+    assert [hit["score"] for hit in answer["results"]] == [score for score in scores if score >= scores[2]]
+    assert answer["min_score"] == scores[2] and answer["best_score"] == scores[0]
+    conjoin(*query, "--min-score", "1.1", "--html", tmp_path / "page.html")
+    line = "nothing similar found (best score 1.0000)"
+    assert capsys.readouterr().out == line + "\n" and line in (tmp_path / "page.html").read_text()
+    with pytest.raises(ValueError, match="--min-score needs scores of similarity"):
+        conjoin("search", built, "--text", "blue", "--hybrid", "--min-score", "0.1")
+
+
 def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):
     arguments = ["encode", model, data, "--dtype", "float16", "--batch-size", 2, "--quiet"]
     conjoin(*arguments, "--out", tmp_path / "a")

@@ -1,12 +1,15 @@
 import json
 import os
 import re
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from conjoin.retrieval import open_collection
 from conjoin.serving.app import FILTERS, SearchPage, make_app
+from conjoin.serving.html import results_html
 from conjoin.serving.snippet import python_code
 from tiny_serving import COLOURS, LIMITS, png
 
@@ -124,6 +127,29 @@ def test_a_row_without_its_picture_says_so(make_searcher):
     (html,), _, _ = SearchPage(ready(searcher), LIMITS).search("x", None, 1, "")
     assert "the picture is not at this path here" in html
     assert 'class="cj-face"' in html
+
+
+def test_results_have_a_title_and_the_id_once(make_searcher):
+    searcher = make_searcher()
+    (html,), _, query = SearchPage(ready(searcher), LIMITS, "kind").search("x", None, 6, "kind = 'cold'")
+    titles = re.findall('cj-name">([^<]*)<', html)
+    assert titles == ["cold"] * len(query.found[0]) and "kind:" not in html and "text: a " in html
+    found = query.found[0][0]
+    found = found._replace(row={"image": found.row["image"]})
+    alone = results_html("title", [found], 1.0, folders=(str(Path(found.row["image"]).parent),))
+    assert f'cj-name">{found.id}<' in alone and alone.count(f">{found.id}<") == 1
+
+
+def test_the_page_says_how_to_show_pictures_that_are_elsewhere(make_searcher, monkeypatch):
+    searcher = make_searcher()
+    folder = Path(searcher.search(["x"], 1)[0][0].row["image"]).parent
+    shutil.move(folder / "collection", folder.parent / "moved")
+    searcher.collection = open_collection(folder.parent / "moved")
+    assert "--root" not in SearchPage(ready(searcher), LIMITS).describe()[0]
+    monkeypatch.setenv("CONJOIN_ROOTS", "")
+    assert f"add --root {folder}<" in SearchPage(ready(searcher), LIMITS).describe()[0]
+    lines, _, _ = SearchPage(ready(searcher), LIMITS, is_local=False).describe()
+    assert "--root" not in lines and str(folder) not in lines
 
 
 def test_thumbnails_that_the_collection_keeps_are_shown(make_searcher):

@@ -35,6 +35,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "collection records, if it holds a model of this package)",
     )
     parser.add_argument("-k", type=int, default=12, help="results at first (default: %(default)s)")
+    parser.add_argument(
+        "--title-column", metavar="COLUMN", help="column that names the results (default: the text, or else the id)"
+    )
     add_serving_options(parser, port=7860)
     parser.set_defaults(func=run, quiet=False)
 
@@ -55,12 +58,17 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.serving.http import print_line, run_server
 
     loaded: Future[list[Searcher]] = Future()
-    app = make_app(loaded, len(args.collections), limits=limits, k=args.k, host=args.host)
+    app = make_app(
+        loaded, len(args.collections), limits=limits, k=args.k, host=args.host, title_column=args.title_column
+    )
 
     def load(url: str, stop: Callable[[], None]) -> None:
         try:
-            loaded.set_result(_load(args, limits))
+            searchers = _load(args, limits)
+            loaded.set_result(searchers)
             print_line("the model is loaded")
+            for hidden in filter(None, dict.fromkeys(searcher.hidden_pictures for searcher in searchers)):
+                print_line(hidden)
         except BaseException as error:
             loaded.set_exception(error)
             stop()
@@ -73,8 +81,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace, limits: "Limits") -> "list[Searcher]":
+    from conjoin.retrieval import open_collection
+    from conjoin.retrieval.search import check_column
     from conjoin.serving.searcher import Searcher
 
+    for uri in args.collections if args.title_column is not None else ():
+        check_column(open_collection(uri), args.title_column)
     models = args.model or [None] * len(args.collections)
     options = encoder_options(args)
     return [Searcher.load(uri, model, limits, **options) for uri, model in zip(args.collections, models, strict=True)]

@@ -1,7 +1,8 @@
 """`conjoin search`: one query against a collection."""
 
 import argparse
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
@@ -13,6 +14,9 @@ from conjoin.cli.options import (
     make_encoder,
     make_reranker,
 )
+
+if TYPE_CHECKING:
+    from conjoin.retrieval import Searchable, SearchResult
 
 _WIDEST = 60
 
@@ -52,8 +56,29 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="also find the words of --text in the texts, and fuse both rankings by rank",
     )
+    parser.add_argument(
+        "--weight",
+        nargs="+",
+        type=_weight,
+        default=[],
+        metavar="PART=W",
+        help="image=0.3 text=0.7: search for the weighted sum of the vectors of the query's parts, in place of the "
+        "model's vector of both",
+    )
+    parser.add_argument(
+        "--group-by", metavar="COLUMN", help="show only the best row of each value of a kept column, such as a product"
+    )
+    parser.add_argument(
+        "--min-score",
+        type=float,
+        metavar="X",
+        help="do not show rows with a score below; `conjoin evaluate --benchmark pairs` suggests one",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     parser.add_argument("--html", metavar="FILE", help="also write a page of the results, with their pictures")
+    parser.add_argument(
+        "--title-column", metavar="COLUMN", help="column that names the results of --html (default: the text)"
+    )
     add_image_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
     add_rerank_options(parser)
@@ -64,48 +89,111 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     image: Any = args.image[0] if len(args.image) == 1 else args.image or None
     query = {key: value for key, value in (("image", image), ("text", args.text)) if value is not None}
-    if not query:
-        raise ValueError("nothing to search for: pass --text, --image or both")
-    if args.hybrid and args.text is None:
-        raise ValueError("--hybrid finds the words of --text: pass one")
+    _check(args, query)
 
     from conjoin.data.interleaved import PLACEHOLDER, interleave
-    from conjoin.retrieval import open_collection, search_items
-    from conjoin.retrieval.reranker import first_results, rerank_rows
-    from conjoin.retrieval.search import recorded_model
+    from conjoin.retrieval import open_collection
 
-    collection, reranker = open_collection(args.collection), make_reranker(args)
-    args.input_type = args.input_type or collection.model.input_type
     is_interleaved = args.text is not None and PLACEHOLDER in args.text
     item = interleave(args.text, args.image, "the query") if is_interleaved else query
-    if args.where is not None:
-        collection.check(args.where)  # a mistake in it shows before the model is loaded
-    encoder = make_encoder(args, args.model or recorded_model(collection))
-    depth = args.k if reranker is None else max(args.k, args.rerank_top)
-    words = args.text if args.hybrid else None
-    found = search_items(collection, encoder, [item], depth, where=args.where, text=words)
-    if reranker is not None:
-        found = first_results(rerank_rows(collection, found, [item], reranker, args.rerank_top), args.k)
-    rows = collection.rows(found.ids[0], pictures=args.html is not None)
-    hits = zip(found.ids[0], found.scores[0].tolist(), rows, strict=False)  # an approximate index may find fewer
+    collection = open_collection(args.collection)
+    found = _search(args, collection, item)
+    shown, notes = found.ids[0], []
+    scores = found.scores[0].tolist()[: len(shown)]  # an approximate index may find fewer
+    if not shown:
+        notes.append("nothing found: the condition holds for no row")
+    elif args.min_score is not None:
+        shown = [id_ for id_, score in zip(shown, scores, strict=True) if score >= args.min_score]
+        notes += [] if shown else [f"nothing similar found (best score {scores[0]:.4f})"]
+    rows = collection.rows(shown, pictures=args.html is not None)
     results = [
-        {"rank": rank, "score": score, "id": id_, "row": row} for rank, (id_, score, row) in enumerate(hits, start=1)
+        {"rank": rank, "score": score, "id": id_, "row": row}
+        for rank, (id_, score, row) in enumerate(zip(shown, scores, rows, strict=False), start=1)
     ]
     if args.html:
-        from conjoin.evaluation.report.search_page import write_search_page
-        from conjoin.retrieval.pictures import picture_folders
-
-        write_search_page(item, results, args.html, args.where, picture_folders(collection.uri))
-        for row in rows:
-            row.pop("picture", None)  # the bytes of its thumbnail
+        _write_page(args, collection, item, results, notes)
     if args.json:
         import json
 
         given = {"where": args.where} if args.where is not None else {}
+        if args.min_score is not None:
+            given |= {"min_score": args.min_score, "best_score": max(scores, default=None)}
         print(json.dumps({"query": query, **given, "results": results}, ensure_ascii=False, indent=2, default=str))
         return
-    for line in _table(results) if results else ["nothing found: the condition holds for no row"]:
+    for line in [*(_table(results) if results else []), *notes]:
         print(line)
+
+
+def _check(args: argparse.Namespace, query: dict[str, Any]) -> None:
+    """Refuse options that do not belong together, before anything is loaded."""
+    if not query:
+        raise ValueError("nothing to search for: pass --text, --image or both")
+    if args.hybrid and args.text is None:
+        raise ValueError("--hybrid finds the words of --text: pass one")
+    if args.hybrid and args.min_score is not None:
+        raise ValueError("--min-score needs scores of similarity; those of --hybrid only say the rank")
+    if args.title_column is not None and args.html is None:
+        raise ValueError("--title-column is for a page: pass --html FILE")
+
+
+def _search(args: argparse.Namespace, collection: "Searchable", item: Any) -> "SearchResult":  # noqa: ANN401
+    """What the collection has for the query, best first."""
+    from conjoin.retrieval import search_items
+    from conjoin.retrieval.reranker import first_results, rerank_rows
+    from conjoin.retrieval.search import check_column, recorded_model
+
+    reranker = make_reranker(args)
+    args.input_type = args.input_type or collection.model.input_type
+    if args.where is not None:
+        collection.check(args.where)  # a mistake in it shows before the model is loaded
+    for column in (args.group_by, args.title_column):
+        if column is not None:
+            check_column(collection, column)
+    encoder = make_encoder(args, args.model or recorded_model(collection))
+    found = search_items(
+        collection,
+        encoder,
+        [item],
+        args.k if reranker is None else max(args.k, args.rerank_top),
+        where=args.where,
+        text=args.text if args.hybrid else None,
+        weights=dict(args.weight) or None,
+        group_by=args.group_by,
+    )
+    if reranker is None:
+        return found
+    return first_results(rerank_rows(collection, found, [item], reranker, args.rerank_top), args.k)
+
+
+def _write_page(
+    args: argparse.Namespace,
+    collection: "Searchable",
+    item: Any,  # noqa: ANN401
+    results: list[dict[str, Any]],
+    notes: list[str],
+) -> None:
+    """Write the page, and drop the thumbnails from the rows."""
+    from conjoin.evaluation.report.search_page import write_search_page
+    from conjoin.retrieval.pictures import hidden_pictures, picture_folders
+
+    hidden = hidden_pictures(collection)
+    if hidden is not None:
+        print("conjoin:", hidden, file=sys.stderr)
+        notes = [*notes, hidden]
+    folders = picture_folders(collection.uri)
+    write_search_page(item, results, args.html, args.where, folders, title=args.title_column, notes=notes)
+    for result in results:
+        result["row"].pop("picture", None)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    part, _, weight = text.partition("=")
+    if part not in ("image", "text"):
+        raise argparse.ArgumentTypeError(f"expected image=NUMBER or text=NUMBER, got {text!r}")
+    try:
+        return part, float(weight)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {part}=NUMBER, got {text!r}") from None
 
 
 def _table(results: "list[dict[str, Any]]") -> list[str]:

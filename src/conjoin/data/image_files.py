@@ -134,7 +134,7 @@ def check_image_path(path: str | None, folders: tuple[str, ...] | None, name: st
         check_urls_allowed(path, name)
     elif "://" in path and not path.startswith("data:"):
         raise ItemError(name, f"image {path!r}: expected a path, or a URL of http or https")
-    elif folders is not None and not path.startswith("data:") and not _is_inside(path, folders):
+    elif folders is not None and not path.startswith("data:") and not is_inside(path, folders):
         folder = shlex.quote(os.path.dirname(os.path.realpath(path)))
         raise OutsideError(
             name,
@@ -164,7 +164,8 @@ def _allowed_roots() -> list[str]:
     return [root for root in os.environ.get(ALLOW_ROOTS, "").split(os.pathsep) if root]
 
 
-def _is_inside(path: str, folders: tuple[str, ...]) -> bool:
+def is_inside(path: str, folders: tuple[str, ...]) -> bool:
+    """Whether a file is in some folders, symbolic links followed."""
     real = Path(os.path.realpath(path))
     return any(real.is_relative_to(folder) for folder in folders)
 

@@ -5,18 +5,24 @@ own folder, and of the folders that the user allowed (`conjoin.data.allow_root`,
 """
 
 import io
+import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from conjoin.data.image_files import check_image_path, folders_beside
+from conjoin.data.image_files import check_image_path, folders_beside, is_inside, is_uri
 from conjoin.data.interleaved import map_images
 from conjoin.processing.input_types import concatenate_images
 from conjoin.processing.item_images import load_image
 
+if TYPE_CHECKING:
+    from conjoin.retrieval.search import Searchable
+
 _QUALITY = 85
+_ROWS = 50_000
 
 
 def load_picture(image: Any, name: str = "item") -> Image.Image:  # noqa: ANN401 - an image or several
@@ -34,6 +40,39 @@ def load_picture(image: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
 def picture_folders(uri: str | Path) -> tuple[str, ...]:
     """The folders whose files the rows of the collection at `uri` may name as their pictures."""
     return folders_beside(None if "://" in str(uri) else uri)
+
+
+def hidden_pictures(collection: "Searchable") -> str | None:
+    """Say which option shows the pictures of a collection that its rows may not name, by its first rows.
+
+    Returns:
+        A line with the common folder of these pictures; None if all may be shown, or none is there.
+    """
+    from conjoin.retrieval.collection import Collection
+    from conjoin.retrieval.collection_table import PICTURE
+
+    if not isinstance(collection, Collection) or PICTURE in collection.table.schema.names:
+        return None
+    first: dict[str, str] = {}
+    rows = 0
+    for batch in collection.scan(["image"]) if "image" in collection.schema.names else ():
+        for path in (path for image in batch["image"].to_pylist() for path in image or () if not is_uri(path)):
+            first.setdefault(os.path.dirname(path), path)
+        rows += batch.num_rows
+        if rows >= _ROWS:
+            break
+    folders = picture_folders(collection.uri)
+    hidden = [
+        os.path.dirname(os.path.realpath(path))
+        for path in first.values()
+        if os.path.isfile(path) and not is_inside(path, folders)
+    ]
+    if not hidden:
+        return None
+    common = os.path.commonpath(hidden)
+    named = [common] if common != os.path.dirname(common) else sorted({*hidden})[:3]  # never the whole disk
+    options = " ".join(f"--root {shlex.quote(folder)}" for folder in named)
+    return f"pictures outside of the collection are not shown; if you trust the collection, add {options}"
 
 
 def check_pictures(image: Any, folders: tuple[str, ...], name: str) -> None:  # noqa: ANN401 - an image or several

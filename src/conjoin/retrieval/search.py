@@ -1,7 +1,7 @@
 """From an address to something that is searched, and from items to results."""
 
 import os
-from collections.abc import Collection as Container, Iterator, Sequence
+from collections.abc import Collection as Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,8 @@ import pyarrow as pa
 import torch
 
 from conjoin.hub.load import is_own_model
-from conjoin.retrieval.collection import Collection
+from conjoin.processing.item_error import ItemError
+from conjoin.retrieval.collection import Collection, as_result
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
 from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import FaissIndex
@@ -84,6 +85,8 @@ def search_items(
     *,
     where: str | None = None,
     text: str | Sequence[str] | None = None,
+    weights: Mapping[str, float] | None = None,
+    group_by: str | None = None,
 ) -> SearchResult:
     """Encode items and search a collection for them.
 
@@ -94,12 +97,108 @@ def search_items(
         k: Results per query.
         where: Search only the rows that a condition holds for, such as `"category = 'shoes' and price < 50"`.
         text: Words to find as well; see `Collection.search`.
+        weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
+            Σ weight · vector of the part, L2-normalised, in place of the model's vector of both.
+        group_by: A column: only the best row of each of its values is a result; see `search_groups`.
 
     Raises:
-        ValueError: The collection was made with another model; and as `ItemEncoder.encode` and `Collection.search`.
+        ItemError: There are `weights`, and an item has no parts, or a part without a weight.
+        ValueError: The collection was made with another model; there is no such column; and as `ItemEncoder.encode`
+            and `Collection.search`.
     """
     check_model(collection, encoder)
-    return collection.search(query_vectors(collection, encoder.encode(items)), k, where=where, text=text)
+    if weights is None:
+        vectors = query_vectors(collection, encoder.encode(items))
+    else:
+        vectors = _weighted_vectors(collection, encoder, items, weights)
+    if group_by is not None:
+        return search_groups(collection, vectors, k, group_by, where=where, text=text)
+    return collection.search(vectors, k, where=where, text=text)
+
+
+def search_groups(
+    collection: Searchable,
+    vectors: np.ndarray,
+    k: int,
+    column: str,
+    *,
+    where: str | None = None,
+    text: str | Sequence[str] | None = None,
+) -> SearchResult:
+    """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
+
+    A row without a value is a group by itself. Searches deeper until there are k groups or no further rows.
+
+    Args:
+        collection: What to search.
+        vectors: As for `Collection.search`.
+        k: Groups per query.
+        column: Its name.
+        where: As for `Collection.search`.
+        text: As for `Collection.search`.
+
+    Raises:
+        ValueError: There is no such column; and as `Collection.search`.
+    """
+    check_column(collection, column)
+    groups: dict[str, str] = {}
+    depth = k
+    while True:
+        found = collection.search(vectors, depth, where=where, text=text)
+        new = list(dict.fromkeys(id_ for ids in found.ids for id_ in ids if id_ not in groups))
+        for id_, row in zip(new, collection.rows(new), strict=True):
+            groups[id_] = f"row {id_}" if row.get(column) is None else f"value {row[column]}"
+        best = [_first_of_each([groups[id_] for id_ in ids])[:k] for ids in found.ids]
+        if all(len(places) == k or len(ids) < depth for places, ids in zip(best, found.ids, strict=True)):
+            return as_result([([ids[place] for place in places], scores[places])
+                              for ids, scores, places in zip(found.ids, found.scores, best, strict=True)])  # fmt: skip
+        depth *= 4
+
+
+def check_column(collection: Searchable, column: str) -> None:
+    """Make sure that the rows of a collection have a column.
+
+    Raises:
+        ValueError: They do not; the message names the columns.
+    """
+    names = collection.schema.names
+    if column not in names:
+        raise ValueError(
+            f"the collection has no column {column!r}; it has {', '.join(names)} (conjoin encode --keep COLUMN)"
+        )
+
+
+def _first_of_each(groups: Sequence[str]) -> list[int]:
+    """Where each group is first."""
+    first: dict[str, int] = {}
+    for place, group in enumerate(groups):
+        first.setdefault(group, place)
+    return list(first.values())
+
+
+def _weighted_vectors(
+    collection: Searchable, encoder: ItemEncoder, items: Sequence[Any], weights: Mapping[str, float]
+) -> np.ndarray:
+    """The weighted sums of the vectors of the parts of items, L2-normalised."""
+    parts = [(place, part) for place, item in enumerate(items) for part in _parts(item, weights, f"item {place}")]
+    vectors = query_vectors(collection, encoder.encode([{part: items[place][part]} for place, part in parts]))
+    sums = np.zeros((len(items), vectors.shape[1]))
+    for (place, part), vector in zip(parts, vectors, strict=True):
+        sums[place] += weights[part] * vector
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    if not norms.all():
+        raise ItemError(f"item {int(norms.argmin())}", f"the weights {dict(weights)} leave nothing of its parts")
+    return (sums / norms).astype(np.float32)
+
+
+def _parts(item: Any, weights: Mapping[str, float], name: str) -> list[str]:  # noqa: ANN401 - an item
+    """The parts of an item, each of which has a weight."""
+    if not isinstance(item, Mapping) or not set(item) <= {"image", "text"}:
+        raise ItemError(name, 'only items {"text": ..., "image": ...} have parts to weight')
+    parts = [part for part, value in item.items() if value is not None]
+    if missing := [part for part in parts if part not in weights]:
+        raise ItemError(name, f"its {missing[0]} has no weight; the weights are {dict(weights)}")
+    return parts
 
 
 def query_vectors(collection: Searchable, vectors: np.ndarray) -> np.ndarray:

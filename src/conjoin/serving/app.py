@@ -41,10 +41,19 @@ class SearchPage:
     Args:
         searchers: One or two; a future, so that the page answers before the models are loaded.
         limits: What is accepted.
+        title_column: The column that names a result; its text, or else its id, if None.
+        is_local: Whether only this machine sees the page, so that it may name folders.
     """
 
-    def __init__(self, searchers: "Future[list[Searcher]]", limits: Limits) -> None:
+    def __init__(
+        self,
+        searchers: "Future[list[Searcher]]",
+        limits: Limits,
+        title_column: str | None = None,
+        is_local: bool = True,
+    ) -> None:
         self._searchers, self.limits = searchers, limits
+        self.title_column, self.is_local = title_column, is_local
         self._choices: list[str] = []
 
     @property
@@ -53,7 +62,7 @@ class SearchPage:
         return self._searchers.result()
 
     def describe(self) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """A line on the collections, their columns as HTML, and the columns with few values."""
+        """Lines on the collections, their columns as HTML, and the columns with few values."""
         shown = []
         for searcher in self.searchers:
             rows = 0 if searcher.collection is None else len(searcher.collection)
@@ -62,7 +71,9 @@ class SearchPage:
         shared = [column for column in columns[0] if all(column.name in [c.name for c in some] for some in columns)]
         choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
         self._choices = [name for name, _ in choices[:FILTERS]]
-        return " · ".join(shown), columns_html(shared), choices[:FILTERS]
+        hidden = {searcher.hidden_pictures for searcher in self.searchers if self.is_local}
+        lines = [" · ".join(shown), *sorted(filter(None, hidden))]
+        return "".join(map(message, lines)), columns_html(shared), choices[:FILTERS]
 
     def search(
         self, text: str | None, files: Sequence[Any] | None, k: float, where: str | None, *chosen: Sequence[str] | None
@@ -93,7 +104,9 @@ class SearchPage:
         if len(found) > 1:
             shared = len(set.intersection(*({hit.id for hit in hits} for hits in found)))
         pages = [
-            results_html(self.title(place), hits, spent, shared, picture_folders(searchers[place].source))
+            results_html(
+                self.title(place), hits, spent, shared, picture_folders(searchers[place].source), self.title_column
+            )
             for place, (hits, spent) in enumerate(zip(found, times, strict=True))
         ]
         codes = [
@@ -104,6 +117,7 @@ class SearchPage:
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
+        from conjoin.evaluation.report.search_page import row_title
         from conjoin.serving.why import NotExplainedError, explain_result
 
         hits = [] if query is None else query.found[side]
@@ -115,7 +129,7 @@ class SearchPage:
             shared = explain_result(self.searchers[side], query.text, images, hit.row)
         except NotExplainedError as error:
             return message(str(error))
-        name = str(hit.row.get("text") or hit.id)
+        name = row_title(hit.row, hit.id, self.title_column)
         return message(f"Result {rank}, score {hit.score:.4f}: {name}") + shared
 
     def title(self, place: int) -> str:
@@ -147,6 +161,7 @@ def make_app(
     limits: Limits | None = None,
     k: int = 12,
     host: str = LOCAL[0],
+    title_column: str | None = None,
 ) -> Any:  # noqa: ANN401 - a FastAPI application
     """Make the app.
 
@@ -158,6 +173,7 @@ def make_app(
         limits: What is accepted.
         k: Results at first.
         host: The address that it will listen at.
+        title_column: The column that names a result; its text, or else its id, if None.
 
     Raises:
         ImportError: Gradio is not installed.
@@ -174,7 +190,7 @@ def make_app(
         from fastapi import FastAPI
     except ImportError as error:
         missing("app", error)
-    blocks = _blocks(SearchPage(searchers, limits), sides, k)
+    blocks = _blocks(SearchPage(searchers, limits, title_column, host in LOCAL), sides, k)
     _accept_only_uploads(blocks, Path(uploads.name).resolve())
 
     @asynccontextmanager
@@ -293,9 +309,9 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
     inputs = [parts.text, parts.images, parts.count, parts.where, *parts.chosen]
 
     def describe() -> list[Any]:
-        line, table, choices = page.describe()
+        lines, table, choices = page.describe()
         shown = [gr.Dropdown(label=name, choices=values, visible=True) for name, values in choices]
-        return [message(line), table, *shown, *[gr.skip()] * (FILTERS - len(shown))]
+        return [lines, table, *shown, *[gr.skip()] * (FILTERS - len(shown))]
 
     def search(*values: Any) -> list[Any]:  # noqa: ANN401 - what the components hold
         pages, code, query = page.search(*values)

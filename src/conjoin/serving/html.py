@@ -46,6 +46,7 @@ def results_html(
     milliseconds: float,
     shared: int | None = None,
     folders: tuple[str, ...] = (),
+    title_column: str | None = None,
 ) -> str:
     """The results of a query as buttons, best first.
 
@@ -55,13 +56,16 @@ def results_html(
         milliseconds: How long it took.
         shared: How many of them another collection found too.
         folders: Where files may be that rows name as their pictures; see `conjoin.retrieval.pictures`.
+        title_column: The column that names a result; its text, or else its id, if None.
     """
     other = "" if shared is None else f" · {shared} found by both"
     head = f'<div class="cj-head"><strong>{escape(title)}</strong><span class="cj-dim">{len(results)} results in '
     head += f"{milliseconds:.0f} ms{other}</span></div>"
     if not results:
         return head + message("Nothing was found: no row fulfils the filter.")
-    return head + '<div class="cj-grid">' + "".join(_card(result, folders) for result in results) + "</div>"
+    return (
+        head + '<div class="cj-grid">' + "".join(_card(result, folders, title_column) for result in results) + "</div>"
+    )
 
 
 def columns_html(columns: Sequence[Column]) -> str:
@@ -83,9 +87,11 @@ def data_uri(image: "Image.Image", side: int) -> str:
     return picture(image, side)
 
 
-def _card(found: "Found", folders: tuple[str, ...]) -> str:
+def _card(found: "Found", folders: tuple[str, ...], title_column: str | None) -> str:
+    from conjoin.evaluation.report.search_page import row_title
+
     row = found.row
-    name = str(row.get("text") or found.id)
+    name = row_title(row, found.id, title_column)
     picture, note = _thumbnail(row, folders)
     if picture:
         face = f'<img src="{picture}" alt="{escape(_short(name))}">'
@@ -94,9 +100,10 @@ def _card(found: "Found", folders: tuple[str, ...]) -> str:
     further = [
         (key, value)
         for key, value in row.items()
-        if key not in ("text", "image", "picture") and value not in (None, "")
+        if key not in ("image", "picture") and value not in (None, "") and str(value) != name
     ]
-    facts = "".join(f"<span>{escape(key)}: {escape(_short(str(value)))}</span>" for key, value in further[:_SHOWN])
+    facts = "" if name == found.id else f"<span>{escape(found.id)}</span>"
+    facts += "".join(f"<span>{escape(key)}: {escape(_short(str(value)))}</span>" for key, value in further[:_SHOWN])
     width = 100 * max(0.0, min(1.0, found.score))
     return (
         f'<button type="button" class="cj-card" data-rank="{found.rank}" '
@@ -105,7 +112,7 @@ def _card(found: "Found", folders: tuple[str, ...]) -> str:
         f'<span class="cj-line"><b>{found.rank}</b><span class="cj-score">{found.score:.4f}</span></span>'
         f'<span class="cj-bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
         f'<span class="cj-name">{escape(_short(name)) if picture else ""}</span>'
-        f'<span class="cj-facts"><span>{escape(found.id)}</span>{facts}'
+        f'<span class="cj-facts">{facts}'
         f"{f'<span>{escape(note)}</span>' if note else ''}</span></button>"
     )
 

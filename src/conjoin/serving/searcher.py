@@ -10,7 +10,7 @@ from PIL import Image
 
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
 from conjoin.retrieval.collection_table import PICTURE, open_table, published_version
-from conjoin.retrieval.pictures import has_picture, make_thumbnail, picture_folders, read_picture
+from conjoin.retrieval.pictures import has_picture, hidden_pictures, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import SERVED_BYTES, recorded_model
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
@@ -99,6 +99,11 @@ class Searcher:
     def columns(self) -> list[Column]:
         """The columns that a condition may name."""
         return [] if self.collection is None else describe_columns(self.collection)
+
+    @property
+    def hidden_pictures(self) -> str | None:
+        """Which option shows pictures that may not be shown; None if there are none."""
+        return None if self.collection is None else hidden_pictures(self.collection)
 
     def refresh(self) -> bool:
         """Search the published version of the collection from now on; returns whether it is another.

@@ -63,6 +63,20 @@ def test_scores_are_those_of_a_naive_loop(pairs, tmp_path):
     assert results.examples[3].query.image and results.examples[3].results[0].item.text
 
 
+def test_the_score_that_most_wrong_answers_lie_below(pairs, tmp_path):
+    table = evaluate_pairs(tiny_encoder(), pairs, tmp_path / "collections").tables[-1]
+    images = [str(tmp_path / f"{number}.png") for number in range(5)]
+    texts = list(dict.fromkeys(text for _, text in CAPTIONS))
+    scores = tiny_encoder().encode(images) @ tiny_encoder().encode(texts).T
+    is_right = np.array([[(number, text) in CAPTIONS for text in texts] for number in range(5)])
+    for row, name, axis in zip(table.rows, ("text → image", "image → text"), (0, 1), strict=True):
+        wrong = np.where(is_right, -np.inf, scores).max(axis=axis)
+        right = np.where(is_right, scores, -np.inf).max(axis=axis)
+        threshold = np.quantile(wrong, 0.95)
+        assert row[:2] == [name, len(wrong)] and float(row[2]) == pytest.approx(threshold, abs=1e-4)
+        assert row[3].value == pytest.approx((right > threshold).mean())
+
+
 def test_equal_vectors_find_nothing_but_their_own(pairs, tmp_path):
     encoder = tiny_encoder()
     encoder.model.weight.data[:] = 1.0
@@ -122,7 +136,7 @@ def test_pairs_that_are_in_training_are_counted_and_scored_apart(pairs, tmp_path
     shared = find_duplicates(pairs, train)
     assert {label: sorted(rows) for label, rows in shared.items()} == {"same text": [8], "same picture": [0, 1, 7, 8]}
     results = evaluate_pairs(tiny_encoder(), pairs, tmp_path, train=train)
-    counts, by_training, named = results.tables
+    counts, by_training, named, _ = results.tables
     assert [row[:2] for row in counts.rows] == [["same text", 1], ["same picture", 4], ["any of these", 4]]
     assert results.dataset["pairs also in training"] == 4
     rows = {row[0]: row for row in by_training.rows}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import numpy as np
 
 from conjoin.data import load_pairs
 from conjoin.data.pairs import undecoded
@@ -30,6 +31,11 @@ _DUPLICATES_NOTE = (
     "Rows of the data that are in the training table, too. Texts are compared without case and spacing, pictures by "
     "their files' bytes. A model may have learnt these by heart: report the rows of queries that are not in it."
 )
+_SCORES_NOTE = (
+    "The score that 95 % of the best wrong answers lie below, for `conjoin search --min-score`: 95 of 100 queries "
+    "without a right answer then show nothing. The last column is the share of queries whose right answer still shows."
+)
+_WRONG_SHARE = 0.95
 _SHOWN_DUPLICATES = 20
 
 
@@ -164,6 +170,7 @@ def evaluate_pairs(
     if train is not None:
         results.tables += _training_tables(scores, pairs, train, shared)
         results.dataset["pairs also in training"] = len(set().union(*shared.values()))
+    results.tables.append(_score_table(scores[: len(DIRECTIONS)]))
     return complete(results, scores)
 
 
@@ -220,6 +227,23 @@ def _results(
         examples=task_examples(scores[: len(DIRECTIONS)]),
         examples_note=EXAMPLES_NOTE,
     )
+
+
+def _score_table(scores: Iterable[TaskScores]) -> Table:
+    """Of each task the score that 95 % of the best wrong answers lie below, and the share of right ones above it."""
+    rows: list[TableRow] = []
+    for each in scores:
+        is_right = [[name in each.task.qrels[id_] for name in names]
+                    for id_, names in zip(each.ids, each.results.ids, strict=True)]  # fmt: skip
+        right, wrong = (
+            np.where(chosen, each.results.scores, -np.inf).max(axis=1)
+            for chosen in (np.array(is_right), ~np.array(is_right))
+        )
+        wrong = wrong[np.isfinite(wrong)]
+        if len(wrong):
+            threshold = float(np.quantile(wrong, _WRONG_SHARE))
+            rows.append([each.task.name, len(wrong), f"{threshold:.4f}", Metric(float(np.mean(right > threshold)))])
+    return Table("Scores of wrong answers", ["", "n", "95 % are below", "right answers above, %"], rows, _SCORES_NOTE)
 
 
 def _by_training(

@@ -18,6 +18,9 @@ def write_search_page(
     target: str | Path,
     where: str | None = None,
     folders: tuple[str, ...] = (),
+    *,
+    title: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write a page that shows a query and what it found.
 
@@ -27,6 +30,8 @@ def write_search_page(
         target: The file to write; missing folders are created.
         where: The condition of the search.
         folders: Where files may be that the rows name as their pictures; see `conjoin.retrieval.pictures`.
+        title: The column that names a result; its text, or else its id, if None.
+        notes: Lines above the results.
 
     Raises:
         ValueError: The query cannot be read.
@@ -34,8 +39,10 @@ def write_search_page(
     shown_results = []
     for result in results:
         image, note = row_picture(result["row"], folders)
-        facts = {name: value for name, value in result["row"].items() if name != "picture"}
-        shown_results.append({**result, "row": facts, "image": image, "note": note})
+        name = row_title(result["row"], result["id"], title)
+        facts = {"id": result["id"], **result["row"]}
+        facts = {key: value for key, value in facts.items() if key != "picture" and str(value) != name}
+        shown_results.append({**result, "title": name, "row": facts, "image": image, "note": note})
     shown = Shown.from_item(query, "the query")
     return write_page(
         "conjoin.evaluation.report",
@@ -45,7 +52,13 @@ def write_search_page(
         query=shown,
         results=shown_results,
         where=where,
+        notes=notes,
     )
+
+
+def row_title(row: Mapping[str, Any], id_: str, column: str | None = None) -> str:
+    """What names a row: the value of a column, else its text, else its id."""
+    return str((row.get(column) if column else None) or row.get("text") or id_)
 
 
 def row_picture(row: Mapping[str, Any], folders: tuple[str, ...], side: int = _SIDE) -> tuple[str | None, str | None]:

@@ -1,0 +1,86 @@
+"""From items to results: weights of parts, and the best row of each group."""
+
+import numpy as np
+import pytest
+
+from conjoin.retrieval import encode_collection, open_collection, search_items
+from conjoin.retrieval.search import search_groups
+from tiny_collections import made, naive, names, unit
+from tiny_encoder import tiny_encoder, tiny_rows
+
+VECTORS = unit(60, 8)
+
+
+def first_of_groups(ids, groups, k):
+    best = {}
+    for id_ in ids:
+        best.setdefault(groups[id_], id_)
+    return list(best.values())[:k]
+
+
+@pytest.mark.parametrize("memory", [0, 10**6])
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_the_best_row_of_each_group(tmp_path, k, memory):
+    """One group holds most rows, so a search for k rows is not enough; three rows without a value are groups."""
+    products = {n: None if n >= 57 else f"p{n % 5}" if n < 10 else "many" for n in range(60)}
+    made(tmp_path / "c", VECTORS, kept=lambda n: {"product": products[n]})
+    collection, queries = open_collection(tmp_path / "c", memory=memory), unit(5, 8, 1)
+    groups = dict(zip(names(60), (products[n] or f"row {n}" for n in range(60)), strict=True))
+    found = search_groups(collection, queries, k, "product")
+    ranked, scores = naive(VECTORS, queries, 60)
+    assert found.ids == [first_of_groups(ids, groups, k) for ids in ranked]
+    of_id = [dict(zip(ids, row, strict=True)) for ids, row in zip(ranked, scores, strict=True)]
+    right = [[own[id_] for id_ in ids] for own, ids in zip(of_id, found.ids, strict=True)]
+    np.testing.assert_array_equal(found.scores, right)
+
+
+def test_fewer_groups_than_asked_for(tmp_path):
+    collection = made(tmp_path / "c", VECTORS, kept=lambda n: {"size": n % 2})
+    found = search_groups(collection, VECTORS[:2], 10, "size")
+    assert [len(ids) for ids in found.ids] == [2, 2] and found.ids[0][0] == names(1)[0]
+    assert len(search_groups(collection, VECTORS[:1], 10, "size", where="size = 1").ids[0]) == 1
+    with pytest.raises(ValueError, match="no column 'colour'; it has id, text, image, size"):
+        search_groups(collection, VECTORS[:2], 10, "colour")
+
+
+def test_words_and_groups(tmp_path):
+    collection = made(tmp_path / "c", VECTORS, kept=lambda n: {"odd": n % 2})
+    by_vector = collection.search(VECTORS[:1], 60).ids[0]
+    odd = next(id_ for id_ in by_vector if int(id_[-1]) % 2)
+    assert search_groups(collection, VECTORS[:1], 2, "odd").ids == [[names(1)[0], odd]]
+    last = max(by_vector, key=lambda id_: (int(id_[-1]) % 2, by_vector.index(id_)))
+    words = str(names(60).index(last))
+    assert set(search_groups(collection, VECTORS[:1], 2, "odd", text=words).ids[0]) == {names(1)[0], last}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    encoder = tiny_encoder()
+    return encode_collection(tiny_rows(), encoder, tmp_path_factory.mktemp("shop") / "c"), encoder
+
+
+@pytest.mark.parametrize("weights", [{"image": 0.3, "text": 0.7}, {"image": 2, "text": 0}, {"image": 1, "text": -0.5}])
+def test_weights_of_parts(shop, weights):
+    collection, encoder = shop
+    row = next(row for row in tiny_rows() if None not in row.values())
+    query = {"image": row["image"], "text": row["text"]}
+    image, text = encoder.encode([{"image": row["image"]}, {"text": row["text"]}])
+    total = weights["image"] * image + weights["text"] * text
+    vectors = np.stack([total / np.linalg.norm(total), image])
+    right = collection.search(vectors, 5)
+    found = search_items(collection, encoder, [query, {"image": row["image"]}], 5, weights=weights)
+    assert found.ids == right.ids
+    np.testing.assert_allclose(found.scores, right.scores, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("item", "weights", "problem"),
+    [
+        ("a word", {"text": 1}, "item 0: only items"),
+        ({"text": "a"}, {"image": 1}, "item 0: its text has no weight"),
+        ({"text": "a"}, {"text": 0}, "leave nothing of its parts"),
+    ],
+)
+def test_weights_without_their_parts(shop, item, weights, problem):
+    with pytest.raises(ValueError, match=problem):
+        search_items(*shop, [item], weights=weights)
