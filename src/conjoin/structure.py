@@ -2,10 +2,13 @@
 
 import dataclasses
 import difflib
+import json
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
+
+import yaml
 
 PLAIN = {str, int, float, bool, types.NoneType}
 SYNONYMS = {
@@ -24,6 +27,10 @@ SYNONYMS = {
 """Names that users know from elsewhere, and the keys here."""
 LISTED = 20
 """How many keys an error lists at most."""
+MAX_ALIASES = 10
+"""More references to an anchor (`*name`) are refused: a few lines of them can stand for gigabytes."""
+MAX_NESTING = 50
+"""Deeper values are refused."""
 
 
 def option(default: Any, flag: str, **settings: Any) -> Any:  # noqa: ANN401 - a field of any type
@@ -35,6 +42,37 @@ def option(default: Any, flag: str, **settings: Any) -> Any:  # noqa: ANN401 - a
         settings: Further arguments of `argparse.ArgumentParser.add_argument`: `help`, `type`, `choices`, `metavar` ...
     """
     return dataclasses.field(default=default, metadata={"flag": flag, **settings})
+
+
+def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value
+    """Parse YAML.
+
+    Args:
+        text: The YAML.
+        where: Its file, for messages.
+
+    Raises:
+        ValueError: It is not YAML, has more than `MAX_ALIASES` aliases, is deeper than `MAX_NESTING`, or contains
+            itself.
+    """
+    try:
+        _check_bounds(text)
+        value = yaml.safe_load(text)
+        json.dumps(value, default=str, skipkeys=True)  # an error if it contains itself
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    return value
+
+
+def _check_bounds(text: str) -> None:
+    aliases = depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if aliases > MAX_ALIASES:
+            raise ValueError(f"more than {MAX_ALIASES} aliases")
+        if depth > MAX_NESTING:
+            raise ValueError(f"deeper than {MAX_NESTING}")
 
 
 def build(kind: Any, value: Any, where: str, sections: Mapping[str, type[Any]] | None = None) -> Any:  # noqa: ANN401

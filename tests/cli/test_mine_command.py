@@ -53,7 +53,7 @@ def test_mine(model, data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("miners: [", "miners.yaml' is not YAML"),
+        ("miners: [", "miners.yaml: not valid YAML"),
         ("teachers: {}", "miners.yaml': expected one key, miners, got {'teachers': {}}"),
         ("metrics: {a: {model: m}}", "miners.yaml': the key metrics is now miners"),
         ("miners: {a: {model: m}}", "'a': expected the keys model, query, candidate"),

@@ -17,6 +17,7 @@ from conjoin.cli.options import (
     read_options,
 )
 from conjoin.retrieval.options import MiningOptions
+from conjoin.structure import parse_yaml
 
 if TYPE_CHECKING:
     from conjoin.retrieval import Miner
@@ -135,12 +136,7 @@ def _miners(args: argparse.Namespace) -> "list[Miner]":
 
 def _read_file(path: str) -> Any:  # noqa: ANN401 - any YAML
     """What stands under `miners` in a file."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path!r} is not YAML: {error}") from error
+    content = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
     if isinstance(content, dict) and "metrics" in content:
         raise ValueError(f"{path!r}: the key metrics is now miners")
     if not isinstance(content, dict) or set(content) != {"miners"}:

@@ -34,12 +34,33 @@ _INT64 = range(-(2**63), 2**63)
 MAX_NESTING = 50
 """Deeper values are refused; Arrow has 64 levels."""
 
+MOST_UNPACKED, MOST_RATIO = 2**28, 100
+"""A compressed file that becomes larger than both 256 MB and 100 times its size is refused."""
+
 _NAMES: dict[type, str] = {dict: "object", list: "array"}
 
 
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a file that may be compressed (`.gz`)."""
     return cast(IO[bytes], gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
+
+
+def check_unpacked(path: Path) -> None:
+    """Refuse a compressed file (`.gz`) that is made to fill memory or disk.
+
+    Raises:
+        ValueError: It becomes larger than `MOST_UNPACKED` bytes and `MOST_RATIO` times its size.
+    """
+    packed = path.stat().st_size
+    most = max(MOST_UNPACKED, MOST_RATIO * packed)
+    if path.suffix.lower() != ".gz" or packed * 1032 <= most:  # deflate's largest ratio
+        return
+    unpacked = 0
+    with open_bytes(path) as file:
+        while chunk := file.read(2**20):
+            unpacked += len(chunk)
+            if unpacked > most:
+                raise ValueError(f"{packed} compressed bytes become more than {most}: unpack it if you trust it")
 
 
 def check_utf8(path: Path) -> None:

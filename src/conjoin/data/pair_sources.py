@@ -18,7 +18,7 @@ import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
 from conjoin.data.image_files import describe_unreadable, is_picture, is_readable
-from conjoin.data.json_files import check_utf8, open_bytes, open_json
+from conjoin.data.json_files import check_unpacked, check_utf8, open_bytes, open_json
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,7 @@ def open_table(path: Path, split: str = "train", streaming: bool = False) -> Any
         raise SplitError(split, f"the table {str(path)!r}")
     kind = _TABLE_LOADERS[_table_suffix(path)]
     try:
+        check_unpacked(path)
         if kind == "csv":
             check_utf8(path)
         table = open_json(path) if kind == "json" else _read_table(path, split, streaming)

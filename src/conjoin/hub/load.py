@@ -1,5 +1,6 @@
 """Loading saved models of this package: always with the installed classes, whatever code lies beside the weights."""
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,7 +142,8 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
 
     Raises:
         FileNotFoundError: There is no such model, or a part of it is missing.
-        ValueError: Its weights are damaged, it is of another kind than expected, or it needs code of its own.
+        ValueError: It is damaged, its weights are a pickle of code, it is of another kind than expected, or it needs
+            code of its own.
     """
     check_model(path, revision)
     try:
@@ -151,6 +153,11 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
         raise FileNotFoundError(f"cannot load the model {str(path)!r}: {where}{error}") from error
     except SafetensorError as error:
         raise ValueError(f"the weights of the model {str(path)!r} are truncated or damaged: {error}") from error
+    except pickle.UnpicklingError as error:
+        problem = "are a pickle of more than tensors, or damaged; expected safetensors"
+        raise ValueError(f"the weights of the model {str(path)!r} {problem}") from error
+    except (EOFError, KeyError) as error:
+        raise ValueError(f"cannot load the model {str(path)!r}: one of its files is damaged ({error!r})") from error
     except ValueError as error:
         if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
             raise ValueError(

@@ -79,7 +79,13 @@ class ChatPromptWriter(PromptWriter):
             messages.insert(0, {"role": "system", "content": told})
         named = self.tokenizer.special_tokens_map
         options = named | self.options
-        rendered: Any = render_jinja_template([messages], chat_template=self.chat_template, **options)[0]
+        try:
+            rendered: Any = render_jinja_template([messages], chat_template=self.chat_template, **options)[0]
+        except ImportError:
+            raise
+        except Exception as error:  # a template can raise any
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the chat template of {self.tokenizer.name_or_path!r} fails: {problem}") from error
         return rendered[0]
 
     def _guarded(self, text: str) -> str:

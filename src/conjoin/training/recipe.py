@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import conjoin
-from conjoin.structure import build
+from conjoin.structure import build, parse_yaml
 
 from .config import RetrievalConfig
 from .data import PairArguments
@@ -126,11 +124,11 @@ def load_recipe(path: str | Path, overrides: dict[str, str] | None = None) -> Re
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no recipe at {str(path)!r}{_others(path)}")
-    values = _parse(path.read_text(encoding="utf-8"), str(path))
+    values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     for key, text in (overrides or {}).items():
-        _assign(values, key, _parse(text, f"override --{key}"))
+        _assign(values, key, parse_yaml(text, f"override --{key}"))
     training = values.get("training")
     for key in ("eval_strategy", "save_strategy", "logging_strategy"):
         if isinstance(training, dict) and training.get(key) is False:  # YAML 1.1 parses a bare no as false
@@ -171,13 +169,6 @@ def _others(path: Path) -> str:
     near = difflib.get_close_matches(str(path), recipes, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"; {hint}recipes: {', '.join(recipes)}"
-
-
-def _parse(text: str, where: str) -> Any:  # noqa: ANN401 - any YAML value
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - any YAML value

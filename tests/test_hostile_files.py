@@ -1,0 +1,113 @@
+"""Files that are made to run code, to fill memory or to confuse: a `ValueError` that names the file."""
+
+import gzip
+import os
+import pickle
+from itertools import pairwise
+
+import pytest
+import torch
+
+from conjoin.data import json_files
+from conjoin.data.pair_sources import open_table
+from conjoin.retrieval import Collection, load_encoder
+from conjoin.training import load_recipe
+from tiny_collections import clustered, made
+from tiny_embedders import save_embedder
+
+VECTORS = clustered(20, 8)
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefgh"))
+
+
+class Code:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def recipe(text):
+    def read(folder):
+        (folder / "hostile.yaml").write_text(text)
+        load_recipe(folder / "hostile.yaml")
+
+    return read
+
+
+def weights(content):
+    """A stock model whose weights are `content(mark)`; the code in them would make the folder `mark`."""
+
+    def read(folder):
+        from transformers import ViTConfig
+
+        ViTConfig(image_size=16, patch_size=8).save_pretrained(folder / "hostile")
+        content(Code(folder / "mark"), folder / "hostile/pytorch_model.bin")
+        try:
+            load_encoder(folder / "hostile")
+        finally:
+            assert not (folder / "mark").exists()
+
+    return read
+
+
+def template(text):
+    def read(folder):
+        save_embedder(folder / "hostile")
+        (folder / "hostile/chat_template.jinja").write_text(text)
+        load_encoder(folder / "hostile").encode(["a"])
+
+    return read
+
+
+def table(name, content):
+    def read(folder):
+        with gzip.open(folder / name, "wb") as file:
+            file.write(content)
+        open_table(folder / name)
+
+    return read
+
+
+def versions(name, content):
+    def read(folder):
+        made(folder / "hostile", VECTORS)
+        (folder / "hostile/data/train.lance/_versions" / name).write_bytes(content)
+        Collection.open(folder / "hostile")
+
+    return read
+
+
+CASES = {
+    "aliases": (recipe("method: gcl\n" + BOMB), "hostile.yaml: .*more than 10 aliases"),
+    "a value in itself": (recipe("method: gcl\nmodel: &m {x: *m}\n"), "hostile.yaml: .*Circular"),
+    "nesting": (recipe("[" * 100_000), "hostile.yaml: .*deeper than 50"),
+    "digits": (recipe(f"seed: {'9' * 20_000}"), "hostile.yaml: "),
+    "a pickle": (weights(lambda code, path: path.write_bytes(pickle.dumps(code))), "hostile' .*expected safetensors"),
+    "a pickle of PyTorch": (weights(torch.save), "hostile' .*expected safetensors"),
+    "no weights": (weights(lambda code, path: path.write_bytes(b"hello")), "hostile': .* is damaged"),
+    "a broken template": (template("{% if %}"), "chat template of .*hostile'.*TemplateSyntaxError"),
+    "a template of code": (template("{{ ''.__class__.__mro__ }}"), "chat template of .*hostile'.*SecurityError"),
+    "a template that fails": (template("{{ 1 / 0 }}"), "chat template of .*hostile'.*ZeroDivisionError"),
+    "a bomb of CSV": (table("hostile.csv.gz", bytes(3_000_000)), r"hostile.csv.gz' .*become more than 1000000"),
+    "a bomb of JSON": (table("hostile.jsonl.gz", b" " * 3_000_000), r"hostile.jsonl.gz' .*become more than 1000000"),
+    "a version 0": (versions("0.manifest", b"x"), "hostile' cannot be opened"),
+    "a version of both kinds": (versions(f"{2:020}.manifest", b""), "hostile' cannot be opened"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_file_is_a_named_error(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "MOST_UNPACKED", 1_000_000)
+    read, message = CASES[case]
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path)
+
+
+def test_a_recipe_may_have_a_few_aliases_and_a_table_may_be_compressed_well(tmp_path):
+    made_by_hand = "method: &m contrastive\nmodel: {}\ntraining: {output_dir: *m}\n"
+    (tmp_path / "recipe.yaml").write_text(made_by_hand)
+    assert load_recipe(tmp_path / "recipe.yaml").training.output_dir == "contrastive"
+    with gzip.open(tmp_path / "table.csv.gz", "wb") as file:
+        file.write(b"text\n" + b"a\n" * 100_000)
+    assert len(open_table(tmp_path / "table.csv.gz")) == 100_000
