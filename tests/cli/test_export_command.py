@@ -69,6 +69,20 @@ def test_mistakes_are_one_line(saved, tiny_checkpoints, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_second_export_into_one_folder_is_refused(saved, tmp_path, capsys, monkeypatch):
+    command = ["export", saved, "--out", str(tmp_path / "out")]
+    codes = []
+
+    def load_meanwhile(*args, **options):
+        codes.append(main(command))
+        return load_model(*args, **options)
+
+    monkeypatch.setattr("conjoin.hub.load_model", load_meanwhile)
+    assert (main(command), codes) == (0, [2])
+    assert "exists; choose another folder" in capsys.readouterr().err
+    assert load_model(tmp_path / "out")[1].prompts == {"query": "Find it.", "document": "Read it."}
+
+
 def test_the_readout_of_a_joint_encoder(tiny_checkpoints, tmp_path, capsys):
     clip = tiny_checkpoints["clip"]
     model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2, vl_init="normal")

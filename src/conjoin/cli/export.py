@@ -2,6 +2,8 @@
 
 import argparse
 import shutil
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from conjoin.cli.commands import COMMANDS
@@ -55,11 +57,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load, write and print how to use it."""
+    """Check the options, claim the folder, and write."""
     check_counts(args, pairs=2)
-
-    from pathlib import Path
-
     given = {"query": args.query_prompt, "document": args.document_prompt}
     prompts = {name: text for name, text in given.items() if text is not None}
     if args.int8 and args.format != "onnx":
@@ -70,9 +69,20 @@ def run(args: argparse.Namespace) -> None:
         )
     if (args.data is None) != (args.readout != "intersection"):
         raise ValueError("--readout intersection and --data go together")
-    if Path(args.out).exists():
-        raise FileExistsError(f"{args.out!r} exists; choose another folder")
+    try:
+        Path(args.out).mkdir(parents=True)  # only one of several that run at once can
+    except FileExistsError as error:
+        raise FileExistsError(f"{args.out!r} exists; choose another folder") from error
+    try:
+        _write(args, prompts)
+    except BaseException:
+        with suppress(OSError):
+            Path(args.out).rmdir()
+        raise
 
+
+def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
+    """Load, write and print how to use it."""
     from conjoin.hub import export, export_onnx, export_stock, load_model
     from conjoin.processing.sentence_files import SentenceFilesMixin
 
