@@ -319,7 +319,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"readout": "mean"}, r"readout='mean'; expected one of \('token', 'before_token', 'last'\)"),
+            ({"readout": "max"}, r"readout='max'; expected one of \('token', 'before_token', 'last', 'mean'\)"),
             ({"position_mode": "2d"}, r"position_mode='2d'; expected one of \('mrope', '1d'\)"),
             ({"embedding_dim": 33}, "embedding_dim=33; expected 1..32, the backbone's width"),
             ({"embedding_dim": 8.0}, "embedding_dim=8.0; expected 1..32, the backbone's width"),

@@ -266,7 +266,7 @@ def test_a_bad_row_is_named(tiny_checkpoints, tmp_path):
     rows = [dict(row) for row in make_rows(4)]
     rows[2]["text"] = "   "
     trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, rows)
-    with pytest.raises(ValueError, match=r"id 'row2'.*only white space"):
+    with pytest.raises(ValueError, match=r"item 'row2'.*only white space"):
         trainer.train()
 
 
@@ -275,7 +275,7 @@ def test_a_bad_image_is_named(tiny_checkpoints, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     rows[1]["image"] = str(tmp_path / "broken.png")
     trainer = make_trainer("gcl", *make_encoder(tiny_checkpoints), tmp_path, rows)
-    with pytest.raises(ValueError, match="id 'row1'"):
+    with pytest.raises(ValueError, match="item 'row1'"):
         trainer.train()
 
 
