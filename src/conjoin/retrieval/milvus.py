@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +125,9 @@ class MilvusCollection:
 def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool = False) -> MilvusCollection:
     """Copy a collection to Milvus; readers see the copy before, if any, until this one is whole.
 
+    The copy is `NAME_0`, `NAME_1` ... in Milvus, and `NAME` its alias. A copy that fails or that Ctrl-C stops is
+    removed; that of a killed process stays in Milvus without the alias until it is dropped there.
+
     Args:
         collection: What to copy.
         uri: As for `MilvusCollection`.
@@ -154,10 +158,15 @@ def copy_to_milvus(collection: Collection, uri: str | Path, show_progress: bool 
     options = {"schema": schema, "index_params": indexed, "consistency_level": "Strong", "properties": described}
     do("create_collection", name, **options)
     bar = progress(total=len(collection), desc="copying", unit="row", show=show_progress)
-    with bar:
-        for rows in _records(collection):
-            do("insert", name, rows)
-            bar.update(len(rows))
+    try:
+        with bar:
+            for rows in _records(collection):
+                do("insert", name, rows)
+                bar.update(len(rows))
+    except BaseException:  # Ctrl-C as well
+        with suppress(ConnectionError, ValueError):
+            do("drop_collection", name)
+        raise
     if before is None:
         do("create_alias", name, alias)
     else:
