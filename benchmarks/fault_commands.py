@@ -127,7 +127,9 @@ def _push(model: str) -> Callable[[Place], list[str]]:
 
 def _resume(out: Path) -> list[str]:
     """How training continues: from its checkpoints, or over a model without any."""
-    if list(out.glob("checkpoint-*")):
+    from conjoin.training.run_folder import INCOMPLETE
+
+    if any(not (checkpoint / INCOMPLETE).exists() for checkpoint in out.glob("checkpoint-*")):
         return ["--resume"]
     return ["--overwrite"] if (out / "config.json").exists() else []
 

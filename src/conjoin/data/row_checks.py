@@ -69,8 +69,8 @@ class UniqueIds:
     def __init__(self) -> None:
         self._blocks: list[np.ndarray] = []  # sorted
 
-    def add(self, ids: list[str], start: int | None = None) -> None:
-        """Add the ids of a chunk, whose first row has the number `start`.
+    def add(self, ids: list[str], start: int | None = None) -> np.ndarray:
+        """Add the ids of a chunk, whose first row has the number `start`; returns their `id_keys`.
 
         Raises:
             ItemError: An id occurs twice.
@@ -90,6 +90,7 @@ class UniqueIds:
             self._blocks.append(ordered)
         while len(self._blocks) > 1 and len(self._blocks[-2]) <= len(self._blocks[-1]) < _KEYS_AT_ONCE:
             self._blocks[-2:] = [np.sort(np.concatenate(self._blocks[-2:]))]
+        return keys
 
 
 def check_ids(ids: Iterable[str]) -> None:

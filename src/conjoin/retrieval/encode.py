@@ -489,7 +489,10 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
     Raises:
         ValueError: `"metadata"` is no mapping, or names a column of the collection's own.
     """
-    kept = row.get("metadata") or {}
+    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    known, kept = {"image": row.get("image"), **text}, row.get("metadata") or {}
+    if not kept:
+        return known
     if not isinstance(kept, Mapping):
         raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
     if odd := [column for column in kept if not isinstance(column, str) or not column]:
@@ -498,5 +501,4 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
         raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ItemError(name, f'"metadata" holds {own[0]!r}, the name of a column that the collection has of its own')
-    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
-    return dict(image=row.get("image"), **text) | dict(kept)
+    return known | dict(kept)

@@ -10,7 +10,7 @@ import numpy as np
 
 from conjoin.data.columns import undecoded
 from conjoin.data.interleaved import row_item
-from conjoin.data.row_checks import UniqueIds, id_keys
+from conjoin.data.row_checks import UniqueIds
 from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
@@ -111,9 +111,7 @@ class RowSource:
             if not rows:
                 return
             ids = [self._id(row, place) for place, row in enumerate(rows)] if is_own or self.rank == 0 else []
-            keys = id_keys(ids)
-            self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(keys))
-            self._ids.add(ids, self.position)
+            self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(self._ids.add(ids, self.position)))
             start = self.position
             self.position += len(rows)
             yield start, ids, rows if is_own else None
