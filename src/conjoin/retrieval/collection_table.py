@@ -39,7 +39,7 @@ _REBUILT = ("BTree", "FTS")
 _TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|\d[\w.]*|\w+|[^\w\s,]""")
 _MOST_TOKENS = 600
 """Of a condition, without its texts and numbers: a chain of more than 800 operators overflows Lance's stack."""
-_CACHED = 2**25
+_CACHED = 2**22
 """Bytes of indexes and of metadata that a writer keeps; by default Lance keeps up to 7 GB."""
 _FOREVER, _KEPT_FOR = timedelta(days=36_500), timedelta(days=1)
 """How long readers of an earlier version find its files."""
