@@ -19,8 +19,8 @@ from common import ROOT, Record
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 
 from conjoin.data import load_emoji
-from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer
-from conjoin.methods.puma.compression import CompressOptions, DistillationRows, Embedded, agreement, embed_pairs, hits
+from conjoin.methods.puma import CompressOptions, PumaStage1Config, PumaStage1Trainer
+from conjoin.methods.puma.compression import DistillationRows, Embedded, agreement, embed_pairs, hits
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import LoraArguments, add_lora
 from conjoin.training.lora import merge_lora

@@ -7,12 +7,15 @@ from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
+    add_declared,
     add_image_options,
     add_revision,
     check_counts,
     check_out,
     load_rows,
+    read_options,
 )
+from conjoin.methods.puma.compress_options import CompressOptions
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -35,36 +38,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--preset", metavar="NAME", help="how an embedder embeds whose files do not say it, such as gme_qwen2_vl"
     )
-    _add_training(parser)
+    add_declared(parser.add_argument_group("how to train"), CompressOptions)
     add_data_options(parser, ("--split",))
     add_image_options(parser)
     add_compute_options(parser, ("--batch-size", "--device", "--bf16", "--quiet"))
     parser.set_defaults(func=run)
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how to train")
-    numbers = {
-        "--steps": (1000, "steps of distillation for each depth"),
-        "--chunk-size": (0, "rows with their graph in memory at once; the result does not depend on it; 0: all"),
-        "--lora-rank": (64, "rank of the adapters on the kept layers; 0 trains these layers themselves"),
-        "--tune-steps": (500, "steps of tuning on --tune"),
-        "--held-out": (200, "last pairs that measure instead of train"),
-        "--seed": (0, "random seed"),
-    }
-    for name, (default, text) in numbers.items():
-        group.add_argument(name, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
-    group.add_argument(
-        "--learning-rate", type=float, default=1e-4, metavar="X", help="peak learning rate (default: 1e-4)"
-    )
-    group.add_argument(
-        "--instruction", metavar="TEXT", help="instruction of queries with a text (default: the model's prompt)"
-    )
-    group.add_argument(
-        "--tune",
-        metavar="QUERIES",
-        help="then tune on queries with the MAC loss, as stage 2 of PUMA (JSONL or Parquet)",
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -75,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.evaluation.report.page import render_report
     from conjoin.evaluation.report.table import format_results
     from conjoin.hub import load_embedder, load_model
-    from conjoin.methods.puma import CompressOptions, compress
+    from conjoin.methods.puma import compress
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.ops import choose_device
 
@@ -88,9 +66,8 @@ def run(args: argparse.Namespace) -> None:
     model, processor = loaded
     if not isinstance(model, MllmRetrieverModel):
         raise ValueError(f"{args.model!r} has no layers of an MLLM; expected an embedder or an MLLM retriever")
-    names = ("steps", "chunk_size", "lora_rank", "tune_steps", "held_out", "seed", "learning_rate", "instruction")
-    chosen = {name: vars(args)[name] for name in (*names, "batch_size", "bf16")}
-    options = CompressOptions(tuple(args.layers), tune_source=args.tune, device=device, **chosen)
+    chosen = read_options(CompressOptions, args, batch_size=args.batch_size, bf16=args.bf16, device=device)
+    options = CompressOptions(tuple(args.layers), **chosen)
     results = compress(model, processor, rows, out, options)
     results.model |= {"name": str(args.model)}
     results.dataset |= {"name": str(args.data), "split": args.split}

@@ -14,10 +14,8 @@ from conjoin.models.mllm_retriever.pruned_checkpoint import fetch_small_files
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.sentence_files import MODULES, SETTINGS, TRANSFORMER, sentence_settings
 
-READOUTS = {"lasttoken": "last", "mean": "mean"}
+READOUTS = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
-
-_POOLING_FLAGS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "mean"}
 
 
 class UnsupportedEmbedderError(ValueError):
@@ -135,15 +133,11 @@ def _preset_files(name: str) -> EmbedderFiles:
 def _readout(pooling: dict[str, Any], checkpoint: str | Path) -> str:
     named = pooling.get("pooling_mode")
     names = [named] if isinstance(named, str) else [*(named or ())]
-    names = names or [name.removeprefix("pooling_mode_") for name in _flags(pooling)]
-    names = [_POOLING_FLAGS.get(f"pooling_mode_{name}", name) for name in names]
+    flags = (name for name, value in pooling.items() if value is True)  # of earlier versions
+    names = names or [name.removeprefix("pooling_mode_") for name in flags if name.startswith("pooling_mode_")]
     if len(names) != 1 or names[0] not in READOUTS:
         raise UnsupportedEmbedderError(f"{str(checkpoint)!r} pools by {names}; expected one of {[*READOUTS]}")
     return READOUTS[names[0]]
-
-
-def _flags(pooling: dict[str, Any]) -> list[str]:
-    return [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value is True]
 
 
 def _cut(folder: Path, checkpoint: str | Path) -> int:

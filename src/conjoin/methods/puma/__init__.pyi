@@ -1,5 +1,6 @@
 from .analysis import analyse_mllm as analyse_mllm
-from .compression import CompressOptions as CompressOptions, compress as compress
+from .compress_options import CompressOptions as CompressOptions
+from .compression import compress as compress
 from .prepare import PumaTeacherArguments as PumaTeacherArguments
 from .stage1 import (
     PumaStage1Config as PumaStage1Config,

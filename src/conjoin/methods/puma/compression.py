@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from conjoin.evaluation.ranking import best_ranks
 from conjoin.evaluation.results import Curve, Metric, Results, Table
 from conjoin.hub import load_model
 from conjoin.methods.puma.analysis import depth_operations
+from conjoin.methods.puma.compress_options import CompressOptions
 from conjoin.methods.puma.stage1 import PumaStage1Config, PumaStage1Trainer
 from conjoin.methods.puma.stage2 import PumaStage2Config, PumaStage2Trainer
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -28,55 +29,6 @@ CUTOFFS = (1, 5, 10)
 OVERLAP = 10
 DIRECTIONS = {"text → image": ("text", "image"), "image → text": ("image", "text")}
 KINDS = ("text", "image", "both")
-
-
-@dataclass
-class CompressOptions:
-    """How to compress.
-
-    Args:
-        layers: Depths to train, each from the whole model.
-        steps: Steps of distillation for each depth.
-        batch_size: Rows of a step; a row has two items.
-        chunk_size: Rows with their graph in memory at once; 0 for all. The result does not depend on it.
-        learning_rate: Peak learning rate; it decays to zero.
-        lora_rank: Rank of the adapters on the kept layers; 0 trains these layers themselves.
-        kind: Distance between states, see `conjoin.losses.self_distillation`.
-        distill_weight: Weight of that distance; the rest is the weight of InfoNCE between the parts of a pair.
-        instruction: Instruction of the rows that start from a text; the model's prompt `query` when None.
-        tune_source: Queries for tuning with the MAC loss after distillation (stage 2); none when None.
-        tune_steps: Steps of that tuning.
-        held_out: Number of last pairs that measure.
-        seed: Seed of order, adapters and bootstrap.
-        bf16: As in a recipe.
-        device: Where to run.
-
-    Raises:
-        ValueError: There is no depth, or a number is out of range.
-    """
-
-    layers: tuple[int, ...]
-    steps: int = 1000
-    batch_size: int = 32
-    chunk_size: int = 0
-    learning_rate: float = 1e-4
-    lora_rank: int = 64
-    kind: str = "cosine"
-    distill_weight: float = 0.9
-    instruction: str | None = None
-    tune_source: str | None = None
-    tune_steps: int = 500
-    held_out: int = 200
-    seed: int = 0
-    bf16: bool | str = False
-    device: torch.device | str = "cpu"
-
-    def __post_init__(self) -> None:
-        if not self.layers or not 0 <= self.distill_weight <= 1 or min(self.steps, self.held_out) < 2:
-            raise ValueError(
-                f"layers={self.layers}, distill_weight={self.distill_weight}, steps={self.steps}, "
-                f"held_out={self.held_out}; expected depths, a share, and at least 2 of the others"
-            )
 
 
 class Embedded(NamedTuple):
