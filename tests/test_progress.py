@@ -26,7 +26,7 @@ def test_long_work_prints_lines_into_a_pipe(capfd, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.05)
     run(seconds=0.04)
     lines = capfd.readouterr().err.splitlines()
-    assert lines[-1].startswith("working: 4 of 4 row in ") and 1 < len(lines) <= 3
+    assert lines[-1].startswith("working: 4 of 4 in ") and 1 < len(lines) <= 3
     assert all(line.startswith("working: ") and "\r" not in line for line in lines)
 
 

@@ -24,7 +24,7 @@ def progress(
     """
     if sys.stderr.isatty():
         return tqdm(rows, desc, total, unit=unit, disable=not show)
-    form = "{desc}: {n_fmt} of {total_fmt} {unit} in {elapsed}" if total or rows is not None else None
+    form = "{desc}: {n_fmt} of {total_fmt} in {elapsed}" if total or rows is not None else None
     seconds = {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": SECONDS_BETWEEN_LINES}
     return _Lines(rows, desc, total, unit=unit, disable=not show, bar_format=form, **seconds)
 

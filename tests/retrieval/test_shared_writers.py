@@ -64,3 +64,24 @@ def test_rows_that_two_wrote(tmp_path, when):
     publish(one, other)
     collection = Collection(tmp_path)
     assert sorted(collection.ids) == sorted(row["id"] for row in tiny_rows()) and len(collection) == 23
+
+
+@pytest.mark.parametrize("takes", [0, 7])
+def test_a_worker_that_ended_before_it_deleted_what_it_replaced(takes, tmp_path, monkeypatch):
+    """Another worker takes its rows, or finds them all there: the new rows are published, not the old ones."""
+    one, other = two_writers(tmp_path)
+    write(one, 0, 23, price=1)
+    publish(one, other)
+    one, other = two_writers(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("conjoin.retrieval.encode._delete", lambda table, row_ids: None)
+        write(other, 0, 7, price=2)
+    assert open_table(tmp_path).count_rows() == 30
+    again = CollectionWriter(tmp_path, one.encoder, EncodeOptions(), is_shared=True)
+    again.open()
+    write(again, 0, takes, price=2)
+    publish(one, again)
+    collection = Collection(tmp_path)
+    assert len(collection) == 23 and len(set(collection.ids)) == 23
+    prices = [row["price"] for row in collection.rows([row["id"] for row in tiny_rows()])]
+    assert prices == [2] * 7 + [1] * 16

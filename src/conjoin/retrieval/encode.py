@@ -468,13 +468,14 @@ def _merge(writer: CollectionWriter, source: RowSource, reports: list[dict[str, 
 
 
 def _remove_repeated(table: Table) -> None:
-    """Remove all rows of an id but one: a process that was cut off may not have deleted what it replaced."""
+    """Remove all rows of an id but the newest: a process that was cut off may not have deleted what it replaced."""
     keys, numbers = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.uint64)]
     for batch in table.search().select(["id"]).with_row_id(True).to_batches():
         keys.append(id_keys(batch["id"].to_pylist()))
         numbers.append(batch["_rowid"].to_numpy())
-    first = np.unique(np.concatenate(keys), return_index=True)[1]
-    _delete(table, np.delete(np.concatenate(numbers), first).tolist())
+    newest = np.argsort(np.concatenate(numbers))[::-1]  # Lance numbers rows in the order in which they are written
+    kept = np.unique(np.concatenate(keys)[newest], return_index=True)[1]
+    _delete(table, np.delete(np.concatenate(numbers)[newest], kept).tolist())
 
 
 def _delete(table: Table, row_ids: list[int]) -> None:
