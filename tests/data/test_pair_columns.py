@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_pairs
+from conjoin.data.columns import read_number
 from conjoin.processing.item_urls import ALLOW_URLS
 
 
@@ -111,7 +112,7 @@ def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming):
     ]
     with pytest.raises(ValueError, match=r"no column 'prize'; .* did you mean 'price'"):
         load_pairs(tmp_path / "shop.csv", keep=["prize:number"], **options)
-    for value in ("29 EUR", "nan", "1e999"):
+    for value in ("29 euros", "nan", "1e999"):
         (tmp_path / "wrong.csv").write_text(f"id,text,price\na,red,29\nb,blue,{value}\n")
         with pytest.raises(ValueError, match=rf"row 1 \(id 'b'\): price is '{value}'; expected a number"):
             list(load_pairs(tmp_path / "wrong.csv", keep=["price:number"], **options))
@@ -122,3 +123,27 @@ def test_columns_of_a_table_of_texts_are_kept_as_numbers(tmp_path, streaming):
     assert row["metadata"] == {"x:number": "as it is"}
     with pytest.raises(ValueError, match="flag is True; expected a number"):
         list(load_pairs(tmp_path / "odd.jsonl", keep=["flag:number"], **options))
+
+
+@pytest.mark.parametrize(
+    ("mark", "text", "number"),
+    [
+        (".", "$1,299.00", 1299),
+        (".", "1'299.5 CHF", 1299.5),
+        (".", "1.299", 1.299),
+        (".", "12,99", None),
+        (",", "1.299,00 €", 1299),
+        (",", "1.299", 1299),
+        (",", "€ -0,99", -0.99),
+        (",", "1\u202f299 EUR", 1299),
+        (",", "12.99", None),
+        (",", "1.29.999,00", None),
+        (",", "auf Anfrage", None),
+    ],
+)
+def test_numbers_with_groups_of_thousands_and_currencies(mark, text, number):
+    if number is not None:
+        assert read_number(text, "row 1", "price", mark) == number
+        return
+    with pytest.raises(ValueError, match=f"row 1: price is '{text}'; expected a number, such as 9{mark}5"):
+        read_number(text, "row 1", "price", mark)

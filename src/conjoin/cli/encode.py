@@ -53,7 +53,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         default=[],
         metavar="COLUMN",
         help="further columns of DATA to keep, for filters and results (the text and the image's path always are); "
-        "price:number reads the texts of a CSV file as numbers",
+        "price:number reads the texts of a CSV file as numbers, price:decimal-comma such as 1.299,00 €",
     )
     add_compute_options(parser, bf16={"default": AUTO})
     group = parser.add_argument_group("where to compute")

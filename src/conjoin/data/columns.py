@@ -4,6 +4,7 @@ import difflib
 import itertools
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +14,15 @@ import pyarrow.compute
 
 from conjoin.data.interleaved import listed_images
 from conjoin.processing.item_error import ItemError
+
+_MONEY = r"(?:[A-Z]{3}|[$€£¥₹₽₺₩₫₪₴฿])?"
+_AMOUNTS = {
+    mark: re.compile(
+        rf"{_MONEY}\s*([+-]?)([0-9]{{1,3}}(?:[{other}'’\s][0-9]{{3}})+|[0-9]+)(?:[{mark}]([0-9]+))?\s*{_MONEY}"
+    )
+    for mark, other in ((".", ","), (",", "."))
+}
+"""Numbers by their decimal mark, perhaps with groups of thousands and a currency."""
 
 logger = logging.getLogger(__name__)
 Source = TypeVar("Source", datasets.Dataset, datasets.IterableDataset)
@@ -27,8 +37,8 @@ COMMON_COLUMNS = {
     "id": ("id", "__key__", "key", "uid", "uuid", "item_id", "product_id", "sku", "asin", "image_id", "photo_id"),
 }  # fmt: skip
 """Default column names, in order of preference; case is ignored."""
-NUMBER = ":number"
-"""Behind the name of a column of metadata, reads its values as numbers."""
+NUMBERS = {":number": ".", ":decimal-comma": ","}
+"""Behind the name of a column of metadata, reads its values as numbers with this decimal mark."""
 SURE_IDS = ("id", "__key__")
 """A column of these names is the id whichever others of `COMMON_COLUMNS` there are; of the rest there may be one."""
 
@@ -111,11 +121,11 @@ def _guess(role: str, found: Sequence[str], is_read: bool) -> str | None:
     return next(iter(found), None)
 
 
-def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the columns to keep beside the pairs, and for each whether its values are read as numbers.
+def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns to keep beside the pairs, and the decimal mark of the numbers of each; "" to keep it as is.
 
     Args:
-        names: The columns; `price:number` reads those of `price` as numbers.
+        names: The columns; `price:number` reads those of `price` as numbers, `price:decimal-comma` as `1.299,00`.
         available: All columns.
         features: What the columns hold, as far as it is known.
 
@@ -124,18 +134,24 @@ def choose_metadata(names: Sequence[str], available: Sequence[str], features: Ma
     """
     chosen = {}
     for name in names:
-        is_number = name not in available and name.endswith(NUMBER)
-        column = name.removesuffix(NUMBER) if is_number else name
+        kind = "" if name in available else next((each for each in NUMBERS if name.endswith(each)), "")
+        column = name.removesuffix(kind)
         if column not in available:
             raise unknown_column(column, available)
         if isinstance(features.get(column), datasets.Image | datasets.Audio | datasets.Video):
             raise ValueError(f"the column {column!r} holds {features[column]}; only plain values can be kept")
-        chosen[column] = is_number
+        chosen[column] = NUMBERS.get(kind, "")
     return chosen
 
 
-def read_number(value: Any, name: str, column: str) -> float | None:  # noqa: ANN401
+def read_number(value: Any, name: str, column: str, mark: str = ".") -> float | None:  # noqa: ANN401
     """Return a value of a column of metadata as a number; None if it is absent or blank.
+
+    Args:
+        value: A number, or a text such as `9.5`, `1e3`, `1,299.00` or `$ 29`.
+        name: The row.
+        column: Its column.
+        mark: The decimal mark of texts; with `","` they are such as `1.299,00 €`.
 
     Raises:
         ItemError: It is no finite number.
@@ -143,27 +159,36 @@ def read_number(value: Any, name: str, column: str) -> float | None:  # noqa: AN
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(_plain_number(value, mark))
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ItemError(name, f"{column} is {value!r:.80}; expected a number, such as 9.5")
+        raise ItemError(name, f"{column} is {value!r:.80}; expected a number, such as 9{mark}5")
     return number
 
 
+def _plain_number(value: Any, mark: str) -> Any:  # noqa: ANN401 - of a row
+    """Return a text without groups of thousands and currency, with a decimal point; other values as they are."""
+    amount = _AMOUNTS[mark].fullmatch(value.strip()) if isinstance(value, str) else None
+    if amount is None:
+        return value if mark == "." or not isinstance(value, str) else math.nan
+    sign, whole, fraction = amount.groups()
+    return f"{sign}{re.sub('[^0-9]', '', whole)}.{fraction or 0}"
+
+
 def metadata_column(
-    dataset: datasets.Dataset, names: Mapping[str, bool], values: Sequence[Mapping[str, Any]], owners: Sequence[int]
+    dataset: datasets.Dataset, names: Mapping[str, str], values: Sequence[Mapping[str, Any]], owners: Sequence[int]
 ) -> datasets.Dataset:
     """Make the column `metadata`, a struct of columns of the rows.
 
     Args:
         dataset: The rows.
-        names: The columns, and whether their values are read as numbers.
+        names: The columns, and the decimal mark of their numbers, as `choose_metadata` gives them.
         values: Those of each pair.
         owners: The row of each pair.
     """
     table = dataset.select_columns(list(names)).select(owners).with_format("arrow")[:]
-    for name in (name for name, is_number in names.items() if is_number):
+    for name in (name for name, mark in names.items() if mark):
         column = pyarrow.array([row[name] for row in values], pyarrow.float64())
         table = table.set_column(table.column_names.index(name), name, column)
     return datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table({"metadata": table.to_struct_array()})))

@@ -86,7 +86,8 @@ def load_pairs(
         on_error: "skip" marks a row whose image or text cannot be used, by the reason in a further column `problem`
             (null for the others): encoding and training skip it, and list it.
         keep: Further columns of the source; their values are in the column `metadata`, under their own names. Those of
-            a CSV file are texts; `"price:number"` reads the column `price` as numbers.
+            a CSV file are texts; `"price:number"` reads the column `price` as numbers such as `1,299.00 USD`,
+            `"price:decimal-comma"` as such as `1.299,00 €`.
 
     Raises:
         FileNotFoundError: The source or a listed image does not exist.
@@ -165,10 +166,10 @@ class PairReader:
         columns: What to read.
         images: Checks the images.
         skip: Whether a row that cannot be used is marked by its `problem`, instead of raising.
-        metadata: Further columns, and whether their values are read as numbers.
+        metadata: Further columns, as `choose_metadata` gives them.
     """
 
-    def __init__(self, columns: PairColumns, images: RowImages, skip: bool, metadata: Mapping[str, bool]) -> None:
+    def __init__(self, columns: PairColumns, images: RowImages, skip: bool, metadata: Mapping[str, str]) -> None:
         self.columns, self.images, self.skip, self.metadata = columns, images, skip, metadata
 
     @property
@@ -230,7 +231,7 @@ class PairReader:
 
     def _rows(self, dataset: datasets.Dataset, cells: Sequence[Any]) -> Iterator[dict[str, Any]]:
         """Yield the cells of each row that are read, images without their bytes."""
-        numbers = [name for name, is_number in self.metadata.items() if is_number]
+        numbers = [name for name, mark in self.metadata.items() if mark]
         names = (self.columns.id, self.columns.text, self.columns.group, *numbers)
         columns = {name: dataset[name][:] for name in names if name is not None}
         if self.columns.image:
@@ -252,9 +253,7 @@ class PairReader:
         }
         features = PAIR_FEATURES | ({"image": datasets.List(IMAGE)} if several["image"] else {})
         number = datasets.Value("float64")
-        features["metadata"] = {
-            name: number if is_number else known.get(name) for name, is_number in self.metadata.items()
-        }
+        features["metadata"] = {name: number if mark else known.get(name) for name, mark in self.metadata.items()}
         chosen = columns._asdict() | {"id": True, "group": columns.group or several["text"], "problem": self.skip}
         chosen["metadata"] = bool(self.metadata)
         features = datasets.Features(
@@ -298,9 +297,9 @@ class PairReader:
         pair: dict[str, Any] = {"id": row_id, "metadata": dict.fromkeys(self.metadata)}
         texts: list[str | None] = [None]
         try:
-            for column, is_number in self.metadata.items():
+            for column, mark in self.metadata.items():
                 value = row.get(column)
-                pair["metadata"][column] = read_number(value, name, column) if is_number else value
+                pair["metadata"][column] = read_number(value, name, column, mark) if mark else value
             if columns.text:
                 texts = [*self._texts(row[columns.text], name)]
             if columns.image:
