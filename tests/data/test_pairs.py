@@ -361,10 +361,16 @@ def test_which_of_two_columns_is_read_is_told(image_folder, caplog):
     assert not caplog.text
 
 
+def test_semicolons_separate_the_columns_of_a_csv_without_commas_in_its_header(image_folder):
+    (image_folder / "a.csv").write_text('image;text;id\nred.png;"rot, rund";a\n', encoding="utf-8")
+    (pair,) = load_pairs(image_folder / "a.csv")
+    assert (pair["id"], pair["text"]) == ("a", "rot, rund")
+
+
 @pytest.mark.parametrize(
     ("content", "split", "message"),
     [
-        ("image;text\nred.png;a\n", "train", "its one column is 'image;text'; expected columns separated by ','"),
+        ("image|text\nred.png|a\n", "train", r"its one column is 'image\|text'; expected columns separated by ','"),
         ("image,text\nred.png,a\n", "test", "split is 'test'; the table .*a.csv' has only the split 'train'"),
         ("image,text\nred.png,caf\xe9\n", "train", "save it as UTF-8"),
     ],

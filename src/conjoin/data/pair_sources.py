@@ -131,7 +131,7 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
     loader = _TABLE_LOADERS[_table_suffix(path)]
     options: dict[str, Any] = {}
     if loader == "csv":
-        separator = "\t" if _table_suffix(path) == ".tsv" else ","
+        separator = "\t" if _table_suffix(path) == ".tsv" else _separator(path)
         names = _read_header(path, separator)
         strings = datasets.Features({name: datasets.Value("string") for name in names})
         options = {"features": strings, "sep": separator, "na_filter": False}  # the caption "null" is a caption
@@ -140,6 +140,13 @@ def _read_table(path: Path, split: str, streaming: bool) -> AnyDataset | None:
     if next(iter(stream), None) is None:
         return None
     return stream if streaming else datasets.load_dataset(loader, **options)
+
+
+def _separator(path: Path) -> str:
+    """Return what separates the columns of a CSV file: a comma, or a semicolon where the header has no comma."""
+    with open_bytes(path) as file:
+        header = file.readline()
+    return ";" if b";" in header and b"," not in header else ","
 
 
 def _read_header(path: Path, separator: str) -> list[str]:
