@@ -18,13 +18,15 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from stand_in import StandIn
 
-from conjoin.retrieval import Collection, ItemEncoder, ModelIdentity, encode_collection
+from conjoin.retrieval import Collection, ItemEncoder, encode_collection
 
 CHANGED = 100
 """One row in so many is changed, one removed and one added by the sync."""
@@ -32,28 +34,12 @@ QUERIES, K = 10, 10
 WHERE = "category = 'c7' and price < 50"
 
 
-class StandIn:
-    """Has what a collection needs of an encoder; a vector follows from the text."""
-
-    name = "stand-in"
-    fingerprint = processing = "0"
-    input_type = "seq"
-    dtype = dims = None
-    batch_size = 256
-    identity = ModelIdentity("stand-in", "0")
-
-    def __init__(self, dimension: int) -> None:
-        self.dimension = dimension
-
-    def encode(self, items: Sequence[Any], names: Any = None, *, on_batch: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Vectors `(N, D)`."""
-        texts = (item["text"] if isinstance(item, dict) else item for item in items)
-        seeds = np.fromiter((zlib.crc32(text.encode()) for text in texts), dtype=np.float64, count=len(items))
-        vectors = np.random.default_rng(0).standard_normal(self.dimension) + np.sin(seeds)[:, None]
-        vectors = (vectors * 1e4 % 2 - 1).astype(np.float32)
-        if on_batch is not None:
-            on_batch(len(items))
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+def vectors(texts: Sequence[str], dimension: int) -> np.ndarray:
+    """L2-normalised vectors `(N, D)` that follow from the checksums of texts."""
+    seeds = np.fromiter((zlib.crc32(text.encode()) for text in texts), dtype=np.float64, count=len(texts))
+    vectors = np.random.default_rng(0).standard_normal(dimension) + np.sin(seeds)[:, None]
+    vectors = (vectors * 1e4 % 2 - 1).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def rows(count: int, day: int = 0) -> Iterator[dict[str, Any]]:
@@ -71,7 +57,7 @@ def rows(count: int, day: int = 0) -> Iterator[dict[str, Any]]:
 
 def steps(count: int, dimension: int, folder: Path) -> dict[str, Callable[[], Any]]:
     """Each step by its name, in the order to run."""
-    encoder = cast(ItemEncoder, StandIn(dimension))
+    encoder = cast(ItemEncoder, StandIn(partial(vectors, dimension=dimension), dimension))
     uri = folder / "collection"
 
     def stand_in() -> None:

@@ -24,9 +24,10 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import torch
+from stand_in import StandIn
 from turns import median, setup, speed_up, table, take_turns, write_json
 
-from conjoin.retrieval import Collection, ItemEncoder, ModelIdentity, encode_collection
+from conjoin.retrieval import Collection, ItemEncoder, encode_collection
 
 K = 10
 MOST_SCORES = 2**28
@@ -44,24 +45,6 @@ def unit_vectors(rows: int, dimension: int, seed: int) -> np.ndarray:
     return vectors
 
 
-class Vectors:
-    """Has what a collection needs of an encoder; the vector of a text is that at its number."""
-
-    name = "vectors"
-    fingerprint = processing = "0"
-    input_type = "seq"
-    dtype = dims = None
-    batch_size = 256
-    identity = ModelIdentity("vectors", "0")
-
-    def __init__(self, vectors: np.ndarray) -> None:
-        self.vectors, self.dimension = vectors, vectors.shape[1]
-
-    def encode(self, items: Sequence[Any], names: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Vectors `(N, D)`."""
-        return self.vectors[[int(item["text"] if isinstance(item, dict) else item) for item in items]]
-
-
 def make(uri: Path, vectors: np.ndarray, numbers: Sequence[int]) -> Collection:
     """Make a collection, or bring it up to date: row i has the id i and the vector `numbers[i]`; -1 is no row."""
     rows: Iterator[dict[str, Any]] = (
@@ -69,7 +52,8 @@ def make(uri: Path, vectors: np.ndarray, numbers: Sequence[int]) -> Collection:
         for row, number in enumerate(numbers)
         if number >= 0
     )
-    return encode_collection(rows, cast(ItemEncoder, Vectors(vectors)), uri, sync=True)
+    encoder = StandIn(lambda texts: vectors[[int(text) for text in texts]], vectors.shape[1])
+    return encode_collection(rows, cast(ItemEncoder, encoder), uri, sync=True)
 
 
 def compare(

@@ -160,7 +160,9 @@ def test_an_interruption_leaves_nothing_half_done(make, tmp_path, monkeypatch):
 
 
 def test_it_does_not_overwrite(make, mini, tmp_path):
-    with pytest.raises(FileExistsError, match=r'is not this miniature .*\(it was made with .*"test": \d+ } }\)'):
+    with pytest.raises(
+        FileExistsError, match=r"this miniature of MERIT: it was made with queries {.*'test': \d+}, not {"
+    ):
         make(mini, test_queries=7)
     (tmp_path / "mine.txt").touch()
     with pytest.raises(FileExistsError, match="remove it or choose another"):

@@ -12,6 +12,7 @@ import datasets
 from conjoin.data.emoji.edits import Edit, find_edits
 from conjoin.data.emoji.names import EmojiConcept, emoji_concepts
 from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.make.made import check_queries, is_made, write_settings
 from conjoin.data.mbeir.layout import (
     MBEIR_CELLS,
     MBEIR_DATASETS,
@@ -22,7 +23,7 @@ from conjoin.data.mbeir.layout import (
     qrels_file,
     query_file,
 )
-from conjoin.storage import atomic_path, publish_folder, write_text
+from conjoin.storage import atomic_path, publish_folder
 
 MARKER = "mini_mbeir.json"
 SPLITS = {"train": "train", "val": "validation", "test": "test"}
@@ -80,15 +81,11 @@ def make_mini_mbeir(
         ValueError: A number of queries is not positive.
     """
     limits = {"train": train_queries, "val": val_queries, "test": test_queries}
-    for split, limit in limits.items():
-        if limit < 1:
-            raise ValueError(f"{split}_queries={limit} must be at least 1")
+    check_queries(limits)
     out = Path(out)
-    marker = json.dumps({"version": _VERSION, "queries": limits}, indent=1) + "\n"
-    if (out / MARKER).is_file() and (out / MARKER).read_text(encoding="utf-8") == marker:
+    settings = {"version": _VERSION, "queries": limits}
+    if is_made(out, MARKER, settings, "this miniature of M-BEIR"):
         return out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{str(out)!r} exists and is not this miniature of M-BEIR; remove it or choose another")
     partial = out.with_name(out.name + ".partial")
     for part in ("query", "cand_pool", "qrels", "instructions"):
         shutil.rmtree(partial / part, ignore_errors=True)
@@ -100,7 +97,7 @@ def make_mini_mbeir(
     writer.write()
     _write_instructions(partial)
     _draw_pictures(partial, writer.pictures, cache_dir)
-    write_text(partial / MARKER, marker)
+    write_settings(partial / MARKER, settings)
     publish_folder(partial, out)
     return out
 

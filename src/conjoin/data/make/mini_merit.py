@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 
+from conjoin.data.make.made import check_queries, is_made, write_settings
 from conjoin.data.merit.catalogue import MiniProduct, mini_products
 from conjoin.data.merit.layout import query_file
 from conjoin.data.merit.products import PRODUCT_FEATURES
@@ -70,19 +71,11 @@ def make_mini_merit(
         ValueError: A number of queries is not positive.
     """
     limits = {"train": train_queries, "validation": validation_queries, "test": test_queries}
-    for split, limit in limits.items():
-        if limit < 1:
-            raise ValueError(f"{split}_queries={limit} must be at least 1")
+    check_queries(limits)
     out = Path(out)
-    marker = json.dumps({"version": _VERSION, "seed": seed, "queries": limits}, indent=1) + "\n"
-    made_with = (out / MARKER).read_text(encoding="utf-8") if (out / MARKER).is_file() else None
-    if made_with == marker:
+    settings = {"version": _VERSION, "seed": seed, "queries": limits}
+    if is_made(out, MARKER, settings, "this miniature of MERIT"):
         return out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        other = f" (it was made with {' '.join(made_with.split())})" if made_with else ""
-        raise FileExistsError(
-            f"{str(out)!r} exists and is not this miniature of MERIT{other}; remove it or choose another"
-        )
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "data").mkdir(parents=True)
@@ -97,7 +90,7 @@ def make_mini_merit(
         write_text(query_file(partial, split), "".join(json.dumps(query) + "\n" for query in queries))
     write_text(partial / "captions.jsonl", "".join(f"{line}\n" for line in captions))
     write_text(partial / "ood.json", json.dumps(HELD_OUT, indent=1) + "\n")
-    write_text(partial / MARKER, marker)
+    write_settings(partial / MARKER, settings)
     publish_folder(partial, out)
     return out
 

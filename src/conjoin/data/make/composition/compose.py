@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from conjoin.data.make.made import is_made, made_with, write_settings
 from conjoin.data.merit.layout import query_file
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, differences, lock_folder, publish_folder, write_text
@@ -80,14 +81,8 @@ def compose_queries(
     _check_cold_start(catalogue, settings, cold_start, vectors)
     out = Path(out)
     key = _key(catalogue, settings, templates, vectors, judges, cold_start)
-    found = _made_with(out)
-    if found == key:
+    if is_made(out, MARKER, key, "this composition"):
         return out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        other = f": it was made with {differences(found, key)}" if isinstance(found, dict) else ""
-        raise FileExistsError(
-            f"{str(out)!r} exists and is not this composition{other}; remove it or choose another folder"
-        )
     rows_of = _split(catalogue, settings)
     for number, (split, rows) in enumerate(rows_of.items()):
         pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
@@ -274,14 +269,6 @@ def _key(
     return restored
 
 
-def _made_with(folder: Path) -> Any:  # noqa: ANN401 - any JSON
-    path = folder / MARKER
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except ValueError:
-        return None
-
-
 def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
     """Begin a composition, or check that the one that was interrupted is the same.
 
@@ -290,9 +277,9 @@ def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
     Raises:
         ValueError: Another one that models worked for.
     """
-    found = _made_with(partial)
+    found = made_with(partial / MARKER)
     begun = any(path.stat().st_size for path in partial.glob("*.journal"))
-    if found is not None and found != key and begun and (found["judges"] or found["cold_start"]):
+    if found and found != key and begun and (found["judges"] or found["cold_start"]):
         raise ValueError(
             f"cannot resume the composition in {str(partial)!r}: it was made with {differences(found, key)}; use the "
             "same settings, or remove it"
@@ -303,4 +290,4 @@ def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
                 shutil.rmtree(path)
             elif path != lock:
                 path.unlink()
-        write_text(partial / MARKER, json.dumps(key, indent=1) + "\n")
+        write_settings(partial / MARKER, key)

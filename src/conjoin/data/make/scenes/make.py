@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conjoin.data.make.made import is_made, made_with, write_settings
 from conjoin.data.make.scenes.compose import Composition, draw_composition, shuffled
 from conjoin.data.make.scenes.draw import draw_scene
 from conjoin.data.make.scenes.objects import ARTISTS, scene_objects
@@ -101,17 +102,14 @@ def make_scenes(
     if unknown or not languages:
         raise ValueError(f"languages={list(languages)}; expected some of {', '.join(PHRASES)}")
     out, asked = Path(out), tuple(languages)
-    settings = {"version": _VERSION, "seed": seed, "languages": asked, "objects": objects, **counts}
-    marker = json.dumps(settings, indent=1) + "\n"
-    if (out / MARKER).is_file() and (out / MARKER).read_text(encoding="utf-8") == marker:
+    settings = {"version": _VERSION, "seed": seed, "languages": [*asked], "objects": objects, **counts}
+    if is_made(out, MARKER, settings, "these scenes"):
         return out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{str(out)!r} exists and is not these scenes; remove it or choose another folder")
     partial = out.with_name(out.name + ".partial")
-    if partial.is_dir() and (not (partial / MARKER).is_file() or (partial / MARKER).read_text() != marker):
+    if partial.is_dir() and made_with(partial / MARKER) != settings:
         shutil.rmtree(partial)
     partial.mkdir(parents=True, exist_ok=True)
-    write_text(partial / MARKER, marker)
+    write_settings(partial / MARKER, settings)
     _Maker(partial, objects, asked, seed, show_progress).make(train, distractors, triplets)
     publish_folder(partial, out)
     return out

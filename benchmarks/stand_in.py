@@ -1,0 +1,34 @@
+"""A stand-in for a model: what a collection needs of an encoder, with vectors that a function gives."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from conjoin.retrieval import ModelIdentity
+
+
+class StandIn:
+    """An encoder of texts.
+
+    Args:
+        vectors: Returns the vectors `(N, D)` of texts.
+        dimension: D.
+    """
+
+    name = "stand-in"
+    fingerprint = processing = "0"
+    input_type = "seq"
+    dtype = dims = None
+    batch_size = 256
+    identity = ModelIdentity("stand-in", "0")
+
+    def __init__(self, vectors: Callable[[list[str]], np.ndarray], dimension: int) -> None:
+        self.vectors, self.dimension = vectors, dimension
+
+    def encode(self, items: Sequence[Any], names: Any = None, *, on_batch: Any = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+        """Vectors `(N, D)`."""
+        vectors = self.vectors([item["text"] if isinstance(item, dict) else item for item in items])
+        if on_batch is not None:
+            on_batch(len(items))
+        return vectors
