@@ -2,6 +2,7 @@
 
 import shutil
 
+import faiss
 import numpy as np
 import pytest
 
@@ -107,6 +108,13 @@ def test_an_index_that_was_interrupted_leaves_the_one_before(folder, tmp_path, m
         FaissIndex.build(folder, "HNSW8")
     assert FaissIndex.open(folder).factory == "Flat"
     assert FaissIndex.build(folder, "HNSW8").factory == "HNSW8"
+
+
+def test_a_disk_that_is_full(folder, tmp_path, monkeypatch):
+    folder, write = shutil.copytree(folder, tmp_path / "it"), faiss.write_index
+    monkeypatch.setattr(faiss, "write_index", lambda index, path: write(index, "/dev/full"))
+    with pytest.raises(OSError, match=r"FAISS cannot write its index into .*it' \(.*No space left on device"):
+        FaissIndex.build(folder, "Flat")
 
 
 def test_refusals(folder, tmp_path):

@@ -236,10 +236,17 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _write(faiss: ModuleType, folder: Path, index: Any, rows: np.ndarray, settings: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write the files aside and move them to their place; in between, searches use the table."""
+    """Write the files aside and move them to their place; in between, searches use the table.
+
+    Raises:
+        OSError: The disk is full or fails.
+    """
     with temporary_path(folder) as aside:
         aside.mkdir()
-        faiss.write_index(index, str(aside / _INDEX))
+        try:
+            faiss.write_index(index, str(aside / _INDEX))
+        except RuntimeError as error:
+            raise OSError(f"FAISS cannot write its index into {str(folder.parent)!r} ({error})") from error
         np.save(aside / _ROWS, rows)
         (aside / _SETTINGS).write_text(json.dumps(settings, indent=2), encoding="utf-8")
         write_checksums(aside, [_INDEX, _ROWS, _SETTINGS])
