@@ -2,6 +2,8 @@
 
 AUTO = "auto"
 """Precision: bfloat16 where the hardware computes faster in it."""
+SAMPLE_MODEL = "sample"
+"""The name of the towers of the embedded sample as a model."""
 DTYPES = ("float32", "float16")
 """Types of stored vectors."""
 ON_ERROR = ("raise", "skip")

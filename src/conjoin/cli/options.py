@@ -99,7 +99,7 @@ DATA_HELP = (
 )
 MODEL_HELP = (
     "folder or Hub name of a model: of this package, of sentence-transformers, or a text encoder, vision transformer "
-    "or two-tower model of transformers"
+    'or two-tower model of transformers; or "sample", the towers of the embedded sample as they are'
 )
 
 

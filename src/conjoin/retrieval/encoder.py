@@ -12,6 +12,7 @@ from accelerate.utils import send_to_device
 from PIL import Image
 from transformers import ProcessorMixin
 
+from conjoin.constants import SAMPLE_MODEL
 from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
 from conjoin.processing.input_types import check_input_type
@@ -321,7 +322,7 @@ class ItemEncoder:
 
 def model_name(path: str | Path) -> str:
     """What manifests call a model: the absolute path of a local folder, or the name of a repository on the Hub."""
-    return str(Path(path).resolve()) if Path(path).is_dir() else str(path)
+    return str(Path(path).resolve()) if path != SAMPLE_MODEL and Path(path).is_dir() else str(path)
 
 
 def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:

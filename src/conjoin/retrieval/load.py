@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conjoin.constants import AUTO
+from conjoin.constants import AUTO, SAMPLE_MODEL
 from conjoin.hub.embedder import UnsupportedEmbedderError
 from conjoin.hub.load import REMEDY, has_file, is_embedder, is_own_model, load_model
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
@@ -22,20 +22,21 @@ from conjoin.storage import check_checksums
 def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN401 - fields of ComputeOptions
     """Load any model as an encoder.
 
-    The folder decides how it is read. A `config.json` with a `model_type` of this package: with the installed classes,
-    never with code from the folder; an ONNX export of such a model with onnxruntime, on the CPU. Else a
-    `modules.json`: as an MLLM retriever if it is an embedder around an MLLM (`load_embedder`), else with
-    sentence-transformers. Else as a stock transformers checkpoint: a text encoder, a vision
-    transformer, or one with a tower for each.
+    `"sample"` is the towers of the embedded sample with nothing trained on top: words are compared with words, and
+    pictures with pictures. Otherwise the folder decides how it is read. A `config.json` with a `model_type` of this
+    package: with the installed classes, never with code from the folder; an ONNX export of such a model with
+    onnxruntime, on the CPU. Else a `modules.json`: as an MLLM retriever if it is an embedder around an MLLM
+    (`load_embedder`), else with sentence-transformers. Else as a stock transformers checkpoint: a text encoder, a
+    vision transformer, or one with a tower for each.
 
     Args:
-        path: A local folder or the name of a repository on the Hub.
+        path: A local folder, the name of a repository on the Hub, or `"sample"`.
         options: Fields of `ComputeOptions`: `batch_size`, `device`, `dtype`, `num_workers`, `input_type`, `dims`,
             `trust_remote_code`, `revision`.
 
     Raises:
         FileNotFoundError: There is no such model.
-        ImportError: sentence-transformers is needed and not installed.
+        ImportError: sentence-transformers, or the sample, is needed and not installed.
         ValueError: The weights are damaged, the model is no encoder, it needs code that is not trusted, or there is no
             such `device` or `input_type`; or an ONNX export is to run elsewhere than on the CPU in its own precision.
     """
@@ -44,7 +45,7 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
     settings: dict[str, Any] = {"num_workers": chosen.num_workers, "name": model_name(path)}
     settings |= {"input_type": chosen.input_type, "dims": chosen.dims}
     device = choose_device(chosen.device)  # refuses a wrong one before anything is loaded
-    if _is_onnx(path, revision):
+    if path != SAMPLE_MODEL and _is_onnx(path, revision):
         _check_onnx(path, chosen.device, None if dtype == AUTO else dtype)
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **settings)
@@ -67,6 +68,10 @@ def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torc
 
 
 def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:
+    if path == SAMPLE_MODEL:
+        from conjoin.retrieval.sample_encoder import load_sample_towers
+
+        return load_sample_towers()
     has_config = has_file(path, "config.json", revision)
     if has_config and is_own_model(path, revision):
         return load_model(path, revision=revision)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from conjoin.constants import SAMPLE_MODEL
 from conjoin.hub.load import is_own_model
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection import Collection, as_result
@@ -266,7 +267,7 @@ def check_model(collection: Searchable, encoder: ItemEncoder) -> None:
 
 
 def recorded_model(collection: Searchable) -> str:
-    """The local folder that a collection records, if it holds a model of this package.
+    """The local folder that a collection records, if it holds a model of this package; or `"sample"`.
 
     A collection may come from anywhere, so nothing else is loaded on its word.
 
@@ -275,6 +276,8 @@ def recorded_model(collection: Searchable) -> str:
         ValueError: Another model is recorded.
     """
     name = collection.model.name
+    if name == SAMPLE_MODEL:
+        return name
     is_local = Path(name).is_absolute()
     if is_local and not Path(name).is_dir():
         raise FileNotFoundError(f"the model that made the collection is no longer at {name!r}: pass --model")
