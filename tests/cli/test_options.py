@@ -17,7 +17,7 @@ from conjoin.cli.main import main
 from conjoin.data.image_files import ALLOW_ROOTS
 from conjoin.models.joint_encoder import READOUTS
 from conjoin.processing.input_types import INPUT_TYPES
-from conjoin.processing.item_urls import ALLOW_URLS
+from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder
 
 MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))

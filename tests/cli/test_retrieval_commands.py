@@ -147,7 +147,7 @@ def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch
 def test_a_collection_keeps_its_precision(data, model, tmp_path, monkeypatch):
     """Whichever a machine computes faster in: rows that are encoded later are like the others."""
     for faster in (True, False):
-        monkeypatch.setattr("conjoin.ops.precision._is_bf16_faster", lambda kind, faster=faster: faster)
+        monkeypatch.setattr("conjoin.ops.devices._is_bf16_faster", lambda kind, faster=faster: faster)
         conjoin("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path / "store")
         assert Collection.open(tmp_path / "store").metadata["key"]["precision"] == "bfloat16"
     with pytest.raises(ValueError, match="was made with precision 'bfloat16', not 'full'"):

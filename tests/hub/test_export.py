@@ -128,7 +128,7 @@ class TestFolder:
             assert "_name_or_path" not in text and str(tmp_path.parent) not in text, file.name
         assert {file.name for file in folder.iterdir()} >= {
             "config.json", "model.safetensors", "modeling_joint_encoder.py", "configuration_joint_encoder.py",
-            "processing_image_text.py", "item_inputs.py", "item_images.py", "item_urls.py",
+            "processing_image_text.py", "item_inputs.py", "item_images.py",
             "processor_config.json", "tokenizer.json", "modules.json",
             "sentence_bert_config.json", "config_sentence_transformers.json",
         }  # fmt: skip

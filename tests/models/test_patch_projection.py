@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel, image_grids
-from conjoin.models.mllm_retriever.image_grids import images_at_once
-from conjoin.models.mllm_retriever.patch_projection import project_by_product
+from conjoin.models.mllm_retriever import MllmRetrieverModel, modeling_mllm_retriever
+from conjoin.models.mllm_retriever.modeling_mllm_retriever import images_at_once, project_by_product
 from conjoin.processing import MllmRetrieverProcessor
 
 QWENS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -45,7 +44,7 @@ def test_other_convolutions_stay(options):
 @pytest.mark.parametrize("name", QWENS)
 @pytest.mark.parametrize("limit", [1, 2048])
 def test_few_images_at_once_are_all_at_once(name, limit, mllm_checkpoints, messages, monkeypatch):
-    monkeypatch.setattr(image_grids, "PATCHES_AT_ONCE", limit)
+    monkeypatch.setattr(modeling_mllm_retriever, "PATCHES_AT_ONCE", limit)
     folder, _ = mllm_checkpoints(name)
     model = MllmRetrieverModel.from_mllm(folder, 2)
     batch = MllmRetrieverProcessor.from_mllm(folder)(messages)

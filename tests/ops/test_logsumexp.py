@@ -15,7 +15,7 @@ from conjoin.ops import (
     pair_logsumexp,
     self_logsumexp,
 )
-from conjoin.ops.blocks import STRIPS, WHOLE_ROWS
+from conjoin.ops.logsumexp import STRIPS, WHOLE_ROWS
 
 N, M, D = 11, 17, 5
 

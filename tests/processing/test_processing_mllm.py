@@ -9,8 +9,7 @@ from tokenizers import normalizers
 from transformers import AutoProcessor, AutoTokenizer, LlamaTokenizer
 
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.processing.pixel_rows import Picture, pad_pixels
-from conjoin.processing.processing_mllm import TEMPLATES
+from conjoin.processing.processing_mllm import TEMPLATES, Picture, pad_pixels
 from tiny_mllms import MLLMS
 
 START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"

@@ -134,7 +134,7 @@ def test_a_second_writer_is_refused_and_a_killed_run_is_resumed(tmp_path, killed
 
 
 def test_a_rank_that_goes_on_alone_keeps_others_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("conjoin.storage.locks._PATIENCE", 0.1)
+    monkeypatch.setattr("conjoin.storage.files._PATIENCE", 0.1)
     run = start(tmp_path, "one:delay=300")
     ranks = written(run, tmp_path / "one")
     ranks[1].suspend()

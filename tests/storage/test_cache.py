@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conjoin.storage import RowCache, checksums, lock_folder
+from conjoin.storage import RowCache, files, lock_folder
 
 KEY = {"model": "m" * 64, "k": 4, "grid": (2, [3])}
 
@@ -266,8 +266,8 @@ class TestTwoWriters:
 
 def test_a_file_is_verified_once_and_again_when_it_changes(tmp_path, monkeypatch):
     make(tmp_path, rows=4)
-    digests, real = [], checksums.file_digest
-    monkeypatch.setattr(checksums, "file_digest", lambda file: (digests.append(file.name), real(file))[1])
+    digests, real = [], files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda file: (digests.append(file.name), real(file))[1])
     for name in ("cache.json", "shard-00000.safetensors"):
         os.utime(tmp_path / name, (1, 1))
     for _ in range(3):
@@ -275,5 +275,5 @@ def test_a_file_is_verified_once_and_again_when_it_changes(tmp_path, monkeypatch
     assert digests == ["cache.json", "shard-00000.safetensors"]
     path = tmp_path / "shard-00000.safetensors"
     path.write_bytes(flip(path.read_bytes(), 100))
-    with pytest.raises(checksums.DamagedError):
+    with pytest.raises(files.DamagedError):
         Cache(tmp_path)

@@ -266,7 +266,7 @@ def test_one_row_is_no_batch(recipe, tmp_path):
 
 @pytest.mark.parametrize("faster", [False, True])
 def test_the_chosen_precision_is_stored_and_recorded(recipe, faster, monkeypatch):
-    monkeypatch.setattr("conjoin.ops.precision._is_bf16_faster", lambda kind: faster)
+    monkeypatch.setattr("conjoin.ops.devices._is_bf16_faster", lambda kind: faster)
     types = []
     for value in ("auto", str(not faster).lower()):  # the second cache replaces the first
         trainer = _trainer(recipe, features__bf16=value)

@@ -12,8 +12,8 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from PIL import Image
 
 from conjoin.processing.item_error import ItemError, MissingFileError
+from conjoin.processing.item_images import check_urls_allowed, is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
-from conjoin.processing.item_urls import check_urls_allowed, is_url
 
 try:
     from pillow_heif import register_heif_opener

@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from conjoin.storage.atomic import atomic_path
+from conjoin.storage.files import atomic_path
 
 MAX_KEYS = 1000
 """Objects of a column with more different keys are refused: each key is a column of its own."""

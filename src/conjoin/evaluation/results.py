@@ -26,7 +26,7 @@ from conjoin import __version__
 from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
 from conjoin.processing.item_images import to_rgb
 from conjoin.processing.item_inputs import parse_item
-from conjoin.storage.atomic import atomic_path
+from conjoin.storage.files import atomic_path
 from conjoin.structure import build
 
 SCHEMA_VERSION = 1

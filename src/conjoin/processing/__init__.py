@@ -1,9 +1,8 @@
 """Items, and the processors that turn them into model inputs. Each saved checkpoint contains these files."""
 
 from .item_error import ItemError as ItemError, MissingFileError as MissingFileError
-from .item_images import load_image as load_image
+from .item_images import allow_urls as allow_urls, load_image as load_image
 from .item_inputs import parse_item as parse_item, parse_items as parse_items
-from .item_urls import allow_urls as allow_urls
 from .processing_image_text import ImageTextProcessor as ImageTextProcessor
 from .processing_mllm import MllmRetrieverProcessor as MllmRetrieverProcessor
 

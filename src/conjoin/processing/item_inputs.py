@@ -1,4 +1,4 @@
-"""Checks and normalisation of the items that users pass.
+"""Checks and normalisation of what users pass to a processor: the items, and the options of its call.
 
 An item is a string, an image (PIL, array or tensor), a path to an image, `{"text": ..., "image": ...}`, or a chat
 message (or a list of messages) whose content interleaves texts and images: exactly what sentence-transformers accepts.
@@ -21,19 +21,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .item_error import ItemError, MissingFileError
-from .item_images import decode_base64, describe, load_image
-from .item_urls import is_url
+from .item_images import decode_base64, describe, is_url, load_image
 
 logger = logging.get_logger(__name__)
 _file_names = itertools.count(1)
 _cut_texts: WeakKeyDictionary[PreTrainedTokenizerBase, int] = WeakKeyDictionary()
-
 EMPTY_TEXTS = ("error", "embed")
 """What to do with an empty text; see `parse_item`."""
-
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".tif", ".webp")
 """Of a bare string that is an image file, not a text."""
-
 PICTURE_SUFFIXES = (
     *IMAGE_SUFFIXES,
     ".apng", ".avif", ".avifs", ".dds", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpx", ".jxl", ".pbm",
@@ -41,24 +37,20 @@ PICTURE_SUFFIXES = (
     ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2",
 )  # fmt: skip
 """How the names of picture files end, of formats that Pillow reads or not."""
-
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 _NO_VIDEO = "videos cannot be read; pass some of the frames as images"
-
 MAX_TEXT_CHARACTERS = 1_000_000
 """Longer texts are cut before they are tokenised, unless the tokenizer's limit calls for more."""
-
 _CHARACTERS_PER_TOKEN = 16
 _NO_LIMIT = 10**9
 """Tokenizers without a limit have a huge one, which their own code cannot read."""
-
 _EXPECTED = (
     'a string, an image (PIL, array or tensor), an image path, {"text": ..., "image": ...}, a chat message '
     '{"role": ..., "content": ...} or a list of chat messages'
 )
-
-
 Parts = TypeVar("Parts", list[Any], dict[str, Any])
+OFF = (False, "do_not_pad", "do_not_truncate")
+"""Values of `padding` and `truncation` that switch them off; all others leave them to the processor."""
 
 
 class Item(NamedTuple):
@@ -363,3 +355,56 @@ def _content_image(entry: Mapping[Any, Any], name: str) -> ImageSource:
     if encoded is not None:
         raise ItemError(name, f'"base64" must be a string, got {describe(encoded)}')
     raise ItemError(name, 'a message part of type "image" has no "image", "url", "path" or "base64"')
+
+
+def chat_options(kwargs: Mapping[str, Any], processor_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `max_length`, `padding` and `truncation` among the arguments of `apply_chat_template`.
+
+    Sentence-transformers passes them as `processor_kwargs["text_kwargs"]`. It renders short texts with `padding=False`
+    to find the tokens that end each prompt, and writes these tokens over the end of each truncated text.
+    """
+    given = {**kwargs, **(processor_kwargs or {}).get("text_kwargs", {})}
+    return {name: given[name] for name in ("max_length", "padding", "truncation") if name in given}
+
+
+def conversations(conversation: Sequence[Any]) -> list[Any]:
+    """Return one conversation or a batch of them as a batch.
+
+    Where a batch of sentence-transformers mixes conversations with other items, each conversation is the only part of
+    a message (`{"type": "message", "message": [...]}`); it is put in the place of that message.
+    """
+    batch = [conversation] if conversation and isinstance(conversation[0], Mapping) else conversation
+    return [
+        [inner for message in messages for inner in _unwrapped(message)] if isinstance(messages, list) else messages
+        for messages in batch
+    ]
+
+
+def _unwrapped(message: Any) -> list[Any]:  # noqa: ANN401
+    content = message.get("content") if isinstance(message, Mapping) else None
+    part = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if not isinstance(part, Mapping) or part.get("type") != "message":
+        return [message]
+    return part["message"] if isinstance(part.get("message"), list) else [part.get("message")]
+
+
+def instructions_of(instruction: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """Return the instruction of each of `count` items: one for all, or one for each.
+
+    Raises:
+        ValueError: There is another number of them.
+    """
+    given = [instruction] * count if instruction is None or isinstance(instruction, str) else list(instruction)
+    if len(given) != count:
+        raise ValueError(f"{len(given)} instructions for {count} items; pass one for all, or one for each")
+    return given
+
+
+def check_return_tensors(return_tensors: str | None) -> None:
+    """Accept PyTorch tensors only.
+
+    Raises:
+        ValueError: Tensors of another library are asked for.
+    """
+    if return_tensors not in ("pt", None):
+        raise ValueError(f'return_tensors={return_tensors!r}; expected "pt": a batch holds PyTorch tensors')

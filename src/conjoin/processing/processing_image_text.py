@@ -14,16 +14,20 @@ from .item_error import ItemError
 from .item_images import process_image
 from .item_inputs import (
     EMPTY_TEXTS,
+    OFF,
     Item,
+    chat_options,
+    check_return_tensors,
     check_unicode,
+    conversations,
     cut_text,
+    instructions_of,
     item_names,
     parse_items,
     text_limit,
     warn_of_cuts,
     without_special_words,
 )
-from .processor_options import OFF, chat_options, check_return_tensors, conversations, instructions_of
 from .sentence_files import SentenceFilesMixin
 
 

@@ -2,26 +2,34 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
-from .chat_prompts import ChatPromptWriter
 from .input_types import check_processor_type, concatenated
 from .item_error import ItemError
 from .item_images import process_image
-from .item_inputs import EMPTY_TEXTS, Item, check_list, check_text, item_names, parse_item
-from .mllm_prompts import Ask, Piece, PromptWriter
-from .pixel_rows import Picture, pad_pixels
-from .processor_options import OFF, chat_options, check_return_tensors, conversations, instructions_of
+from .item_inputs import (
+    EMPTY_TEXTS,
+    OFF,
+    Item,
+    chat_options,
+    check_list,
+    check_return_tensors,
+    check_text,
+    conversations,
+    instructions_of,
+    item_names,
+    parse_item,
+)
+from .mllm_prompts import Ask, ChatPromptWriter, Piece, PromptWriter
 from .sentence_files import SentenceFilesMixin, default_prompt, default_prompts, template_options
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
-
 CHATML = {"start": "<|im_start|>user\n", "end": "<|im_end|>\n<|im_start|>assistant\n", "ask": ASK}
 QWEN = CHATML | {"image_start": "<|vision_start|>", "image_end": "<|vision_end|>"}
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -33,6 +41,14 @@ TEMPLATES = {
     "qwen3_vl": QWEN,
 }
 """The text around and between the parts of an item, by architecture."""
+
+
+class Picture(NamedTuple):
+    """An image: its pixel rows `(P, ...)`, for Qwen its patch grid `(1, 3)`, and its number of tokens."""
+
+    pixels: Tensor
+    grid: Tensor | None
+    tokens: int
 
 
 class MllmRetrieverProcessor(SentenceFilesMixin):
@@ -306,6 +322,33 @@ def _read_items(
         words = [*system, *([] if asked is None else [check_text(asked, name)])]
         instructions.append(" ".join(word.strip() for word in words) or None)
     return items, instructions
+
+
+def pad_pixels(images: Sequence[Sequence[Picture]], num_tokens: int) -> dict[str, Tensor]:
+    """Return the pixel rows of each item as one row of a batch, given the images of each item.
+
+    The names and shapes are such that sentence-transformers' gradient cache cuts the batch along its items. It takes
+    `image_grid_thw` for the grids of a flat list of images, and dimension 1 of every tensor for tokens if its size is
+    `num_tokens`, the length of the prompts.
+
+    Returns:
+        `pixel_values` `(N, P, ...)`, `pixel_attention_mask` `(N, P)` and, for Qwen, `image_grids` `(N, I, 3)`; nothing
+        if there are no images.
+    """
+    first = next((image for some in images for image in some), None)
+    if first is None:
+        return {}
+    rows = [torch.cat([first.pixels[:0], *(image.pixels for image in some)]) for some in images]
+    lengths = torch.tensor([len(each) for each in rows])
+    pixels = pad_sequence(rows, batch_first=True)
+    if pixels.shape[1] == num_tokens:
+        pixels = torch.cat([pixels, torch.zeros_like(pixels[:, :1])], dim=1)
+    batch = {"pixel_values": pixels, "pixel_attention_mask": torch.arange(pixels.shape[1]) < lengths[:, None]}
+    if first.grid is not None:
+        none = first.grid[:0]
+        grids = [torch.cat([none, *(image.grid for image in some if image.grid is not None)]) for some in images]
+        batch["image_grids"] = pad_sequence(grids, batch_first=True)
+    return batch
 
 
 __all__ = ["TEMPLATES", "MllmRetrieverProcessor"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 from lancedb.table import Table
 
 from conjoin.hub.local_paths import is_absolute
-from conjoin.processing.item_urls import is_url
+from conjoin.processing.item_images import is_url
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_table import (

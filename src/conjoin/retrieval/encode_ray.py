@@ -21,7 +21,7 @@ from conjoin.data.image_files import ALLOW_ROOTS
 from conjoin.data.pairs import PairReader, PairSource, open_pairs
 from conjoin.data.row_checks import UniqueIds
 from conjoin.data.skipped import Skipped
-from conjoin.processing.item_urls import ALLOW_URLS
+from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.collection_columns import kept_types

@@ -17,8 +17,7 @@ from conjoin.hub.load import load_model
 from conjoin.ops import choose_device
 from conjoin.processing.input_types import check_input_type
 from conjoin.processing.item_error import ItemError
-from conjoin.processing.item_inputs import check_list, item_names
-from conjoin.processing.processor_options import instructions_of
+from conjoin.processing.item_inputs import check_list, instructions_of, item_names
 from conjoin.progress import progress
 from conjoin.retrieval.input_type import InputMaker, Inputs, Processor, in_sequence, mean_embeddings, own_input_type
 from conjoin.retrieval.input_workers import InputWorkers

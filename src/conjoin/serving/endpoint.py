@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import conjoin
-from conjoin.processing.item_urls import is_url
+from conjoin.processing.item_images import is_url
 from conjoin.retrieval import Collection
 from conjoin.serving.batching import BusyError
 from conjoin.serving.http import LOCAL, Stopping, protect

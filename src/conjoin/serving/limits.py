@@ -255,8 +255,7 @@ def check_image_count(count: int, limits: Limits) -> None:
 
 def _read_source(source: Any, name: str, limits: Limits) -> Picture:  # noqa: ANN401
     """Read a data URI or what a URL holds."""
-    from conjoin.processing.item_images import decode_base64
-    from conjoin.processing.item_urls import fetch, is_url
+    from conjoin.processing.item_images import decode_base64, fetch, is_url
 
     if isinstance(source, str) and is_url(source):
         return read_picture(fetch(source, name, limits.image_bytes), name, limits)

@@ -1,22 +1,23 @@
-from .atomic import (
-    TEMPORARY as TEMPORARY,
-    atomic_path as atomic_path,
-    flush as flush,
-    flush_tree as flush_tree,
-    publish_folder as publish_folder,
-    remove_temporary as remove_temporary,
-    temporary_path as temporary_path,
-    write_text as write_text,
-)
 from .cache import CACHE_FILE as CACHE_FILE, RowCache as RowCache, differences as differences
-from .checksums import (
+from .files import (
     FOLDER_CHECKSUMS as FOLDER_CHECKSUMS,
+    TEMPORARY as TEMPORARY,
     DamagedError as DamagedError,
+    atomic_path as atomic_path,
     check_checksums as check_checksums,
     checksummed_path as checksummed_path,
     file_digest as file_digest,
+    flush as flush,
+    flush_tree as flush_tree,
     has_checksum as has_checksum,
+    lock_also as lock_also,
+    lock_folder as lock_folder,
+    locked as locked,
+    publish_folder as publish_folder,
+    remove_temporary as remove_temporary,
+    temporary_path as temporary_path,
     write_checksums as write_checksums,
+    write_text as write_text,
 )
 from .fingerprints import (
     content_digest as content_digest,
@@ -33,4 +34,3 @@ from .fingerprints import (
     tokenizer_digest as tokenizer_digest,
     weights_digest as weights_digest,
 )
-from .locks import lock_also as lock_also, lock_folder as lock_folder, locked as locked

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from conjoin.progress import progress
 
-from .atomic import TEMPORARY
-from .checksums import FOLDER_CHECKSUMS, DamagedError, check_checksums, checksummed_path, read_checksums
-from .locks import locked
+from .files import FOLDER_CHECKSUMS, TEMPORARY, DamagedError, check_checksums, checksummed_path, locked, read_checksums
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder with its own CLS."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +10,167 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel, initialization as init
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_joint_encoder import JointEncoderConfig
 from .intersection import IntersectionMasks, Modality
-from .towers import load_tower, tower_class, tower_config, with_depth, without_unused
-from .vl_encoder import VLAttentionLayer, VLEncoder, drop_tokens
 
 VIEWS = ("image", "text", "fused")
 _Local = tuple[Tensor | None, Tensor | None, Tensor | None]
 _Parts = dict[str, tuple[Tensor, Tensor, Tensor] | None]
+
+
+def with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+    """Return a tower's configuration with `depth` layers: the same object, or a copy if the tower is cut."""
+    if config.num_hidden_layers == depth:
+        return config
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = depth
+    return config
+
+
+def without_unused(tower: PreTrainedModel) -> PreTrainedModel:
+    """Drop the pooling head of BERT-like towers and turn mask tokens into buffers; both are unused here."""
+    if "pooler" in dict(tower.named_children()):
+        tower.register_module("pooler", None)
+    for path, parameter in list(tower.named_parameters()):
+        owner, _, name = path.rpartition(".")
+        if name == "mask_token":
+            delattr(tower.get_submodule(owner), name)
+            tower.get_submodule(owner).register_buffer(name, parameter.data)
+    return tower
+
+
+def tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
+    """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
+    config = (
+        source.config
+        if isinstance(source, PreTrainedModel)
+        else AutoConfig.from_pretrained(source, trust_remote_code=False)
+    )
+    if f"{kind}_config" in config.sub_configs:
+        config = getattr(config, f"{kind}_config")
+    needed = "patch_size" if kind == "vision" else "vocab_size"
+    if needed not in config.to_dict():
+        raise ValueError(
+            f"{type(source).__name__ if isinstance(source, PreTrainedModel) else str(source)!r} has no {kind} tower: "
+            f"its {type(config).__name__} has no {needed!r}"
+        )
+    return copy.deepcopy(config)
+
+
+def tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
+    """Return the model class for a tower's configuration (the auto classes do not list SigLIP's text tower)."""
+    if type(config) in AutoModel._model_mapping:
+        return AutoModel._model_mapping[type(config)]
+    return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
+
+
+def load_tower(tower: PreTrainedModel, source: str | Path | PreTrainedModel, kind: str) -> None:
+    """Copy weights of the `kind` tower into `tower`, except pooling heads and blocks that were not built."""
+    loaded: Any = source
+    if not isinstance(source, PreTrainedModel):
+        loaded = type(tower).from_pretrained(source, config=tower.config)
+    elif f"{kind}_config" in source.config.sub_configs:
+        loaded = getattr(source, f"{kind}_model")
+    missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
+    if missing:
+        raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
+
+
+class VLAttentionLayer(GradientCheckpointingLayer):
+    """Pre-norm attention block that can compute the leading positions only (the last layer computes CLS alone)."""
+
+    def __init__(self, config: JointEncoderConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.num_heads, self.dropout = config.num_attention_heads, config.attention_dropout
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.o_proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.fc1 = nn.Linear(width, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, width)
+
+    def forward(
+        self, hidden: Tensor, key_bias: Tensor, num_queries: int | None = None, return_attention: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from the first `num_queries` positions of `hidden` (all by default) to all positions.
+
+        Args:
+            hidden: `(N, S, d)`.
+            key_bias: `(N, 1, 1, S)` added to the attention logits: the log of each key's weight.
+            num_queries: Number of leading positions `Q` to compute.
+            return_attention: Also return the attention weights, computed without PyTorch's fused kernel.
+
+        Returns:
+            The states `(N, Q, d)` and the attention weights `(N, heads, Q, S)` or None.
+        """
+        queries = hidden[:, :num_queries]
+        normed = self.norm1(hidden)
+        q, k, v = (
+            states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for states in (self.q_proj(normed[:, :num_queries]), self.k_proj(normed), self.v_proj(normed))
+        )
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if return_attention:
+            weights = (q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + key_bias.to(q.dtype)).softmax(-1)
+            attended = F.dropout(weights, dropout) @ v
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=key_bias.to(q.dtype), dropout_p=dropout)
+        queries = queries + self.o_proj(attended.transpose(1, 2).flatten(2))
+        return queries + self.fc2(F.gelu(self.fc1(self.norm2(queries)))), weights
+
+
+class VLEncoder(nn.Module):
+    """E_VL: bidirectional attention over [CLS, tokens]; returns the state of the learned CLS."""
+
+    def __init__(self, config: JointEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.cls_token = nn.Parameter(torch.zeros(config.hidden_size))
+        self.layers = nn.ModuleList(VLAttentionLayer(config) for _ in range(config.num_vl_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, tokens: Tensor, weights: Tensor, return_attention: bool = False) -> Tensor:
+        """Encode `tokens` `(N, S, d)`, weighted as keys by `weights` `(N, S)`, none negative, into `(N, d)`.
+
+        Every layer adds log w to the attention logits of a key of weight w, so a token of weight 0 has no effect (the
+        mask of Eq. 2). CLS is never masked: in an item without tokens, CLS attends to itself.
+        """
+        weights = F.pad(weights, (1, 0), value=1.0)
+        hidden = torch.cat([self.cls_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
+        key_bias = weights.log()[:, None, None]
+        for layer in self.layers[:-1]:
+            hidden, _ = layer(hidden, key_bias, None, return_attention)
+        hidden, _ = self.layers[-1](hidden, key_bias, 1, return_attention)
+        return self.norm(hidden[:, 0])
+
+
+def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Keep a random fraction `1 - rate` of each item's tokens (at least one) and pack them to save compute.
+
+    Args:
+        tokens: `(N, S, d)`.
+        weights: `(N, S)`, zero where there is no token.
+        rate: Fraction to drop, in [0, 1).
+
+    Returns:
+        Tokens `(N, S', d)` and weights `(N, S')`, `S' = ceil((1 - rate) * S)`.
+    """
+    exists = weights > 0
+    num_kept = ((1 - rate) * exists.sum(1)).ceil().long()
+    width = math.ceil((1 - rate) * tokens.shape[1])
+    order = (torch.rand_like(weights) + exists).topk(width, dim=1).indices  # existing tokens first, in random order
+    kept = torch.arange(width, device=tokens.device) < num_kept[:, None]
+    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1])), weights.gather(1, order) * kept
 
 
 @dataclass

@@ -3,8 +3,10 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration_mllm_retriever import MllmRetrieverConfig as MllmRetrieverConfig
-from .mllm_outputs import MllmRetrieverOutput as MllmRetrieverOutput
-from .modeling_mllm_retriever import MllmRetrieverModel as MllmRetrieverModel
+from .modeling_mllm_retriever import (
+    MllmRetrieverModel as MllmRetrieverModel,
+    MllmRetrieverOutput as MllmRetrieverOutput,
+)
 
 AutoConfig.register("mllm_retriever", MllmRetrieverConfig, exist_ok=True)
 AutoModel.register(MllmRetrieverConfig, MllmRetrieverModel, exist_ok=True)

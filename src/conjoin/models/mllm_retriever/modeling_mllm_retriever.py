@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,85 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
-from transformers.utils import can_return_tuple
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields, keep_first_layers
-from .image_grids import existing_grids, images_at_once
-from .mllm_outputs import ImageFeatures, MllmRetrieverOutput
-from .packed_views import pack_views
-from .patch_projection import project_by_product
-from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, readout_positions, view_mask
+from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, pack_views, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
+
+PATCHES_AT_ONCE = 2048
+"""Patches per pass of the vision tower on a CPU; an image with more is processed alone."""
+
+
+@dataclass
+class MllmRetrieverOutput(ModelOutput):
+    """Output of `MllmRetrieverModel` for `N` items (times the requested views); `D` is the language model's width.
+
+    Args:
+        embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison; `d` is `embedding_dim` or, if None,
+            `D`.
+        pooler_output: `(N, D)` normed state at the readout position, the input of losses.
+        hidden_states: On request, the hidden states of the language model, `(N, T', D)` each, without the final norm;
+            the `T'` tokens of each prompt come first, padding last.
+        attentions: On request, its attention weights, `(N, heads, T', T')` each.
+    """
+
+    embeddings: Tensor | None = None
+    pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class ImageFeatures:
+    """The vision tower's features of the `M` image tokens of a batch, in reading order.
+
+    Args:
+        tokens: `(M, D)`.
+        deepstack: For each of the first layers of Qwen3-VL, `(M, D)` to add to its output; empty elsewhere.
+    """
+
+    tokens: Tensor
+    deepstack: list[Tensor]
+
+
+def images_at_once(num_patches: list[int]) -> list[int]:
+    """Return the sizes of consecutive groups of images to run together, given each image's patch count."""
+    groups, taken = [0], 0
+    for patches in num_patches:
+        if groups[-1] and taken + patches > PATCHES_AT_ONCE:
+            groups.append(0)
+            taken = 0
+        groups[-1] += 1
+        taken += patches
+    return groups
+
+
+def existing_grids(grid: Tensor) -> Tensor:
+    """Return the grids `(I, 3)` of existing images in the padded `(N, I', 3)`."""
+    grid = grid.flatten(0, 1)
+    return grid[grid.prod(1) > 0]
+
+
+def project_by_product(module: nn.Module) -> None:
+    """Make every non-overlapping `Conv3d` of a vision tower project single patches by one matrix product.
+
+    PyTorch's convolution of patches is several times slower on a CPU, and up to thousands of times on some GPUs.
+    Parameters and their names do not change.
+    """
+    for child in module.modules():
+        if not isinstance(child, nn.Conv3d) or child.stride != child.kernel_size:
+            continue
+        if child.groups == 1 and child.padding == (0, 0, 0):
+            child.forward = partial(_project, child)  # type: ignore[method-assign]
+
+
+def _project(convolution: nn.Conv3d, pixels: Tensor) -> Tensor:
+    """Project patches `(R, in, *kernel_size)` to `(R, out, 1, 1, 1)`; convolve inputs of any other shape."""
+    if tuple(pixels.shape[2:]) != convolution.kernel_size:
+        return type(convolution).forward(convolution, pixels)
+    return F.linear(pixels.flatten(1), convolution.weight.flatten(1), convolution.bias)[..., None, None, None]
 
 
 class MllmRetrieverModel(PreTrainedModel):

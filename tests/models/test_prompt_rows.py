@@ -5,7 +5,7 @@ import torch
 
 from conjoin.data import PairCollator
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.mllm_retriever.packed_views import pack_views
+from conjoin.models.mllm_retriever.prompt_rows import pack_views
 from conjoin.processing import MllmRetrieverProcessor
 from tiny_mllms import MLLMS
 
