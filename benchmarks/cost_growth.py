@@ -29,7 +29,7 @@ from turns import setup, timed, write_json
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.retrieval.exact import exact_search
+from conjoin.retrieval.vectors import exact_search
 
 Line = list[tuple[float, float]]
 

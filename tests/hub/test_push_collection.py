@@ -13,7 +13,7 @@ from PIL import Image
 from conjoin.cli.main import main
 from conjoin.hub import push
 from conjoin.retrieval import encode_collection, open_collection
-from conjoin.retrieval.collection_upload import collection_upload
+from conjoin.retrieval.collection_copy import collection_upload
 from loopback_hub import ENVIRONMENT
 from tiny_encoder import tiny_encoder
 

@@ -79,7 +79,7 @@ def wrong_after_damage(folder, name, read, right, is_named=True):
 @pytest.mark.slow
 def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     if is_large:  # as a collection whose files are hashed once
-        monkeypatch.setattr("conjoin.retrieval.collection_files._SMALL", 0)
+        monkeypatch.setattr("conjoin.retrieval.collection_table._SMALL", 0)
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
     right = answers(folder)
@@ -170,7 +170,7 @@ def test_verify_hashes_what_was_hashed_before(whole, tmp_path, monkeypatch):
     """A file that kept its size and time is hashed again by `verify` alone."""
     import os
 
-    monkeypatch.setattr("conjoin.retrieval.collection_files._SMALL", 0)
+    monkeypatch.setattr("conjoin.retrieval.collection_table._SMALL", 0)
     folder = tmp_path / "it"
     shutil.copytree(whole, folder)
     collection = Collection.open(folder)

@@ -17,7 +17,7 @@ import torch
 from lancedb.table import LanceTable, Tags
 from PIL import Image
 
-from conjoin.retrieval import Changes, Collection, collection_files, encode_collection
+from conjoin.retrieval import Changes, Collection, collection_table, encode_collection
 from conjoin.retrieval.collection_table import open_table, published_version
 from tiny_collections import files, lookup_encoder, lookup_rows, state, unit
 from tiny_encoder import tiny_encoder, tiny_rows
@@ -179,8 +179,8 @@ CALLS = [
     *(("update", LanceTable, name, 0) for name in ("drop_index", "create_index")),
     *(("first", LanceTable, "create_index", call) for call in (0, 1)),
     *(("update", LanceTable, "optimize", call) for call in (0, 1)),
-    *(("first", collection_files, "write_text", call) for call in (0, 1)),
-    *(("update", collection_files, "write_text", call) for call in (0, 1, 2)),
+    *(("first", collection_table, "write_text", call) for call in (0, 1)),
+    *(("update", collection_table, "write_text", call) for call in (0, 1, 2)),
     ("first", Tags, "create", 0),
     ("update", Tags, "update", 0),
     *(("fractions", LanceTable, name, 0) for name in ("add_columns", "drop_columns", "alter_columns")),

@@ -15,7 +15,7 @@ import pytest
 
 import tiny_ranks
 from conjoin.retrieval import Collection, encode, encode_collection
-from conjoin.retrieval.processes import launched_processes
+from conjoin.retrieval.encode import launched_processes
 from tiny_encoder import tiny_encoder
 
 pytestmark = pytest.mark.slow

@@ -157,6 +157,6 @@ def test_pictures_of_a_batch_that_are_decoded_together_are_bounded(input_type, m
     encoder = tiny_encoder(batch_size=5, input_type=input_type)
     whole = encoder.encode(items)
     assert encoder.model.batches == [5]
-    monkeypatch.setattr("conjoin.retrieval.input_type.BATCH_PIXELS", 7000)
+    monkeypatch.setattr("conjoin.retrieval.encoder.BATCH_PIXELS", 7000)
     np.testing.assert_allclose(encoder.encode(items), whole, atol=1e-6)
     assert encoder.model.batches[1:] == ([4, 1] if input_type == "seq" else [2, 2, 1])

@@ -75,7 +75,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from conjoin.retrieval import encode_collection
-    from conjoin.retrieval.processes import from_first, launched_processes
+    from conjoin.retrieval.encode import from_first, launched_processes
 
     if args.ray_workers is not None and args.engine != "ray":
         raise ValueError(f"--ray-workers {args.ray_workers} needs --engine ray")

@@ -95,7 +95,7 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     if args.data is None and benchmark.reads_data in ("required", "source"):
         raise ValueError(f"--benchmark {name} needs --data")
     if args.rerank is not None and not benchmark.reranks:
-        able = ", ".join(each.name for each in BENCHMARKS.values() if each.reranks)
+        able = ", ".join(sorted(each.name for each in BENCHMARKS.values() if each.reranks))
         raise ValueError(f"--benchmark {name} takes no --rerank; these do: {able}")
     if args.data is not None and benchmark.reads_data == "none":
         raise ValueError(f"--benchmark {name} reads no --data; leave it out")

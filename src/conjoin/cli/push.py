@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _collect(args: argparse.Namespace, work: str, is_collection: bool) -> "Upload":
     if is_collection and args.type == "dataset":
-        from conjoin.retrieval.collection_upload import collection_upload
+        from conjoin.retrieval.collection_copy import collection_upload
 
         options = {"model": args.model, "side": args.keep_pictures, "languages": args.language}
         return collection_upload(args.source, args.repo_id, work, license=args.license, **options)

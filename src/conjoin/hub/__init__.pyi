@@ -1,7 +1,7 @@
 from conjoin.hub.commit import Upload as Upload, push as push
 from conjoin.hub.embedder import load_embedder as load_embedder
-from conjoin.hub.find import check_model as check_model
 from conjoin.hub.load import (
+    check_model as check_model,
     has_file as has_file,
     is_embedder as is_embedder,
     is_own_model as is_own_model,

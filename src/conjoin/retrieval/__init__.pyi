@@ -1,9 +1,8 @@
 from conjoin.constants import INDEX_KINDS as INDEX_KINDS
 from conjoin.retrieval.collection import Changes as Changes, Collection as Collection, Skipped as Skipped
-from conjoin.retrieval.encode import encode_collection as encode_collection
+from conjoin.retrieval.encode import encode_collection as encode_collection, launched_processes as launched_processes
 from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
 from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
-from conjoin.retrieval.exact import exact_search as exact_search
 from conjoin.retrieval.faiss_index import FaissIndex as FaissIndex
 from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
@@ -20,7 +19,6 @@ from conjoin.retrieval.options import (
     EncodeOptions as EncodeOptions,
     MiningOptions as MiningOptions,
 )
-from conjoin.retrieval.processes import launched_processes as launched_processes
 from conjoin.retrieval.reranker import Reranker as Reranker, load_reranker as load_reranker, rerank as rerank
 from conjoin.retrieval.search import (
     Searchable as Searchable,
@@ -29,4 +27,4 @@ from conjoin.retrieval.search import (
     search_exactly as search_exactly,
     search_items as search_items,
 )
-from conjoin.retrieval.vectors import SearchResult as SearchResult
+from conjoin.retrieval.vectors import SearchResult as SearchResult, exact_search as exact_search

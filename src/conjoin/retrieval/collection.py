@@ -15,7 +15,6 @@ from lancedb.table import Table
 from conjoin.constants import INDEX_KINDS
 from conjoin.data.skipped import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.ops import choose_device
-from conjoin.retrieval.collection_files import check_files
 from conjoin.retrieval.collection_table import (
     DIGESTS,
     IDS_AT_ONCE,
@@ -23,6 +22,7 @@ from conjoin.retrieval.collection_table import (
     PICTURE,
     TEXT,
     VECTOR,
+    check_files,
     committing,
     condition,
     id_conditions,
@@ -38,8 +38,7 @@ from conjoin.retrieval.collection_table import (
     writing,
 )
 from conjoin.retrieval.encoder import ModelIdentity
-from conjoin.retrieval.exact import exact_search
-from conjoin.retrieval.vectors import SearchResult, check_search
+from conjoin.retrieval.vectors import SearchResult, check_search, exact_search
 
 _BYTES_AT_ONCE = 2**26
 _DEPTH = 10

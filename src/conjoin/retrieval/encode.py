@@ -4,8 +4,10 @@ Rows that the table has are passed over, the others are encoded and written, and
 Rows are encoded in chunks of fixed size, so a vector does not depend on where an earlier run stopped.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pyarrow as pa
 import torch
 import transformers
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
@@ -22,7 +25,6 @@ from conjoin.data.skipped import SKIPPED_FILE, Skipped, SkippedFile, check_on_er
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Changes, Collection
-from conjoin.retrieval.collection_columns import finish_widening, fit, kept_types, make_column
 from conjoin.retrieval.collection_table import (
     DIGESTS,
     OWN_COLUMNS,
@@ -43,17 +45,31 @@ from conjoin.retrieval.collection_table import (
     write_metadata,
     writing,
 )
-from conjoin.retrieval.encode_rows import Row, RowDigests, RowEncoder, RowSource, image_paths, row_parts, row_stamp
+from conjoin.retrieval.encode_rows import (
+    Row,
+    RowDigests,
+    RowEncoder,
+    RowSource,
+    finish_widening,
+    fit,
+    image_paths,
+    kept_types,
+    make_column,
+    row_parts,
+    row_stamp,
+)
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.options import EncodeOptions
 from conjoin.retrieval.pictures import make_thumbnail
-from conjoin.retrieval.processes import gather, wait
 from conjoin.retrieval.vectors import check_vectors
 from conjoin.storage import differences, item_digest
 
 _BATCHES_AT_ONCE = 64
 _ROWS_PER_COMMIT = 16_384
 _SECONDS_PER_COMMIT = 20.0
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_LONGEST_WAIT = timedelta(days=30)
+"""How long a process waits for another one, which may have far slower rows."""
 
 
 def encode_collection(
@@ -503,3 +519,60 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
     if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
         raise ItemError(name, f'"metadata" holds {own[0]!r}, the name of a column that the collection has of its own')
     return known | dict(kept)
+
+
+def launched_processes() -> PartialState | None:
+    """Connect to the other processes of `accelerate launch` or `torchrun`; None if this process was started alone.
+
+    They meet over the CPU (gloo), whatever device each encodes on.
+
+    Raises:
+        ValueError: The environment does not name the processes with numbers that fit.
+    """
+    given = {name: os.environ[name] for name in _NUMBERS if name in os.environ}
+    for name, value in given.items():
+        if not value.isdecimal():
+            raise ValueError(f"the environment variable {name} must be a number, got {value!r}")
+    rank, count = int(given.get("RANK", 0)), int(given.get("WORLD_SIZE", 1))
+    if rank >= max(count, 1):
+        raise ValueError(f"the environment variable RANK must be below WORLD_SIZE, got {rank} of {count}")
+    return PartialState(cpu=True, backend="gloo", timeout=_LONGEST_WAIT) if count > 1 else None
+
+
+def wait(processes: PartialState | None) -> None:
+    """Wait until all processes are here.
+
+    Raises:
+        ConnectionError: One of them has ended.
+    """
+    if processes is not None:
+        _together(processes.wait_for_everyone)
+
+
+def gather(processes: PartialState | None, report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The reports of all processes, by rank, once each has given its own.
+
+    Raises:
+        ConnectionError: One of them has ended.
+    """
+    if processes is None or processes.num_processes == 1:
+        return [report]
+    return list(_together(lambda: gather_object([report])))
+
+
+def from_first(processes: PartialState | None, value: Any) -> Any:  # noqa: ANN401 - whatever it is
+    """The value of the first process, in all of them.
+
+    Raises:
+        ConnectionError: One of them has ended.
+    """
+    return value if processes is None else _together(lambda: broadcast_object_list([value]))[0]
+
+
+def _together(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the call returns
+    try:
+        return call()
+    except RuntimeError as error:
+        raise ConnectionError(
+            "another process of this run has ended, see its error; run the same again, it resumes"
+        ) from error

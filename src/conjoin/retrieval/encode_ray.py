@@ -24,10 +24,9 @@ from conjoin.data.skipped import Skipped
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.collection_columns import kept_types
 from conjoin.retrieval.collection_table import local_folder, writing
 from conjoin.retrieval.encode import CollectionWriter
-from conjoin.retrieval.encode_rows import Row
+from conjoin.retrieval.encode_rows import Row, kept_types
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import differences

@@ -14,10 +14,9 @@ from conjoin.hub.load import is_own_model
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection import Collection, as_result
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
-from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
-from conjoin.retrieval.vectors import SearchResult, truncate
+from conjoin.retrieval.vectors import SearchResult, exact_search, truncate
 
 SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""

@@ -6,8 +6,7 @@ import conjoin
 from conjoin.hub import model_upload
 from conjoin.hub.commit import Upload
 from conjoin.retrieval import Collection
-from conjoin.retrieval.collection_copy import copy_collection
-from conjoin.retrieval.collection_upload import collection_files
+from conjoin.retrieval.collection_copy import collection_files, copy_collection
 from conjoin.retrieval.search import recorded_model
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "hub_upload" / "space"

@@ -9,8 +9,7 @@ from datasets import Dataset, IterableDataset
 from test_mining import Loader, mine, pairs
 
 from conjoin.retrieval import Miner, Reranker, encode_collection, load_mined, mine_hard_negatives, parse_miners
-from conjoin.retrieval.mining.embedded import Embedded
-from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
+from conjoin.retrieval.mining.positives import Embedded, Excluded, Positives, ViewItems
 from tiny_encoder import tiny_encoder
 
 WORDS = ["apple", "chair", "river", "cloud", "zebra", "violin", "tea", "lamp"]

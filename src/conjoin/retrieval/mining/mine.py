@@ -17,7 +17,6 @@ from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encode import encode_collection
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.miners import (
     Miner,
     check_miners,
@@ -27,7 +26,7 @@ from conjoin.retrieval.mining.miners import (
     view_rows,
 )
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, MinedNegatives, load_mined, write_mined
-from conjoin.retrieval.mining.positives import Excluded, ViewItems
+from conjoin.retrieval.mining.positives import Embedded, Excluded, ViewItems
 from conjoin.retrieval.mining.search import Hits, MinerResults, MinerSearch
 from conjoin.retrieval.options import MiningOptions
 from conjoin.retrieval.reranker import Reranker, load_reranker

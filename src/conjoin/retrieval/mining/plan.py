@@ -10,7 +10,6 @@ import numpy as np
 
 from conjoin.retrieval.collection_table import open_table
 from conjoin.retrieval.encoder import ItemEncoder
-from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.miners import (
     Miner,
@@ -21,6 +20,7 @@ from conjoin.retrieval.mining.miners import (
     view_rows,
 )
 from conjoin.retrieval.mining.search import MinerResults
+from conjoin.retrieval.vectors import exact_search
 
 _PROBE_BATCHES = 2
 _PROBE_CORPUS = 32_768

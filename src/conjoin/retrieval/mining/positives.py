@@ -1,19 +1,41 @@
 """What an anchor's positives are, how similar they are to it, and the items that a reranker compares."""
 
+import hashlib
 import json
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import datasets
 import numpy as np
 
 from conjoin.data.interleaved import row_item
 from conjoin.data.pair_sources import AnyDataset
-from conjoin.retrieval.mining.embedded import Embedded
+from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.mining.miners import view_rows
 from conjoin.storage import text_digest
 
 _PAIRS_AT_ONCE = 8192
+
+
+class Embedded(NamedTuple):
+    """The embeddings of a view of all rows.
+
+    Attributes:
+        ids: Of the N rows, in their order.
+        vectors: `(N, D)`.
+        digest: Equal for equal ids and vectors.
+    """
+
+    ids: list[str]
+    vectors: np.ndarray
+    digest: str
+
+    @classmethod
+    def load(cls, collection: Collection, rows: AnyDataset) -> Self:
+        """Read the embeddings of some rows."""
+        ids = [str(row["id"]) for row in rows.select_columns("id")]
+        vectors = collection.vectors(ids)
+        return cls(ids, vectors, hashlib.sha256(repr(ids).encode() + vectors.tobytes()).hexdigest())
 
 
 class Excluded(NamedTuple):

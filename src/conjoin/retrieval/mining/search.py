@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjoin.retrieval.exact import exact_search
 from conjoin.retrieval.faiss_index import search_faiss, train_faiss
-from conjoin.retrieval.mining.embedded import Embedded
 from conjoin.retrieval.mining.miners import Miner
-from conjoin.retrieval.mining.positives import Excluded, Positives, ViewItems
+from conjoin.retrieval.mining.positives import Embedded, Excluded, Positives, ViewItems
 from conjoin.retrieval.options import MiningOptions
 from conjoin.retrieval.reranker import Reranker
+from conjoin.retrieval.vectors import exact_search
 from conjoin.storage import RowCache
 
 _SPARE = 8

@@ -37,10 +37,10 @@ def test_equals_sorting_everything(k, dtype):
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_blocks_do_not_matter(block, queries_at_once, precision, monkeypatch):
     vectors, queries = clustered(210, 16), clustered(9, 16, seed=1)
-    monkeypatch.setattr("conjoin.retrieval.exact._CORPUS_BLOCK", block)
-    monkeypatch.setattr("conjoin.retrieval.exact._QUERIES_AT_ONCE", queries_at_once)
-    monkeypatch.setattr("conjoin.retrieval.exact._ROUGH_QUERIES", 2)
-    monkeypatch.setattr("conjoin.retrieval.exact._NUMBERS_AT_ONCE", 100)
+    monkeypatch.setattr("conjoin.retrieval.vectors._CORPUS_BLOCK", block)
+    monkeypatch.setattr("conjoin.retrieval.vectors._QUERIES_AT_ONCE", queries_at_once)
+    monkeypatch.setattr("conjoin.retrieval.vectors._ROUGH_QUERIES", 2)
+    monkeypatch.setattr("conjoin.retrieval.vectors._NUMBERS_AT_ONCE", 100)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     some = np.array([0, 3, 29, 30, 31, 100, 209])
     for k in (1, 10, 60, 210):
