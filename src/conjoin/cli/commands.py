@@ -1,6 +1,7 @@
 """The commands of the program and what each does, known without importing them."""
 
 COMMANDS = {
+    "start": "make a table of products searchable, and open the search app",
     "demo": "train, encode, search and evaluate on the embedded sample",
     "train": "train a model by a recipe",
     "encode": "encode a dataset into a collection that can be searched",

@@ -32,17 +32,8 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake in its input is one line on stderr and exit code 2."""
-    argv = sys.argv[1:] if argv is None else argv
-    parser = make_parser(next((word for word in argv if not word.startswith("-")), ""))
-    arguments, rest = parser.parse_known_args(argv)
-    if rest:
-        if "overrides" not in arguments:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        arguments.overrides = rest
     try:
-        if not sys.stderr.isatty() or ("quiet" in arguments and arguments.quiet):
-            _hide_library_bars()
-        arguments.func(arguments)
+        run_command(sys.argv[1:] if argv is None else argv)
     except (ValueError, OSError, ImportError) as error:
         print("conjoin:", " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -51,6 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("conjoin:", error, file=sys.stderr)
         return 130
     return 0
+
+
+def run_command(argv: Sequence[str]) -> None:
+    """Run a command; a mistake in its input raises what the library raises.
+
+    Raises:
+        SystemExit: An option is unknown or has a wrong value, which argparse has printed.
+    """
+    parser = make_parser(next((word for word in argv if not word.startswith("-")), ""))
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        if "overrides" not in arguments:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.overrides = rest
+    if not sys.stderr.isatty() or ("quiet" in arguments and arguments.quiet):
+        _hide_library_bars()
+    arguments.func(arguments)
 
 
 def _hide_library_bars() -> None:

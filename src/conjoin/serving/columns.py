@@ -49,7 +49,7 @@ def describe_columns(collection: "Searchable") -> list[Column]:
         if rows >= _ROWS:
             break
     whole = pa.Table.from_batches(batches, collection.schema)
-    return [_describe(name, whole[name], len(collection) <= rows) for name in whole.column_names]
+    return [describe_column(name, whole[name], len(collection) <= rows) for name in whole.column_names]
 
 
 def condition(choices: dict[str, list[str]], where: str | None) -> str | None:
@@ -73,7 +73,14 @@ def _quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _describe(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401 - pyarrow has no types
+def describe_column(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401 - pyarrow has no types
+    """Describe a column.
+
+    Args:
+        name: Its name.
+        column: Its values, an Arrow array.
+        is_whole: Whether these are all of its values.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -83,9 +90,9 @@ def _describe(name: str, column: Any, is_whole: bool) -> Column:  # noqa: ANN401
         return Column(name, str(kind), None, "")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         distinct = pc.unique(known)
-        values = sorted(distinct.to_pylist()) if len(distinct) <= _CHOICES else None
+        values = sorted(filter(None, distinct.to_pylist())) if len(distinct) <= _CHOICES else None
         few = is_whole and values is not None and len(values) < len(column)
-        short = values is not None and max(map(len, values)) <= _LONGEST
+        short = values is not None and max(map(len, values), default=0) <= _LONGEST
         return Column(name, "text", values if few and short else None, str(known[0].as_py())[:_LONGEST])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
         ends = pc.min_max(known).as_py()

@@ -1,0 +1,259 @@
+"""What a table of products holds: which columns are the pictures, the titles, the ids, the prices, the categories."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+
+from conjoin.data import COMMON_COLUMNS, load_pairs
+from conjoin.data.columns import NUMBERS, image_column, is_text, read_number, undecoded, unknown_column
+from conjoin.data.interleaved import listed_images
+from conjoin.data.pair_sources import open_source
+from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import PICTURE_SUFFIXES
+from conjoin.processing.item_urls import is_url
+from conjoin.serving.columns import describe_column
+
+_ROWS = 50_000
+"""Rows that the guesses read."""
+_TITLES = (
+    "title", "name", "product_name", "product_title", "titel", "bezeichnung", "produktname", "artikelname",
+    "artikelbezeichnung", "titre", "nom", "nombre", "titulo", "titolo", "nome",
+)  # fmt: skip
+_IDS = (*COMMON_COLUMNS["id"], "artikelnummer", "artikelnr", "art_nr", "ean", "gtin", "nr", "number")
+_GROUPS = (
+    "item_group_id", "group_id", "group", "product_group", "parent_id", "parent_sku", "parent", "product_id",
+    "product", "style_id", "model", "produkt_id", "produkt", "modell",
+)  # fmt: skip
+_PRICE = re.compile(r"price|preis|prix|precio|prezzo|cost", re.IGNORECASE)
+_CODE = re.compile(r"0\d+|\d{10,}")
+_OFTEN = 0.5
+
+
+class Numbers(NamedTuple):
+    """A column of numbers: what `--keep` writes behind its name, its least and its greatest."""
+
+    kind: str
+    least: float
+    greatest: float
+
+
+class Products(NamedTuple):
+    """What a table of products holds.
+
+    Attributes:
+        rows: How many it has.
+        image: The column of the pictures; None without one.
+        text: The column of the titles; None without one.
+        id: The column of the ids; "" for row numbers.
+        group: A column with one value for all rows of a product; None without one.
+        numbers: Columns of numbers, prices first.
+        choices: Columns of few texts, with these.
+        others: The remaining columns.
+        unusable: Why some rows cannot be used.
+    """
+
+    rows: int
+    image: str | None
+    text: str | None
+    id: str
+    group: str | None
+    numbers: Mapping[str, Numbers]
+    choices: Mapping[str, Sequence[str]]
+    others: Sequence[str]
+    unusable: Sequence[str]
+
+    @property
+    def keep(self) -> list[str]:
+        """The columns for `--keep`."""
+        numbers = [name + found.kind for name, found in self.numbers.items()]
+        return [*([self.group] if self.group else []), *numbers, *self.choices]
+
+    @property
+    def only(self) -> str | None:
+        """The part of a row that there is, for `--only`; None for both."""
+        return "text" if self.image is None else "image" if self.text is None else None
+
+
+def find_products(
+    table: str, image_column: str | None = None, text_column: str | None = None, id_column: str | None = None
+) -> Products:
+    """Look at a table of products, and guess its columns by their values and names.
+
+    Args:
+        table: A CSV, TSV, JSON-lines or Parquet file.
+        image_column: Of the pictures, to guess nothing.
+        text_column: Of the titles, likewise.
+        id_column: Of the ids, likewise; "" for row numbers.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no table, has no rows, no such column, neither pictures nor titles, or no row that can be
+            used.
+    """
+    if not Path(table).is_file():
+        what = "is a folder" if Path(table).is_dir() else "does not exist"
+        raise FileNotFoundError(
+            f"{table!r} {what}; expected a CSV, TSV, JSONL or Parquet file, a row for each product"
+        )
+    dataset: Any = undecoded(open_source(Path(table), "train", False)[0])
+    for column in filter(None, (image_column, text_column, id_column)):
+        if column not in dataset.column_names:
+            raise unknown_column(column, dataset.column_names)
+    columns = _Columns(dataset)
+    image, text = image_column or columns.image(), text_column or columns.title()
+    if image is None and text is None:
+        raise ValueError(
+            f"{table!r}: none of its columns {', '.join(map(repr, dataset.column_names))} holds pictures (paths such "
+            "as images/1.jpg, or URLs) or titles (texts of several words); name one by --image-column or --text-column"
+        )
+    columns.take(image, text)
+    id_ = columns.id() if id_column is None else id_column
+    columns.take(id_)
+    group = columns.named(_GROUPS, columns.repeats)
+    columns.take(group)
+    numbers = columns.numbers()
+    columns.take(*numbers)
+    choices = columns.choices()
+    columns.take(*choices)
+    products = Products(len(dataset), image, text, id_, group, numbers, choices, columns.free, ())
+    return products._replace(unusable=_unusable(table, products))
+
+
+def _unusable(table: str, products: Products) -> list[str]:
+    """Why some rows cannot be used.
+
+    Raises:
+        ValueError: None can be used.
+    """
+    only: Any = products.only
+    pairs: Any = load_pairs(
+        table,
+        image_column=products.image,
+        text_column=products.text,
+        id_column=products.id,
+        only=only,
+        on_error="skip",
+        keep=products.keep,
+    )
+    problems = [problem for problem in pairs["problem"] if problem is not None]
+    if len(problems) == len(pairs):
+        raise ValueError(f"none of the {len(pairs)} rows of {table!r} can be used: {problems[0]}")
+    return problems
+
+
+class _Columns:
+    """The columns of a table that have no role yet, and their values in its first rows."""
+
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        self.dataset = dataset
+        self.first = dataset.select(range(min(_ROWS, len(dataset))))
+        self.free = [*dataset.column_names]
+        self.texts = {
+            name: [value.strip() for value in self.first[name][:] if value and value.strip()]
+            for name, feature in dataset.features.items()
+            if is_text(feature)
+        }
+
+    def take(self, *names: str | None) -> None:
+        """Give columns a role."""
+        self.free = [name for name in self.free if name not in names]
+
+    def named(self, names: Sequence[str], fits: Callable[[str], object]) -> str | None:
+        """The first of some names, in any case, that a column has and that fits."""
+        known = {name.lower().replace(" ", "_"): name for name in reversed(self.free)}
+        return next(filter(fits, (known[name] for name in names if name in known)), None)
+
+    def image(self) -> str | None:
+        """The column of the pictures."""
+        return self.named(COMMON_COLUMNS["image"], self._is_image) or next(filter(self._is_image, self.free), None)
+
+    def title(self) -> str | None:
+        """The column of the titles."""
+        named = self.named((*_TITLES, *COMMON_COLUMNS["text"]), self.texts.get)
+        return named or next(filter(self._is_title, self.free), None)
+
+    def id(self) -> str:
+        """The column of the ids."""
+        return self.named(_IDS, self._is_id) or next(filter(self._is_id, self.free), "")
+
+    def _is_image(self, name: str) -> bool:
+        """Whether most values are paths or URLs of pictures, or the column holds pictures."""
+        feature: Any = self.dataset.features[name]
+        if name not in self.texts:
+            is_plain = isinstance(feature, datasets.Value) and "binary" not in feature.dtype
+            return not is_plain and image_column(self.first.select([]), name) is not None
+        known = name.lower() in COMMON_COLUMNS["image"]
+        return _share(self.texts[name], lambda value: _is_picture(value) or (known and is_url(value))) > _OFTEN
+
+    def _is_title(self, name: str) -> bool:
+        """Whether most values are several words, and most differ."""
+        values = self.texts.get(name, ())
+        return _share(values, lambda value: " " in value) > _OFTEN and len({*values}) > _OFTEN * len(values)
+
+    def _is_id(self, name: str) -> bool:
+        """Whether each row has a value of its own, without spaces."""
+        feature: Any = self.dataset.features[name]
+        if name not in self.texts and not (isinstance(feature, datasets.Value) and "int" in feature.dtype):
+            return False
+        values = [str(value) for value in self.dataset[name][:] if value not in (None, "")]
+        every = len(values) == len({*values}) == len(self.dataset)
+        return every and not any(" " in value or re.search(r"\d[.,]\d", value) for value in values)
+
+    def repeats(self, name: str) -> bool:
+        """Whether several rows have the same value, and not all."""
+        values = self.first[name][:]
+        return 1 < len({*values}) < len(values)
+
+    def numbers(self) -> dict[str, Numbers]:
+        """The columns of numbers, prices first."""
+        found = {}
+        for name in sorted(self.free, key=lambda name: _PRICE.search(name) is None):
+            feature: Any = self.dataset.features[name]
+            kind, values = _as_numbers(self.texts.get(name, ()))
+            if isinstance(feature, datasets.Value) and re.match("u?int|float", feature.dtype):
+                values = [value for value in self.first[name][:] if value is not None]
+            if len({*values}) > 1:
+                found[name] = Numbers(kind, min(values), max(values))
+        return found
+
+    def choices(self) -> dict[str, Sequence[str]]:
+        """The columns of few and short texts."""
+        found: dict[str, Sequence[str]] = {}
+        for name in (name for name in self.free if len({*self.texts.get(name, ())}) > 1):
+            column = self.first.select_columns(name).with_format("arrow")[:][name]
+            values = describe_column(name, column, len(self.first) == len(self.dataset)).values
+            if values is not None:
+                found[name] = values
+        return found
+
+
+def _is_picture(value: str) -> bool:
+    """Whether a cell names a picture or a list of them."""
+    paths = listed_images(value)
+    several = paths if isinstance(paths, list) else [paths]
+    return bool(several) and all(
+        path.startswith("data:image/") or path.partition("?")[0].lower().endswith(PICTURE_SUFFIXES) for path in several
+    )
+
+
+def _as_numbers(values: Sequence[str]) -> tuple[str, list[float]]:
+    """How `--keep` reads texts as numbers, and these; no numbers if one of them is none, or a code such as 007.
+
+    Of several ways it is the one that leaves the fewest numbers with three decimals: 1.299 is more often 1299.
+    """
+    ways: list[tuple[int, str, list[float]]] = []
+    for kind, mark in NUMBERS.items() if not any(map(_CODE.fullmatch, values)) else ():
+        try:
+            numbers = [read_number(value, "", "", mark) or 0.0 for value in values]
+        except ItemError:
+            continue
+        thousandths = sum(re.search(rf"[{mark}]\d{{3}}\D*$", value) is not None for value in values)
+        ways.append((thousandths, kind, numbers))
+    return min(ways, key=lambda way: way[0])[1:] if ways else ("", [])
+
+
+def _share(values: Sequence[str], test: Callable[[str], bool]) -> float:
+    return sum(map(test, values)) / len(values) if values else 0.0
