@@ -12,8 +12,8 @@ from conjoin.data.columns import NUMBERS, image_column, is_text, read_number, un
 from conjoin.data.interleaved import listed_images
 from conjoin.data.pair_sources import open_source
 from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
-from conjoin.processing.item_urls import is_url
 from conjoin.serving.columns import describe_column
 
 _ROWS = 50_000

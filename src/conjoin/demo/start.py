@@ -9,8 +9,8 @@ from pathlib import Path
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.data.image_files import ALLOW_ROOTS
 from conjoin.demo.products import Products
-from conjoin.hub.find import check_model
-from conjoin.processing.item_urls import ALLOW_URLS
+from conjoin.hub.load import check_model
+from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval.collection_table import open_table, read_metadata
 
 PUBLIC_MODEL = "openai/clip-vit-base-patch32"
