@@ -62,9 +62,11 @@ class Bench:
 
         def run() -> int:
             from conjoin.cli.main import main
+            from conjoin.hub import commit
             from conjoin.retrieval import encode
 
             encode._BATCHES_AT_ONCE, encode._ROWS_PER_COMMIT = 1, 1  # a commit for every batch
+            commit.PATIENCE = 3.0  # a lost request is given up sooner
             return main(words)
 
         return run

@@ -101,6 +101,10 @@ def test_damaged_weights_are_named(tmp_path, own_export):
         load_model(tmp_path)
 
 
+def _without_the_last_line(content):
+    return content[: content[:-1].rfind(b"\n") + 1]
+
+
 def _flipped(content):
     return content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
 
@@ -115,7 +119,9 @@ class TestDamage:
     def folder(self, exported, tmp_path):
         return shutil.copytree(exported, tmp_path / "model")
 
-    @pytest.mark.parametrize("damage", [_flipped, lambda content: content[:-9], lambda content: b"", None])
+    @pytest.mark.parametrize(
+        "damage", [_flipped, lambda content: content[:-9], lambda content: b"", _without_the_last_line, None]
+    )
     @pytest.mark.parametrize(
         "file", ["model.safetensors", "config.json", "processor_config.json", "tokenizer.json", "SHA256SUMS"]
     )

@@ -152,7 +152,8 @@ class TestResuming:
         make(tmp_path)
         before = contents(tmp_path)
         (tmp_path / file).write_bytes(damage(before[file]))
-        if (file, damage) == ("SHA256SUMS", DAMAGES["longer"]):  # a line too many
+        harmless = DAMAGES["longer"], DAMAGES["first bit"]  # a line too many; the line with the number of files
+        if file == "SHA256SUMS" and damage in harmless:
             assert len(Cache(tmp_path)) == 10
             return
         with pytest.raises(ValueError, match=rf"{file}.*; run `make` again"):

@@ -118,7 +118,7 @@ def test_an_interrupted_replacement_leaves_the_old_file_or_the_new_one(tmp_path,
     check_checksums(tmp_path, "again", ["a"])
     assert (tmp_path / "a").read_text() == ("old" if call < 2 else "new")
     put(tmp_path / "a", "newer")
-    assert (tmp_path / "SHA256SUMS").read_text() == f"{file_digest(tmp_path / 'a')}  a\n"
+    assert (tmp_path / "SHA256SUMS").read_text() == f"# 1 files\n{file_digest(tmp_path / 'a')}  a\n"
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -161,9 +161,11 @@ def _clean(files: dict[str, Path | bytes]) -> None:
     files |= changed
     sums = files.get(FOLDER_CHECKSUMS)
     if isinstance(sums, Path) and changed:
-        lines = [line.split("  ", 1) for line in sums.read_text(encoding="utf-8").splitlines()]
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in changed.items()}
-        files[FOLDER_CHECKSUMS] = "".join(f"{digests.get(name, old)}  {name}\n" for old, name in lines).encode()
+        lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
+        files[FOLDER_CHECKSUMS] = "".join(
+            f"{digests.get(name, old)}{space}{name}\n" for old, space, name in lines
+        ).encode()
 
 
 def _without_absolute(value: Any) -> Any:  # noqa: ANN401 - any JSON value

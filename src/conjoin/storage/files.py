@@ -26,6 +26,7 @@ _PATIENCE = 10.0
 """Seconds to wait for the further processes of a run whose first one has ended."""
 FOLDER_CHECKSUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ((?:(?!\.\.?/)[^/\\]+/)*[^/\\]+)")
+_COUNT = re.compile(r"# (\d+) files")
 _CLOCK_TICK = 10**9  # a file that changes twice within it may keep its time
 _verified: set[tuple[str, int, int, int, str]] = set()
 
@@ -198,8 +199,8 @@ def has_checksum(path: Path, sha256: str) -> bool:
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
     """Write the checksums of some files of a folder, which nobody reads yet, into its `SHA256SUMS`."""
-    lines = "".join(f"{file_digest(folder / name)}  {name}\n" for name in names)
-    (folder / FOLDER_CHECKSUMS).write_text(lines, encoding="utf-8")
+    sums = {name: [file_digest(folder / name)] for name in names}
+    (folder / FOLDER_CHECKSUMS).write_text(_format_sums(sums), encoding="utf-8")
 
 
 @contextmanager
@@ -242,7 +243,9 @@ def check_checksums(folder: Path, remedy: str, names: Iterable[str] | None = Non
     path = folder / FOLDER_CHECKSUMS
     if names is None and path.is_file():
         lines = _read_sums(folder).splitlines()
-        if not lines or not all(map(_LINE.fullmatch, lines)):
+        count = _COUNT.fullmatch(lines[0]) if lines else None  # written by `sha256sum`, a file has none
+        listed = lines[1:] if count else lines
+        if not listed or not all(map(_LINE.fullmatch, listed)) or (count and int(count[1]) != len(sums)):
             raise DamagedError(f"the file {str(path)!r} is truncated or damaged; {remedy}")
     for name in sums if names is None else names:
         file, digests = folder / name, sums.get(name)
@@ -266,5 +269,10 @@ def _read_sums(folder: Path) -> str:
 
 
 def _write_sums(folder: Path, sums: dict[str, list[str]]) -> None:
-    lines = (f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
-    write_text(folder / FOLDER_CHECKSUMS, "".join(lines))
+    write_text(folder / FOLDER_CHECKSUMS, _format_sums(dict(sorted(sums.items()))))
+
+
+def _format_sums(sums: dict[str, list[str]]) -> str:
+    """Lines for `sha256sum -c`, after a comment with the number of files: so a cut is seen."""
+    lines = (f"{digest}  {name}\n" for name, digests in sums.items() for digest in digests)
+    return "".join((f"# {len(sums)} files\n", *lines))
