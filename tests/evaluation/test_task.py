@@ -19,6 +19,7 @@ from conjoin.evaluation import (
 from conjoin.evaluation.report.examples import task_examples
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder
+from conjoin.storage import check_checksums
 
 
 class Letters(torch.nn.Module):
@@ -131,4 +132,6 @@ def test_a_benchmark_is_its_data_and_a_table(encoder, tmp_path):
     assert [row[:2] for row in by_length.rows] == [["one letter", 2], ["two letters", 1]]
     assert (tmp_path / "runs/words.txt").read_text().splitlines()[0].split()[:4] == ["q1", "Q0", "c1", "1"]
     assert (tmp_path / "qrels/words.txt").read_text().splitlines()[1] == "q2 0 c3 1"
+    for folder in ("runs", "qrels"):
+        check_checksums(tmp_path / folder, "again", ["words.txt"])
     assert len(results.examples) == 3

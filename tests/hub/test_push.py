@@ -18,6 +18,7 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.storage import checksummed_path
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
 RECIPE = {
@@ -124,6 +125,14 @@ def test_no_path_of_this_machine_is_pushed(tmp_path, model):
 def test_words_that_look_like_paths_stay():
     for text in ("and/or", "https://example.org/a/b", "</s>", "a / b", "owner/name", "1/2", "{% if a %}/x", "3 // 4"):
         assert without_paths(text) == text
+
+
+def test_damaged_results(tmp_path, folder):
+    with checksummed_path(tmp_path / "results.json") as temporary:
+        temporary.write_text(json.dumps(RESULTS))
+    (tmp_path / "results.json").write_text(json.dumps(RESULTS) + " ")
+    with pytest.raises(ValueError, match=r"results.json' is missing, truncated or damaged.*; evaluate again"):
+        model_upload(folder, "me/model", results=[tmp_path / "results.json"])
 
 
 def test_card_says_what_the_folder_says(folder):

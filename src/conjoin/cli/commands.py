@@ -15,7 +15,7 @@ COMMANDS = {
     "merge-adapter": "merge LoRA adapters into a stand-alone model folder",
     "export": "write a model as a folder that other programs load",
     "push": "push a model, a collection, a dataset, a metric or a search app to the Hub",
-    "verify": "compare all files of a collection or of a model with their checksums",
+    "verify": "compare all files of collections, models and evaluations with their checksums",
     "evaluate": "evaluate a model on a benchmark",
     "mteb": "evaluate a model on tasks of MTEB",
     "data": "make or convert a data set",

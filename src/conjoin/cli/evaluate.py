@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
     import datetime
 
     from conjoin.evaluation import format_results, render_report
+    from conjoin.storage import checksummed_path
 
     encoder, args.reranker = make_encoder(args, args.model), make_reranker(args)
     out.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> None:
     if args.reranker is not None:
         results.config |= {"reranker": args.reranker.name, "reranked candidates": args.rerank_top}
     results.created = results.created or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    results.save(out / "results.json")
+    with checksummed_path(out / "results.json") as temporary:
+        results.save(temporary)
     page = render_report(results, out / "report.html")
     print(format_results(results))
     print(f"\n{out / 'results.json'}\n{page}")

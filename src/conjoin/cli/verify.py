@@ -1,4 +1,4 @@
-"""`conjoin verify`: compare all files of a collection or a model with their checksums."""
+"""`conjoin verify`: compare all files of collections, models and evaluations with their checksums."""
 
 import argparse
 from pathlib import Path
@@ -12,11 +12,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "verify",
         help=COMMANDS["verify"],
-        description="Hash every file that SHA256SUMS lists. Opening a large collection hashes only the files that are "
-        "new or changed since they were hashed on this machine.",
+        description="Hash every file that a SHA256SUMS lists, in FOLDER and below it. Opening a large collection "
+        "hashes only the files that are new or changed since they were hashed on this machine.",
         epilog="example: conjoin verify runs/photos",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="folder of a collection or a model")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="folder of a collection, a model or an evaluation, or one that holds some"
+    )
     parser.set_defaults(func=run)
 
 
@@ -25,11 +27,14 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.retrieval import Collection
     from conjoin.storage import FOLDER_CHECKSUMS, check_checksums
 
-    folder = Path(args.folder)
-    if (folder / "data").is_dir():
-        Collection.open(folder).verify()
-    elif (folder / FOLDER_CHECKSUMS).is_file():
-        check_checksums(folder, "restore it from a copy")
-    else:
-        raise FileNotFoundError(f"{args.folder!r} has no {FOLDER_CHECKSUMS}: it is no collection and no saved model")
+    sums = sorted(Path(args.folder).rglob(FOLDER_CHECKSUMS))
+    if not sums:
+        raise FileNotFoundError(
+            f"there is no {FOLDER_CHECKSUMS} in {args.folder!r}: it is no collection, no saved model and no evaluation"
+        )
+    for folder in (path.parent for path in sums):
+        if (folder / "data" / "train.lance").is_dir():
+            Collection.open(folder).verify()
+        else:
+            check_checksums(folder, "restore it from a copy")
     print(f"{args.folder}: all files are as they were written")

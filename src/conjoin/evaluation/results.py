@@ -24,9 +24,10 @@ from torch import Tensor
 
 from conjoin import __version__
 from conjoin.evaluation.metrics import bootstrap_ci, chance_hit_rate, chance_mrr
+from conjoin.evaluation.run_file import REMEDY
 from conjoin.processing.item_images import to_rgb
 from conjoin.processing.item_inputs import parse_item
-from conjoin.storage.files import atomic_path
+from conjoin.storage import atomic_path, check_listed
 from conjoin.structure import build
 
 SCHEMA_VERSION = 1
@@ -281,8 +282,9 @@ class Results:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: Not JSON, another schema version, or unknown or missing keys.
+            ValueError: Not JSON, another schema version, unknown or missing keys, or damaged since it was evaluated.
         """
+        check_listed(Path(path), REMEDY)
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

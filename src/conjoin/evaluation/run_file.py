@@ -5,6 +5,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from conjoin.storage import check_listed
+
+REMEDY = "evaluate again, or remove SHA256SUMS if you changed the file yourself"
+"""What mends a damaged file of an evaluation."""
+
 Run = dict[str, list[tuple[str, float]]]
 Qrels = dict[str, dict[str, int]]
 
@@ -39,8 +44,10 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
     Raises:
         ValueError: A row without six columns, a rank or score that is not a number, a repeated rank or document, or a
-            score that rises with the rank. The message names the file and the line or query.
+            score that rises with the rank. The message names the file and the line or query. Or the file differs from
+            its checksum.
     """
+    check_listed(Path(path), REMEDY)
     rows: dict[str, dict[int, tuple[str, float]]] = {}
     for where, columns in _rows(path, (6,), "qid Q0 docid rank score tag"):
         query, _, document, rank, score, _ = columns
@@ -75,8 +82,9 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
 
     Raises:
         ValueError: A row with another number of columns, a grade that is not an integer, or a document that is judged
-            twice for one query. The message names the file and the line.
+            twice for one query. The message names the file and the line. Or the file differs from its checksum.
     """
+    check_listed(Path(path), REMEDY)
     qrels: Qrels = {}
     for where, columns in _rows(path, (4, 5), "qid 0 docid rel [task]"):
         query, _, document, grade = columns[:4]

@@ -30,6 +30,7 @@ from conjoin.retrieval import (
     rerank,
     search_exactly,
 )
+from conjoin.storage import checksummed_path
 from conjoin.storage.fingerprints import text_digest
 
 Part = Literal["image", "text"]
@@ -457,8 +458,10 @@ def _write_run(task: RetrievalTask, results: SearchResult, out: Path) -> None:
         id_: [pair for pair in zip(names, scores, strict=True) if np.isfinite(pair[1])][: task.run_depth]
         for id_, names, scores in zip(task.qrels, results.ids, results.scores.tolist(), strict=True)
     }
-    write_run(run, rankings, "conjoin")
-    write_qrels(qrels, {id_: dict.fromkeys(sorted(right), 1) for id_, right in task.qrels.items()})
+    with checksummed_path(run) as temporary:
+        write_run(temporary, rankings, "conjoin")
+    with checksummed_path(qrels) as temporary:
+        write_qrels(temporary, {id_: dict.fromkeys(sorted(right), 1) for id_, right in task.qrels.items()})
 
 
 def _item(row: Mapping[str, Any], id_: str) -> Any:  # noqa: ANN401 - an item

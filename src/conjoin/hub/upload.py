@@ -13,7 +13,7 @@ from conjoin.hub.card import CARDS, card_name, render_card
 from conjoin.hub.commit import Upload
 from conjoin.hub.local_paths import is_absolute, without_paths
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
-from conjoin.storage import FOLDER_CHECKSUMS
+from conjoin.storage import FOLDER_CHECKSUMS, check_listed
 
 NEEDED = ("config.json", "modules.json", "processor_config.json")
 SETTINGS = (
@@ -65,13 +65,15 @@ def model_upload(
 
     Raises:
         FileNotFoundError: There is no such folder, or a file that loading needs is missing.
-        ValueError: A model without a card, a symbolic link, or a file that is not JSON.
+        ValueError: A model without a card, a symbolic link, a file that is not JSON, or damaged results.
     """
     folder = Path(folder)
     check_folder(folder)
     chosen = choose_files(folder)
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in chosen}
     _clean(files)
+    for path in results:
+        check_listed(Path(path), "evaluate again")
     card = render_card(
         folder,
         repo_id,

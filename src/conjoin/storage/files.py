@@ -258,6 +258,12 @@ def check_checksums(folder: Path, remedy: str, names: Iterable[str] | None = Non
                 )
 
 
+def check_listed(path: Path, remedy: str) -> None:
+    """Compare a file with its checksum, if the `SHA256SUMS` of its folder lists it; errors as `check_checksums`."""
+    if path.name in read_checksums(path.parent):
+        check_checksums(path.parent, remedy, [path.name])
+
+
 def _existing(folder: Path) -> dict[str, list[str]]:
     """The checksums of the files that are there: a damaged line may name another one."""
     return {name: digests for name, digests in read_checksums(folder).items() if (folder / name).is_file()}
