@@ -109,7 +109,7 @@ def run_retrieval(page):
 
 def test_commands_parse(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("conjoin.data.image_files.allow_root", lambda folder: None)  # it must exist
+    monkeypatch.setattr("conjoin.data.row_images.allow_root", lambda folder: None)  # it must exist
     for page in PAGES:
         for arguments in commands(page, "conjoin"):
             try:

@@ -47,7 +47,7 @@ def test_a_package_whose_files_are_read(package, use, advice, tmp_path, monkeypa
     def find(name):  # of the others, one that is not installed here counts as installed
         return None if name == package else find_spec(name) or find_spec("onnx")
 
-    monkeypatch.setattr("conjoin.data.emoji.wheels.find_spec", find)
+    monkeypatch.setattr("conjoin.data.emoji.sample.find_spec", find)
     with pytest.raises(ImportError) as caught:
         use(tmp_path)
     assert advice in str(caught.value)

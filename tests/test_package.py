@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjoin
-from conjoin.data.emoji.wheels import INSTALL
+from conjoin.data.emoji.sample import INSTALL
 from conjoin.methods.gcl import GclConfig
 from conjoin.training import load_recipe
 

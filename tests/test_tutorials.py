@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from conjoin.cli import main as cli
 from conjoin.cli.train import parse_overrides
-from conjoin.data.image_files import ALLOW_ROOTS
+from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel

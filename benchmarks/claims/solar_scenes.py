@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from conjoin.data import EpochRows, ImageAugmentation, load_pairs
-from conjoin.data.make.scenes.make import MARKER, make_scenes
-from conjoin.data.make.scenes.truth import NEITHER, SHARED, shared_patches, shared_tokens
+from conjoin.data.make.scenes import MARKER, NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
 from conjoin.demo.scenes import SceneTriplets
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from conjoin.data import PairCollator
-from conjoin.data.make.scenes.truth import NEITHER, SHARED
+from conjoin.data.make.scenes import NEITHER, SHARED
 from conjoin.demo.scenes import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
 from conjoin.losses import AlignmentTerms
 from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows

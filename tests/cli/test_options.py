@@ -14,7 +14,7 @@ import conjoin.cli
 from conjoin import constants
 from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
 from conjoin.cli.main import main
-from conjoin.data.image_files import ALLOW_ROOTS
+from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.models.joint_encoder import READOUTS
 from conjoin.processing.input_types import INPUT_TYPES
 from conjoin.processing.item_images import ALLOW_URLS

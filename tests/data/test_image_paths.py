@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import allow_root, load_pairs, load_triplets
-from conjoin.data.image_files import ALLOW_ROOTS
+from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing import load_image
 from conjoin.processing.item_images import ALLOW_URLS
 
@@ -172,7 +172,7 @@ def test_a_dataset_of_the_hub_names_no_local_file(kind, streaming, outside, tmp_
     with pytest.raises(ValueError, match=r"row 0 .*outside.png.*outside of the dataset"):
         list(load_pairs("owner/pictures", streaming=streaming))
     assert len(list(load_pairs(opened(outside), streaming=streaming))) == 1  # the user's own
-    monkeypatch.setattr("conjoin.data.image_files.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("conjoin.data.row_images.HF_HUB_CACHE", str(tmp_path))
     assert len(list(load_pairs("owner/pictures", streaming=streaming))) == 1  # a file that the hub's client fetched
 
 

@@ -7,7 +7,7 @@ from datasets import Dataset
 from PIL import Image
 
 from conjoin.data import ItemCollator, RetrievalCollator, load_pairs
-from conjoin.data.interleaved import interleave, map_images, plain_text, row_item
+from conjoin.data.row_images import interleave, map_images, plain_text, row_item
 from conjoin.processing.item_inputs import parse_item
 
 COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255), "lime": (0, 255, 0)}

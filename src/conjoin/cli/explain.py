@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, pairs=2)
     check_out(args.out)
 
-    from conjoin.data.interleaved import check_placeholders, is_interleaved, plain_text
+    from conjoin.data.row_images import check_placeholders, is_interleaved, plain_text
     from conjoin.hub import load_model
     from conjoin.methods.solar.explain.constructed import construct_masked
     from conjoin.methods.solar.explain.pair import explain_pair, render_explanation
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401
     """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
-    from conjoin.data.interleaved import row_item
+    from conjoin.data.row_images import row_item
     from conjoin.methods.solar.explain.charts import (
         MODALITIES,
         distribution_curves,

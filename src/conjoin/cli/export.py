@@ -107,7 +107,7 @@ def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
 
 def _set_readout(args: argparse.Namespace, model: Any, processor: Any) -> None:  # noqa: ANN401
     """Change the readout, and fit it to pairs."""
-    from conjoin.data.interleaved import row_item
+    from conjoin.data.row_images import row_item
     from conjoin.methods.solar import set_readout
 
     pairs = []

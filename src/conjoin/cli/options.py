@@ -164,7 +164,7 @@ class _AllowRoot(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, *args: Any) -> None:  # noqa: ANN401
         """Allow it."""
-        from conjoin.data.image_files import allow_root
+        from conjoin.data.row_images import allow_root
 
         try:
             allow_root(values)

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     query = {key: value for key, value in (("image", image), ("text", args.text)) if value is not None}
     _check(args, query)
 
-    from conjoin.data.interleaved import PLACEHOLDER, interleave
+    from conjoin.data.row_images import PLACEHOLDER, interleave
     from conjoin.retrieval import open_collection
 
     is_interleaved = args.text is not None and PLACEHOLDER in args.text

@@ -7,22 +7,20 @@ from conjoin.data.collators import (
     RetrievalCollator as RetrievalCollator,
     name_rows as name_rows,
 )
-from conjoin.data.emoji.edits import (
+from conjoin.data.emoji.sample import (
+    EMOJI_LANGUAGES as EMOJI_LANGUAGES,
+    EMOJI_SPLITS as EMOJI_SPLITS,
+    EmojiSample as EmojiSample,
+    emoji_concepts as emoji_concepts,
+    load_emoji as load_emoji,
+    split_of as split_of,
+)
+from conjoin.data.emoji.triplets import (
     EDIT_FEATURES as EDIT_FEATURES,
     edit_triplets as edit_triplets,
     find_edits as find_edits,
+    symmetric_triplets as symmetric_triplets,
 )
-from conjoin.data.emoji.names import (
-    EMOJI_LANGUAGES as EMOJI_LANGUAGES,
-    emoji_concepts as emoji_concepts,
-    split_of as split_of,
-)
-from conjoin.data.emoji.sample import (
-    EMOJI_SPLITS as EMOJI_SPLITS,
-    EmojiSample as EmojiSample,
-    load_emoji as load_emoji,
-)
-from conjoin.data.emoji.triplets import symmetric_triplets as symmetric_triplets
 from conjoin.data.emoji.weights import (
     SAMPLE_VISION_LAYER as SAMPLE_VISION_LAYER,
     load_sample_language_model as load_sample_language_model,
@@ -30,11 +28,10 @@ from conjoin.data.emoji.weights import (
     load_sample_vision_tower as load_sample_vision_tower,
     sample_image_processor as sample_image_processor,
 )
-from conjoin.data.epoch_rows import EpochRows as EpochRows
-from conjoin.data.image_files import allow_root as allow_root
 from conjoin.data.json_files import JsonLines as JsonLines
 from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
 from conjoin.data.make.composition.compose import compose_queries as compose_queries
+from conjoin.data.make.composition.composer import CompositionSettings as CompositionSettings
 from conjoin.data.make.composition.instructions import (
     TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
     load_templates as load_templates,
@@ -42,11 +39,10 @@ from conjoin.data.make.composition.instructions import (
 from conjoin.data.make.composition.judges import (
     Judge as Judge,
     VisionModel as VisionModel,
+    ask_with as ask_with,
     judge_by_titles as judge_by_titles,
     judge_with as judge_with,
 )
-from conjoin.data.make.composition.models import ask_with as ask_with
-from conjoin.data.make.composition.settings import CompositionSettings as CompositionSettings
 from conjoin.data.make.construction.models import (
     describe_with as describe_with,
     edit_with as edit_with,
@@ -56,26 +52,23 @@ from conjoin.data.make.construction.models import (
 from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
 from conjoin.data.make.mini_mbeir import make_mini_mbeir as make_mini_mbeir
 from conjoin.data.make.mini_merit import make_mini_merit as make_mini_merit
-from conjoin.data.make.scenes.make import make_scenes as make_scenes
-from conjoin.data.mbeir.layout import (
+from conjoin.data.make.scenes import make_scenes as make_scenes
+from conjoin.data.mbeir import (
     MBEIR_CELLS as MBEIR_CELLS,
+    MbeirCandidates as MbeirCandidates,
     MbeirCell as MbeirCell,
+    MbeirTraining as MbeirTraining,
     find_cells as find_cells,
     load_instructions as load_instructions,
-)
-from conjoin.data.mbeir.rows import (
-    MbeirCandidates as MbeirCandidates,
-    MbeirTraining as MbeirTraining,
     mbeir_queries as mbeir_queries,
 )
-from conjoin.data.merit.layout import OOD_VALUES as OOD_VALUES, MeritQuery as MeritQuery
-from conjoin.data.merit.products import (
+from conjoin.data.merit import (
+    OOD_VALUES as OOD_VALUES,
     PRODUCT_FEATURES as PRODUCT_FEATURES,
+    MeritItems as MeritItems,
     MeritProduct as MeritProduct,
     MeritProducts as MeritProducts,
-)
-from conjoin.data.merit.rows import (
-    MeritItems as MeritItems,
+    MeritQuery as MeritQuery,
     MeritQueryRows as MeritQueryRows,
     MeritTraining as MeritTraining,
     merit_queries as merit_queries,
@@ -89,12 +82,23 @@ from conjoin.data.pairs import (
     load_pairs as load_pairs,
     load_training_pairs as load_training_pairs,
 )
-from conjoin.data.queries import QUERY_COLUMNS as QUERY_COLUMNS, QueryMix as QueryMix, QueryTable as QueryTable
-from conjoin.data.query_formats import QUERY_FORMATS as QUERY_FORMATS, QueryFormat as QueryFormat
-from conjoin.data.rows_with_teacher import (
+from conjoin.data.queries import (
+    QUERY_COLUMNS as QUERY_COLUMNS,
+    QUERY_FORMATS as QUERY_FORMATS,
+    QueryFormat as QueryFormat,
+    QueryMix as QueryMix,
+    QueryTable as QueryTable,
+)
+from conjoin.data.row_checks import (
+    Skipped as Skipped,
+    SkippedFile as SkippedFile,
+    without_problems as without_problems,
+)
+from conjoin.data.row_images import allow_root as allow_root
+from conjoin.data.training_rows import (
     ROW_NAMES as ROW_NAMES,
+    EpochRows as EpochRows,
     RowsWithTeacher as RowsWithTeacher,
     TeacherRowCache as TeacherRowCache,
 )
-from conjoin.data.skipped import Skipped as Skipped, SkippedFile as SkippedFile, without_problems as without_problems
 from conjoin.data.triplets import TRIPLET_FEATURES as TRIPLET_FEATURES, load_triplets as load_triplets

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from transformers import BatchFeature, ProcessorMixin
 
-from conjoin.data.interleaved import row_item
+from conjoin.data.row_images import row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.storage import name_ids, stable_id
 

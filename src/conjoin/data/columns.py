@@ -12,7 +12,7 @@ import datasets
 import pyarrow
 import pyarrow.compute
 
-from conjoin.data.interleaved import listed_images
+from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
 
 _MONEY = r"(?:[A-Z]{3}|[$€£¥₹₽₺₩₫₪₴฿])?"

@@ -17,8 +17,8 @@ import datasets
 import pyarrow
 
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.image_files import describe_unreadable, is_picture, is_readable
 from conjoin.data.json_files import check_unpacked, check_utf8, open_bytes, open_json
+from conjoin.data.row_images import describe_unreadable, is_picture, is_readable
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)

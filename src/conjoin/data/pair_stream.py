@@ -10,7 +10,7 @@ import numpy as np
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from conjoin.data.skipped import Skipped, problem_of
+from conjoin.data.row_checks import Skipped, problem_of
 
 Rows = list[dict[str, Any]]
 

@@ -23,11 +23,9 @@ from conjoin.data.columns import (
     without_bytes,
 )
 from conjoin.data.emoji.sample import load_emoji
-from conjoin.data.image_files import RowImages, image_folders
-from conjoin.data.interleaved import check_placeholders, is_interleaved
 from conjoin.data.pair_sources import SAMPLE_SOURCE, AnyDataset, PairSource, open_source
-from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
-from conjoin.data.skipped import check_on_error
+from conjoin.data.row_checks import check_ids, check_on_error, read_id, read_rows, row_name
+from conjoin.data.row_images import RowImages, check_placeholders, image_folders, is_interleaved
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 from conjoin.storage import row_digest

@@ -4,7 +4,7 @@ import bisect
 import itertools
 import logging
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,18 +13,19 @@ import torch
 from torch.utils.data import Dataset
 
 from conjoin.data.columns import IMAGE, unknown_column
-from conjoin.data.image_files import RowImages, image_folders
-from conjoin.data.interleaved import listed_images, row_item
 from conjoin.data.json_files import JsonLines
+from conjoin.data.mbeir import MbeirTraining
+from conjoin.data.merit import MeritTraining
+from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
 from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
+from conjoin.data.row_images import RowImages, image_folders, listed_images, row_item
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import IMAGE_SUFFIXES, check_parts, check_text
 from conjoin.progress import progress
 from conjoin.storage import row_digest
 
 logger = logging.getLogger(__name__)
-
 QUERY_COLUMNS = {
     "query": ("query", "anchor", "question"),
     "positive": ("positive", "positives", "pos", "answer", "answers", "passage", "document"),
@@ -35,7 +36,6 @@ QUERY_COLUMNS = {
     "negative_id": ("negative_id", "negative_ids"),
 }
 """Default names, in order of preference. Items may also have `NAME_text` and `NAME_image`; negatives, `NAME_1` ..."""
-
 ITEM_ROLES = ("query", "positive", "negative")
 LABELS = ("label", "labels", "score", "scores")
 IMAGE_KEYS = ("image", "images")
@@ -417,3 +417,35 @@ def _with_ids(items: list[Named], row: Mapping[str, Any], column: str | None, na
 
 def _names(columns: Sequence[str | None]) -> str:
     return " or ".join(repr(column) for column in columns if column)
+
+
+class QueryFormat(NamedTuple):
+    """How to read one format.
+
+    Args:
+        load: Takes `source`, `split`, `hard_negatives` and the options; returns rows for `RetrievalCollator`.
+        options: Fields of the section `data` that only some formats have.
+        benchmark: Name of the benchmark that evaluates it, where evaluation during training cannot.
+    """
+
+    load: Callable[..., Any]
+    options: tuple[str, ...] = ()
+    benchmark: str | None = None
+
+
+def _load_mbeir(source: str, *, split: str, datasets: tuple[str, ...], **options: Any) -> MbeirTraining:  # noqa: ANN401
+    """Load all training queries, or those of some datasets.
+
+    Raises:
+        ValueError: Another split is asked for.
+    """
+    if split != "train":
+        raise SplitError(split, "format mbeir")
+    return MbeirTraining(source, datasets=datasets or None, **options)
+
+
+QUERY_FORMATS = {
+    "nli": QueryFormat(load_nli, ("columns",)),
+    "mbeir": QueryFormat(_load_mbeir, ("datasets", "instructions"), benchmark="mbeir"),
+    "merit": QueryFormat(MeritTraining, ("ood",)),
+}

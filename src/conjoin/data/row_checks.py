@@ -1,17 +1,28 @@
-"""Checks that all readers of rows share: what is wrong with a row names it."""
+"""Checks that all readers of rows share, and the rows that are skipped because they cannot be used."""
 
 import hashlib
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import datasets
 import numpy as np
 
+from conjoin.constants import ON_ERROR
+from conjoin.data.row_images import map_images
+from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
+from conjoin.progress import progress
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
-
 _KEYS_AT_ONCE = 2**20
+logger = logging.getLogger(__name__)
+SKIPPED_FILE = "skipped.jsonl"
+_AT_ONCE = 1000
 
 
 def row_name(index: int | str, row_id: str) -> str:
@@ -100,3 +111,114 @@ def check_ids(ids: Iterable[str]) -> None:
         ItemError: An id occurs twice.
     """
     UniqueIds().add(list(ids), 0)
+
+
+class Skipped(NamedTuple):
+    """A row that cannot be used.
+
+    Attributes:
+        source: Name of the rows, where there may be several.
+        row: Its number in the data, where it is known.
+        id: Its id.
+        reason: What is wrong with it.
+    """
+
+    source: str | None
+    row: int | None
+    id: str
+    reason: str
+
+    def to_json(self) -> str:
+        """Return the line of the file."""
+        return json.dumps({name: value for name, value in self._asdict().items() if value is not None})
+
+
+def read_skipped(path: Path) -> list[Skipped]:
+    """Read the file of skipped rows; there are none without it."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [Skipped(**{"source": None, "row": None} | json.loads(line)) for line in lines]
+
+
+class SkippedFile:
+    """The file `skipped.jsonl` of an output folder, which lists each skipped row once.
+
+    Args:
+        folder: The output folder.
+        main: Whether this is the main process; the others write `skipped-RANK.jsonl`.
+        rank: Of this process.
+    """
+
+    def __init__(self, folder: str | Path, main: bool = True, rank: int = 0) -> None:
+        self.path = Path(folder) / (SKIPPED_FILE if main else f"skipped-{rank}.jsonl")
+        self.rows = set(read_skipped(self.path))
+
+    def add(self, rows: Iterable[Skipped]) -> None:
+        """Append rows that are not listed yet, and log their number."""
+        new = [row for row in rows if row not in self.rows]
+        if not new:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{row.to_json()}\n" for row in new)
+        self.rows.update(new)
+        logger.warning("skipped %d rows that cannot be used, %d in all; see %s", len(new), len(self.rows), self.path)
+
+
+def remove_skipped(folder: Path) -> None:
+    """Remove the lists of an earlier run."""
+    for path in folder.glob("skipped*.jsonl"):
+        path.unlink()
+
+
+def check_on_error(on_error: str) -> bool:
+    """Whether rows that cannot be used are skipped.
+
+    Raises:
+        ValueError: It is neither "raise" nor "skip".
+    """
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error={on_error!r}; expected 'raise' or 'skip'")
+    return on_error == "skip"
+
+
+def problem_of(row: Mapping[str, Any]) -> str | None:
+    """Return why a row cannot be used; None if it can.
+
+    Args:
+        row: As `load_pairs(on_error="skip")` gives it. Its images are decoded.
+    """
+    if row.get("problem") is not None:
+        return str(row["problem"])
+    try:
+        map_images(lambda image: load_image(image, f"row with id {row.get('id')!r}"), row["image"])
+    except ItemError as error:
+        return str(error)
+    return None
+
+
+def without_problems(rows: datasets.Dataset, source: str) -> tuple[datasets.Dataset, list[Skipped]]:
+    """Return the rows that can be used, and the others.
+
+    Args:
+        rows: As `load_pairs(on_error="skip")` gives them. Every image is decoded once.
+        source: Name of the rows.
+
+    Raises:
+        ValueError: No row can be used.
+    """
+    reasons: list[str | None] = []
+    with progress(desc="checking rows", total=len(rows), unit="rows") as bar, ThreadPoolExecutor() as pool:
+        for start in range(0, len(rows), _AT_ONCE):
+            chunk = [rows[index] for index in range(start, min(start + _AT_ONCE, len(rows)))]
+            for reason in pool.map(problem_of, chunk):
+                reasons.append(reason)
+                bar.update(1)
+    used = [index for index, reason in enumerate(reasons) if reason is None]
+    ids = rows["id"][:]
+    skipped = [
+        Skipped(source, None, str(ids[index]), reason) for index, reason in enumerate(reasons) if reason is not None
+    ]
+    if not used:
+        raise ValueError(f"none of the {len(rows)} rows of {source!r} can be used; {skipped[0].reason}")
+    rows = rows.remove_columns("problem") if "problem" in rows.column_names else rows
+    return (rows.select(used) if skipped else rows), skipped

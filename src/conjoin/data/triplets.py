@@ -8,10 +8,10 @@ from typing import Any
 import datasets
 
 from conjoin.data.columns import unknown_column
-from conjoin.data.image_files import RowImages, folders_beside
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
 from conjoin.data.row_checks import check_ids
+from conjoin.data.row_images import RowImages, folders_beside
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_text
 

@@ -9,8 +9,8 @@ import datasets
 
 from conjoin.data import COMMON_COLUMNS, load_pairs
 from conjoin.data.columns import NUMBERS, image_column, is_text, read_number, undecoded, unknown_column
-from conjoin.data.interleaved import listed_images
 from conjoin.data.pair_sources import open_source
+from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conjoin.data import load_pairs, load_training_pairs, make_scenes
-from conjoin.data.make.scenes.make import MARKER, TEST_SETS
+from conjoin.data.make.scenes import MARKER, TEST_SETS
 from conjoin.evaluation import Results
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from conjoin.constants import SAMPLE_MODEL
-from conjoin.data.image_files import ALLOW_ROOTS
+from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.demo.products import Products
 from conjoin.hub.load import check_model
 from conjoin.processing.item_images import ALLOW_URLS

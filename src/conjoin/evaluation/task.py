@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 
 from conjoin.data.columns import undecoded
-from conjoin.data.interleaved import plain_text, row_item
+from conjoin.data.row_images import plain_text, row_item
 from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
 from conjoin.evaluation.results import Example, Hit, Metric, Shown, score_ranks
 from conjoin.evaluation.run_file import write_qrels, write_run

@@ -14,7 +14,7 @@ from conjoin.data import load_triplets
 from conjoin.data.json_files import JsonLines
 from conjoin.data.make.mini_mbeir import MARKER as MINI_MBEIR
 from conjoin.data.make.mini_merit import MARKER as MINI_MERIT
-from conjoin.data.mbeir.layout import instructions_file, required
+from conjoin.data.mbeir import instructions_file, required
 from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
 from conjoin.hub.card import CARDS
 from conjoin.hub.commit import Upload

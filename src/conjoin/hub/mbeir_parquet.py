@@ -9,9 +9,8 @@ from typing import Any
 
 import datasets
 
-from conjoin.data.image_files import path_inside
 from conjoin.data.json_files import JsonLines
-from conjoin.data.mbeir.layout import (
+from conjoin.data.mbeir import (
     MBEIR_DATASETS,
     dataset_of,
     find_cells,
@@ -20,6 +19,7 @@ from conjoin.data.mbeir.layout import (
     query_file,
     required,
 )
+from conjoin.data.row_images import path_inside
 from conjoin.storage import write_text
 
 CANDIDATES = "candidates/all.parquet"

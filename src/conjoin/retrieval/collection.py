@@ -13,7 +13,7 @@ import torch
 from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
-from conjoin.data.skipped import SKIPPED_FILE, Skipped as Skipped, read_skipped
+from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.ops import choose_device
 from conjoin.retrieval.collection_table import (
     DIGESTS,

@@ -20,8 +20,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
-from conjoin.data.row_checks import id_keys
-from conjoin.data.skipped import SKIPPED_FILE, Skipped, SkippedFile, check_on_error
+from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, check_on_error, id_keys
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Changes, Collection

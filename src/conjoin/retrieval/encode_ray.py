@@ -17,10 +17,9 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from conjoin.data.image_files import ALLOW_ROOTS
 from conjoin.data.pairs import PairReader, PairSource, open_pairs
-from conjoin.data.row_checks import UniqueIds
-from conjoin.data.skipped import Skipped
+from conjoin.data.row_checks import Skipped, UniqueIds
+from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection

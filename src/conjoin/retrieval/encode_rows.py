@@ -13,8 +13,8 @@ import pyarrow as pa
 from lancedb.table import Table
 
 from conjoin.data.columns import undecoded
-from conjoin.data.interleaved import row_item
 from conjoin.data.row_checks import UniqueIds
+from conjoin.data.row_images import row_item
 from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts

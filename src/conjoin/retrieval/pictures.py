@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from conjoin.data.image_files import check_image_path, folders_beside, is_inside, is_uri
-from conjoin.data.interleaved import map_images
+from conjoin.data.row_images import check_image_path, folders_beside, is_inside, is_uri, map_images
 from conjoin.processing.input_types import concatenate_images
 from conjoin.processing.item_images import load_image
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from conjoin.data.interleaved import is_interleaved
+from conjoin.data.row_images import is_interleaved
 from conjoin.hub.load import loading
 from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import Item, parse_item

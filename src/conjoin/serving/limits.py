@@ -157,7 +157,7 @@ def make_item(text: str | None, pictures: Sequence[Picture], limits: Limits) -> 
         ValueError: Nothing is left, the text is too long, blank or no valid Unicode, or there is another number of
             `<image>` than of images.
     """
-    from conjoin.data.interleaved import row_item
+    from conjoin.data.row_images import row_item
     from conjoin.processing.item_inputs import check_text
 
     check_image_count(len(pictures), limits)

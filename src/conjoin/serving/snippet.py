@@ -25,7 +25,7 @@ def python_code(
     """
     lines = ["from conjoin import load_encoder, open_collection, search_items"]
     if images and "<image>" in (text or ""):
-        lines.append("from conjoin.data.interleaved import interleave")
+        lines.append("from conjoin.data.row_images import interleave")
         query = f"interleave({text!r}, {list(images)!r})"
     else:
         named = images[0] if len(images) == 1 else list(images)

@@ -28,7 +28,7 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
     Raises:
         NotExplainedError: The model is no joint encoder or an ONNX export, or there is no image beside a text.
     """
-    from conjoin.data.interleaved import plain_text
+    from conjoin.data.row_images import plain_text
     from conjoin.methods.solar.explain.pair import explain_pair
     from conjoin.models.joint_encoder import JointEncoderModel
     from conjoin.retrieval.pictures import picture_folders

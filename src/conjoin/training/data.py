@@ -7,7 +7,7 @@ import datasets
 
 from conjoin.data import QUERY_FORMATS, SAMPLE_SOURCE, PairStream, QueryMix, QueryTable, load_training_pairs
 from conjoin.data.pair_sources import SplitError
-from conjoin.data.skipped import check_on_error
+from conjoin.data.row_checks import check_on_error
 
 
 @dataclass

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import EpochRows, ImageAugmentation, name_rows
-from conjoin.data.interleaved import map_images, plain_text
+from conjoin.data.row_images import map_images, plain_text
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.ops import choose_bf16
 from conjoin.processing import load_image

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.query_rows import (
+from conjoin.data.training_rows import (
     KnownPositives,
     NamedCandidates,
     QueryRows,

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import SkippedFile, without_problems
-from conjoin.data.skipped import remove_skipped
+from conjoin.data.row_checks import remove_skipped
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import write_text

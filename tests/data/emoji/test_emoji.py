@@ -7,9 +7,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import EMOJI_LANGUAGES, EMOJI_SPLITS, EmojiSample, emoji_concepts, load_emoji, split_of
-from conjoin.data.emoji.art import EMOJI_STYLES, draw_emoji, emoji_drawings
-from conjoin.data.emoji.names import normalise_code_points
-from conjoin.data.emoji.wheels import wheel_folder
+from conjoin.data.emoji.sample import EMOJI_STYLES, draw_emoji, emoji_drawings, normalise_code_points, wheel_folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from conjoin.data.emoji.triplets import symmetric_triplets
 def sample(small_sample, monkeypatch):
     import sys
 
-    for module in ("conjoin.data.emoji.triplets", "conjoin.data.emoji.edits"):
+    for module in ("conjoin.data.emoji.triplets", "conjoin.data.emoji.triplets"):
         monkeypatch.setattr(sys.modules[module], "load_emoji", small_sample)
     return small_sample
 

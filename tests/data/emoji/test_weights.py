@@ -15,7 +15,7 @@ from conjoin.data import (
     load_sample_vision_tower,
     sample_image_processor,
 )
-from conjoin.data.emoji.wheels import wheel_folder
+from conjoin.data.emoji.sample import wheel_folder
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from conjoin.data import MBEIR_CELLS, MbeirCandidates, MbeirTraining, load_instructions, make_mini_mbeir, mbeir_queries
 from conjoin.data.make import mini_mbeir as mini_module
-from conjoin.data.mbeir.layout import pool_file
+from conjoin.data.mbeir import pool_file
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from conjoin.data import PRODUCT_FEATURES, MeritProducts, MeritTraining, emoji_concepts, make_mini_merit, merit_queries
-from conjoin.data.make import mini_merit as mini_module
-from conjoin.data.merit import catalogue
-from conjoin.data.merit.catalogue import class_of, dominant_colour
-from conjoin.data.merit.layout import is_held_out, ood_subsets, ood_values
-from conjoin.data.merit.rows import read_captions
+from conjoin.data.make import mini_merit
+from conjoin.data.make.mini_merit import class_of, dominant_colour
+from conjoin.data.merit import is_held_out, ood_subsets, ood_values, read_captions
 
 SPLITS = ("train", "validation", "test")
 
@@ -28,7 +26,7 @@ def make(load_first_emoji):
         return rows.select(range(0, len(rows), 3))
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(catalogue, "load_emoji", load)
+    patch.setattr(mini_merit, "load_emoji", load)
 
     def run(out, **options):
         return make_mini_merit(out, **{"train_queries": 200, "validation_queries": 20, "test_queries": 120} | options)
@@ -150,12 +148,12 @@ def test_an_interruption_leaves_nothing_half_done(make, tmp_path, monkeypatch):
 
     out = tmp_path / "merit"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(mini_module, "_write_products", interrupted)
+        patch.setattr(mini_merit, "_write_products", interrupted)
         make(out)
     assert not out.exists()
     make(out, test_queries=5)
     assert not (tmp_path / "merit.partial").exists()
-    monkeypatch.setattr(mini_module, "_write_products", interrupted)
+    monkeypatch.setattr(mini_merit, "_write_products", interrupted)
     assert make(out, test_queries=5) == out  # nothing to do
 
 

@@ -10,7 +10,7 @@ import pytrec_eval
 import torch
 
 from conjoin.data import MeritProducts, make_mini_merit, merit_queries
-from conjoin.data.merit import catalogue
+from conjoin.data.make import mini_merit
 from conjoin.evaluation import format_results, read_qrels, read_run, render_report
 from conjoin.evaluation.benchmarks.merit import evaluate_merit, merit_results
 from conjoin.processing.item_inputs import parse_items
@@ -231,7 +231,7 @@ def mini(load_first_emoji, tmp_path_factory):
         return rows.select(range(0, len(rows), 3))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalogue, "load_emoji", load)
+        patch.setattr(mini_merit, "load_emoji", load)
         out = tmp_path_factory.mktemp("mini") / "merit"
         return make_mini_merit(out, train_queries=5, validation_queries=5, test_queries=80)
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.data import QueryTable, RetrievalCollator
-from conjoin.data.query_rows import NamedCandidates
+from conjoin.data.training_rows import NamedCandidates
 from conjoin.losses import info_nce
 from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveObjective, QueryContrastiveTrainer
 from conjoin.training import load_recipe

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_coral import Products, make_model, make_trainer
 
 from conjoin.data import RetrievalCollator
-from conjoin.data.query_rows import NamedCandidates
+from conjoin.data.training_rows import NamedCandidates
 from conjoin.losses import info_nce
 from conjoin.methods.coral import CoralConfig, CoralObjective, CoralTrainer, load_language_head
 from conjoin.methods.coral.rows import SeedCollator, SeededRows

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging as library_logging
 
 from conjoin.data import RetrievalBatchSampler, RetrievalCollator
-from conjoin.data.query_rows import NamedCandidates, QueryRows
+from conjoin.data.training_rows import NamedCandidates, QueryRows
 from conjoin.losses import info_nce
 from conjoin.methods.puma import PumaStage2Config
 from conjoin.methods.puma.stage2 import PumaStage2Objective

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from tiny_solar import frozen_encoder
 
-from conjoin.data.make.scenes.truth import shared_patches, shared_tokens
+from conjoin.data.make.scenes import shared_patches, shared_tokens
 from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.explain.pictures import boxed_picture
 from conjoin.methods.solar.explain.scenes import draw_scene_scores

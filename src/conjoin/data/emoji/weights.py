@@ -26,7 +26,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from conjoin.data.emoji.wheels import wheel_folder
+from conjoin.data.emoji.sample import wheel_folder
 
 SAMPLE_VISION_LAYER = 11
 """The hidden layer of the sample vision tower to use (1-NN accuracy 0.65, against 0.51 for the last)."""

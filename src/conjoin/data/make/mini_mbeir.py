@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import datasets
 
-from conjoin.data.emoji.edits import Edit, find_edits
-from conjoin.data.emoji.names import EmojiConcept, emoji_concepts
-from conjoin.data.emoji.sample import load_emoji
+from conjoin.data.emoji.sample import EmojiConcept, emoji_concepts, load_emoji
+from conjoin.data.emoji.triplets import Edit, find_edits
 from conjoin.data.make.made import check_queries, is_made, write_settings
-from conjoin.data.mbeir.layout import (
+from conjoin.data.mbeir import (
     MBEIR_CELLS,
     MBEIR_DATASETS,
     MBEIR_TASKS,

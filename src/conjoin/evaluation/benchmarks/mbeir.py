@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conjoin.data import MbeirCandidates, MbeirCell, find_cells, mbeir_queries
-from conjoin.data.mbeir.layout import MBEIR_GROUPS, pool_file, qrels_file, required
+from conjoin.data.mbeir import MBEIR_GROUPS, pool_file, qrels_file, required
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, run_tasks
 from conjoin.evaluation.report.table import HIT_RATE_NOTE
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow

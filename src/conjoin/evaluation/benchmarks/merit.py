@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
-from conjoin.data.merit.layout import ood_subsets, ood_values, subset_names
-from conjoin.data.merit.rows import read_captions
+from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, group_row, run_tasks
 from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples
 from conjoin.evaluation.report.table import HIT_RATE_NOTE

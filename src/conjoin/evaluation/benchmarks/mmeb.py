@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conjoin.data.image_files import path_inside
 from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
+from conjoin.data.row_images import path_inside
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.ranking import tie_tolerance, unit_rows
 from conjoin.evaluation.results import Headline, Metric, Results, Table

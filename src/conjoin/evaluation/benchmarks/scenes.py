@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 
 from conjoin.data import load_pairs, load_triplets
-from conjoin.data.make.scenes.make import TEST_SETS
+from conjoin.data.make.scenes import TEST_SETS
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, read_options
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conjoin.data.image_files import OutsideError
+from conjoin.data.row_images import OutsideError
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Shown, picture
 from conjoin.retrieval.pictures import has_picture, read_picture

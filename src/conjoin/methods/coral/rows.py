@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from conjoin.data.query_rows import QueryRows
+from conjoin.data.training_rows import QueryRows
 
 SEED = "mask_seed"
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from conjoin.data import EpochRows
-from conjoin.data.interleaved import map_images
+from conjoin.data.row_images import map_images
 from conjoin.processing import load_image
 from conjoin.retrieval import MinedNegatives
 from conjoin.training.features import CachedFeatures

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Self
 import datasets
 import numpy as np
 
-from conjoin.data.interleaved import row_item
 from conjoin.data.pair_sources import AnyDataset
+from conjoin.data.row_images import row_item
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.mining.miners import view_rows
 from conjoin.storage import text_digest

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from conjoin.data import CompositionSettings, load_templates, read_catalogue
+from conjoin.data.make.composition.compose import evenness
 from conjoin.data.make.composition.composer import Composer
-from conjoin.data.make.composition.distribution import evenness
-from conjoin.data.make.composition.pool import Condition, Pool
 from conjoin.data.make.composition.samplers import (
     SAMPLERS,
+    Condition,
+    Pool,
     check_conditions,
     draw_attribute_uniform,
     find_similar,

@@ -4,37 +4,92 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import shutil
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from conjoin.data.make.made import is_made, made_with, write_settings
-from conjoin.data.merit.layout import query_file
+from conjoin.data.merit import PRODUCT_FEATURES, query_file
+from conjoin.data.row_checks import row_name
+from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.storage import atomic_path, differences, lock_folder, publish_folder, write_text
 
-from .catalogue import Catalogue
-from .composer import Composer
-from .distribution import Distribution
+from .catalogue import MISSING, Catalogue
+from .composer import COLD_START, Composer, CompositionSettings
 from .instructions import Template, load_templates
 from .judges import Judge, VisionModel
-from .layout import products_file, write_products
-from .pool import Pool
-from .settings import COLD_START, CompositionSettings
+from .samplers import Pool
 
 logger = logging.getLogger(__name__)
-
 MARKER = "composition.json"
 DISTRIBUTION_FILE = "distribution.json"
 GIVE_UP = 300
 """Numbers in a row without a new query, after which a split has no more."""
-
 _VERSION = 3
+POSITIVE_BINS = (1, 2, 5, 10, 50, 100, 500, 1000, 5000)
+"""Lower ends of the bins of the number of positives."""
+_GROUP = 256
+
+
+class Distribution:
+    """Counts over the outcomes of a split, see `Composer.outcome`.
+
+    Args:
+        catalogue: All products.
+        rows: Those of the split.
+    """
+
+    def __init__(self, catalogue: Catalogue, rows: np.ndarray) -> None:
+        having = (catalogue.codes[:, rows] != MISSING).sum(axis=1).tolist()
+        self.products, self.candidates, self.kept, self.duplicates = len(rows), 0, 0, 0
+        self.attributes = {"products": Counter(dict(zip(catalogue.attributes, having, strict=True)))}
+        self.attributes |= {name: Counter() for name in ("conventional", "drawn", "kept")}
+        self.languages = {"products": Counter(catalogue.languages[row] for row in rows.tolist())}
+        self.languages |= {name: Counter() for name in ("conventional", "drawn", "kept", "positives", "instructions")}
+        self.conditions: dict[str, Counter[str]] = {"drawn": Counter(), "kept": Counter()}
+        self.samplers: dict[str, Counter[str]] = {"drawn": Counter(), "kept": Counter()}
+        self.rejected: Counter[str] = Counter()
+        self.positives: Counter[str] = Counter()
+        self.hard_negatives = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count what was drawn for a number."""
+        self.candidates += 1
+        self.conditions["drawn"].update(record["conditions"])
+        self.rejected.update(record["rejected"])
+        if "asked" not in record:
+            return
+        self.samplers["drawn"][record["sampler"]] += 1
+        for name in ("drawn", "conventional") if record["sampler"] == "conventional" else ("drawn",):
+            self.attributes[name].update(record["asked"])
+            self.languages[name].update(record["shown"])
+
+    def keep(self, record: Mapping[str, Any]) -> None:
+        """Count a query that is kept."""
+        query = record["query"]
+        self.kept += 1
+        self.samplers["kept"][record["sampler"]] += 1
+        self.conditions["kept"][str(len(query["query"]))] += 1
+        self.attributes["kept"].update(record["asked"])
+        self.languages["kept"].update(record["shown"])
+        self.languages["positives"].update(record["answered"])
+        self.languages["instructions"][query["language"]] += 1
+        self.positives[str(max(least for least in POSITIVE_BINS if least <= len(query["pos_candidate"])))] += 1
+        self.hard_negatives += len(query["hard_negative"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counts, and the evenness of each distribution over attributes."""
+        return vars(self) | {"evenness": {name: evenness(counts) for name, counts in self.attributes.items()}}
 
 
 def compose_queries(
@@ -291,3 +346,57 @@ def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
             elif path != lock:
                 path.unlink()
         write_settings(partial / MARKER, key)
+
+
+def evenness(counts: Mapping[str, int]) -> float | None:
+    """The entropy of a distribution over its maximum: 1 if all are as frequent; None without counts of two."""
+    total = sum(counts.values())
+    if len(counts) < 2 or not total:
+        return None
+    return -sum(count / total * math.log(count / total) for count in counts.values() if count) / math.log(len(counts))
+
+
+def products_file(folder: Path, split: str) -> Path:
+    """The file of a split's products."""
+    return folder / "data" / f"{split}-00000-of-00001.parquet"
+
+
+def write_products(path: Path, catalogue: Catalogue, rows: np.ndarray, split: str, show_progress: bool) -> None:
+    """Write products; the bytes of their image files are copied as they are.
+
+    Raises:
+        FileNotFoundError: An image file is gone.
+        ValueError: An image is a URL.
+    """
+    schema = PRODUCT_FEATURES.arrow_schema
+    path.parent.mkdir(exist_ok=True)
+    numbers = progress(rows.tolist(), f"{split} products", unit="product", show=show_progress)
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        group: list[dict[str, Any]] = []
+        for place, row in enumerate(numbers, start=1):
+            group.append(_product(catalogue, row))
+            if len(group) == _GROUP or place == len(rows):
+                writer.write_table(pa.Table.from_pylist(group, schema))
+                group.clear()
+
+
+def _product(catalogue: Catalogue, row: int) -> dict[str, Any]:
+    name = row_name(row, catalogue.ids[row])
+    return {
+        "image": {"bytes": _read_bytes(catalogue.rows[row]["image"], name), "path": None},
+        "title": catalogue.titles[row],
+        "idx": catalogue.ids[row],
+        "class": catalogue.classes[row],
+        "country": catalogue.countries[row],
+        "language": catalogue.languages[row],
+        "attribute": json.dumps(catalogue.described(row), ensure_ascii=False),
+    }
+
+
+def _read_bytes(image: dict[str, Any], name: str) -> bytes:
+    if image["bytes"] is not None:
+        return bytes(image["bytes"])
+    path = image["path"]
+    if "://" in path or path.startswith("data:"):
+        raise ItemError(name, f"image {path!r:.80}: expected a file; download the images first")
+    return Path(path).read_bytes()

@@ -1,21 +1,96 @@
 """One split's queries: each is a function of the seed, the split and its number."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .catalogue import DEFAULT_CLASS, MISSING, Catalogue
-from .cold_start import AS_SHOWN, cold_products, difference, draw_cold, other_with
 from .instructions import Template
 from .judges import Case, Judge, Product, VisionModel
-from .pool import Condition, Pool
-from .samplers import SAMPLERS, Draft, check_conditions, near_misses, rank, recall
-from .settings import COLD_START, CompositionSettings
+from .samplers import MOST_COMPARED, SAMPLERS, Condition, Draft, Pool, check_conditions, near_misses, rank, recall
 
 ATTEMPTS = 100
 """Draws of one number, of which the first that makes a query counts."""
+COLD_START = "cold_start"
+AS_SHOWN = ("product style", "as product image")
+"""The condition of a product without attributes, as in the published queries."""
+ATTRIBUTE_PROMPT = (
+    "Compare the two pictures of products. Which one attribute has to change most visibly to turn the first product "
+    "into the second? Choose one of: {choices}. Answer with the attribute only."
+)
+VALUE_PROMPT = (
+    "Compare the two pictures of products. Which {attribute} does the second product have, unlike the first? "
+    "Choose one of: {choices}. Answer with the value only, or with no if none of them fits."
+)
+
+
+@dataclass(frozen=True)
+class CompositionSettings:
+    """How many queries are composed, and by which probabilities.
+
+    Attributes:
+        queries: Of the training split.
+        test_queries: Of the test split.
+        test_share: Of the products (with families: of the families) that are in the test split. 0: no test split.
+        samplers: The weight of each sampler, of `SAMPLERS` or `"cold_start"`; by default the authors' (their code).
+        conditions: The weight of each number of conditions, before filtering (App. A.3.1).
+        stratify: The test split takes its share of each class and language, as B.8's does, not of all products.
+        damping: See `Pool`.
+        exclude_most_frequent: See `Pool`.
+        max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
+        hard_negatives: At most, for each query.
+        languages: Of the instructions, drawn uniformly.
+        seed: Of all draws.
+    """
+
+    queries: int = 10000
+    test_queries: int = 1000
+    test_share: float = 0.1
+    samplers: dict[str, float] = field(
+        default_factory=lambda: {"conventional": 0.3, "attribute_uniform": 0.2, "high_similarity": 0.5}
+    )
+    conditions: dict[int, float] = field(default_factory=lambda: {2: 0.75, 3: 0.10, 4: 0.15})
+    stratify: bool = False
+    damping: float = 0.5
+    exclude_most_frequent: bool = False
+    max_positive_share: float = 0.05
+    hard_negatives: int = 8
+    languages: tuple[str, ...] = ("en",)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("queries", 1), ("test_queries", 0), ("hard_negatives", 0), ("seed", 0)):
+            if vars(self)[name] < least:
+                raise ValueError(f"{name} must be at least {least}, got {vars(self)[name]}")
+        if not 0 <= self.test_share < 1:
+            raise ValueError(f"test_share must be in [0, 1), got {self.test_share}")
+        if not 0 < self.max_positive_share <= 1:
+            raise ValueError(f"max_positive_share must be in (0, 1], got {self.max_positive_share}")
+        if not (self.damping >= 0 and math.isfinite(self.damping)):
+            raise ValueError(f"damping must be at least 0, got {self.damping}")
+        _check_weights("samplers", self.samplers)
+        _check_weights("conditions", self.conditions)
+        unknown = [name for name in self.samplers if name not in (*SAMPLERS, COLD_START)]
+        if unknown:
+            raise ValueError(f"unknown sampler {unknown[0]!r}; expected one of {', '.join((*SAMPLERS, COLD_START))}")
+        if min(self.conditions) < 2:
+            raise ValueError(f"a query has at least 2 conditions, got {min(self.conditions)}")
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The number of queries of each split."""
+        has_test = self.test_share > 0 and self.test_queries > 0
+        return {"train": self.queries} | ({"test": self.test_queries} if has_test else {})
+
+
+def _check_weights(name: str, weights: dict[str, float] | dict[int, float]) -> None:
+    wrong = [(key, weight) for key, weight in weights.items() if not (weight >= 0 and math.isfinite(weight))]
+    if wrong or sum(weights.values()) <= 0:
+        raise ValueError(f"{name}: expected weights of at least 0 with a positive sum, got {weights}")
 
 
 class Composer:
@@ -193,3 +268,65 @@ class _Choice:
     def draw(self, generator: np.random.Generator) -> Any:  # noqa: ANN401
         place = np.searchsorted(self._ends, generator.random() * self._ends[-1], side="right")
         return self._things[min(int(place), len(self._things) - 1)]
+
+
+def cold_products(pool: Pool) -> np.ndarray:
+    """The products without any attribute, ascending."""
+    return np.flatnonzero((pool.codes < 0).all(axis=0))
+
+
+def draw_cold(pool: Pool, cold: np.ndarray, generator: np.random.Generator) -> tuple[int, int, np.ndarray] | str:
+    """A product without attributes, a similar product as the target, and the siblings that are neither.
+
+    Raises:
+        ValueError: There are neither families nor vectors to find similar products by.
+    """
+    if pool.vectors is None and pool.families is None:
+        raise ValueError("cold-start expansion needs families of products, or vectors to find similar products by")
+    product = int(cold[int(generator.integers(len(cold)))])
+    family = pool.family(product)
+    if len(family):
+        target = int(family[int(generator.integers(len(family)))])
+        return product, target, family[family != target]
+    if pool.vectors is None:
+        return "no similar product"
+    scores = pool.vectors @ pool.vectors[product]
+    scores[product] = -np.inf
+    return product, int(scores.argmax()), family
+
+
+def difference(
+    model: VisionModel, catalogue: Catalogue, pool: Pool, first: Product, second: Product
+) -> tuple[int, int] | str:
+    """What turns the first product into the second by the answers of a model: an attribute and its value.
+
+    The choices are the attributes and values that several products of the pool have.
+    """
+    names = {catalogue.attributes[key].lower(): key for key in pool.keys.tolist()}
+    images = [first.image, second.image]
+    key = names.get(_answer(model.ask(images, ATTRIBUTE_PROMPT.format(choices=", ".join(names)))))
+    if key is None:
+        return "the model named no attribute"
+    values = {catalogue.values[key][value]: value for value in pool.usable_values(key).tolist()}
+    prompt = VALUE_PROMPT.format(attribute=catalogue.attributes[key], choices=", ".join(values))
+    value = values.get(_answer(model.ask(images, prompt)))
+    return "the model named no value" if value is None else (key, value)
+
+
+def other_with(
+    pool: Pool, key: int, value: int, target: int, barred: Sequence[int], generator: np.random.Generator
+) -> int | None:
+    """A product with this value, of those compared the most similar to the target."""
+    found = pool.products(key, value)
+    found = found[~np.isin(found, barred)]
+    if not len(found):
+        return None
+    if len(found) > MOST_COMPARED:
+        found = found[generator.choice(len(found), MOST_COMPARED, replace=False)]
+    if pool.vectors is None:
+        return int(found[int(generator.integers(len(found)))])
+    return int(found[pool.similarities([target], found).argmax()])
+
+
+def _answer(text: str) -> str:
+    return text.strip().strip("\"'*.").strip().lower()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from conjoin.data.make.construction.models import chat_answer, pipeline_loader
 from conjoin.processing import load_image
 
 
@@ -26,6 +27,8 @@ class VisionModel(NamedTuple):
 
 
 PRINCIPLES = ("non_omission", "vision_centric", "accuracy")
+
+
 PROMPTS = {
     "non_omission": (
         "The pictures show the products of a search, in order, each with its title:\n{products}\nThe search is about "
@@ -142,3 +145,23 @@ def judge_by_titles(principle: str, visual: Sequence[str]) -> Judge:
         )
 
     return Judge(f"{principle} (titles)", accepts)
+
+
+def ask_with(model: str, *, max_new_tokens: int = 16, **options: Any) -> VisionModel:  # noqa: ANN401
+    """Wrap an `"image-text-to-text"` model of transformers; it decodes greedily.
+
+    The model is loaded at the first call.
+
+    Args:
+        model: Folder or Hub name.
+        max_new_tokens: Maximum length of the answer in tokens.
+        options: Further arguments of `transformers.pipeline`, e.g. `device="cuda"`.
+    """
+    load = pipeline_loader("image-text-to-text", model, options)
+
+    def ask(images: Sequence[Image.Image], prompt: str) -> str:
+        content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+        content.append({"type": "text", "text": prompt})
+        return chat_answer(load(), "text", [{"role": "user", "content": content}], max_new_tokens)
+
+    return VisionModel(model, ask)

@@ -4,7 +4,9 @@ Each step is a function that you pass in; `construction_models` wraps pipelines 
 A step is run over all items before the next one begins, so that one large model at a time need be in memory.
 """
 
+import base64
 import hashlib
+import io
 import json
 import logging
 import re
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from conjoin.data.make.construction.review_sheet import write_review_sheet
+from conjoin.data.json_files import JsonLines
 from conjoin.data.row_checks import repeated_id
 from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
@@ -22,17 +24,15 @@ from conjoin.progress import progress
 from conjoin.storage import atomic_path, content_digest, write_text
 
 logger = logging.getLogger(__name__)
-
 CANDIDATES_FILE = "candidates.jsonl"
 REVIEW_FILE = "review.html"
-
 EDITS = ("replace", "add", "remove")
 """How an edited text differs from the original: in other objects, in more, or in fewer."""
-
 Record = dict[str, Any]
 """What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, its `edit` (of `EDITS`),
 `rewritten_text` (None: no variant), `edited_image` (paths relative to the folder); `skipped` says why there is no
 more."""
+_ROLES = {"query": "query X", "positive": "positive X⁺", "negative": "negative X⁻", "variant": "variant X′"}
 
 
 class Edited(NamedTuple):
@@ -207,3 +207,61 @@ def _save_picture(folder: Path, record: Record, field: str, picture: Image.Image
 
 def _save(folder: Path, record: Record) -> None:
     write_text(_record_path(folder, record["id"]), json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+
+
+def write_review_sheet(candidates: str | Path, out: str | Path, *, size: int = 320, title: str | None = None) -> Path:
+    """Write a self-contained page with inline pictures, which sends no data.
+
+    Texts can be edited on the page. Decisions survive a reload if the browser keeps local data. The button saves the
+    accepted rows with all their fields. Save them into the folder of the candidates' file, because image paths are
+    relative to it.
+
+    Args:
+        candidates: Triplets in JSON lines, as `load_triplets` reads them.
+        out: Path of the page.
+        size: Longest side of a picture in pixels.
+        title: Title of the page; by default the name of the candidates' file.
+
+    Raises:
+        FileNotFoundError: The file or a listed image does not exist.
+        ValueError: A line is not a JSON object, or a picture cannot be read.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    candidates = Path(candidates)
+    rows = list(JsonLines(candidates))
+    pictures: dict[str, str] = {}
+    triplets = []
+    for number, row in enumerate(rows):
+        items = []
+        for role, label in _ROLES.items():
+            image, text = row.get(f"{role}_image"), row.get(f"{role}_text")
+            if image is None and text is None:
+                continue
+            items.append({"role": role, "label": label, "text": text, "picture": image})
+            if image is not None and image not in pictures:
+                name = f"line {number + 1}, {role}_image"
+                source = image if "://" in image or image.startswith("data:") else candidates.parent / image
+                pictures[image] = _thumbnail(load_image(source, name), size)
+        triplets.append({"id": str(row.get("id", number)), "items": items})
+    environment = Environment(
+        loader=PackageLoader("conjoin.data.make.construction", "."), autoescape=True, undefined=StrictUndefined
+    )
+    page = environment.get_template("review_sheet.html.j2").render(
+        title=title if title is not None else candidates.name,
+        key=hashlib.sha256(candidates.read_bytes()).hexdigest()[:16],
+        triplets=triplets,
+        data={"rows": rows, "pictures": pictures},
+    )
+    out = Path(out)
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def _thumbnail(image: Image.Image, size: int) -> str:
+    """Return a JPEG of at most `size` x `size` pixels as a `data:` URI."""
+    small = image.copy()
+    small.thumbnail((size, size), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    small.save(buffer, "jpeg", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

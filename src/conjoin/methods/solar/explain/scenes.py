@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL import Image
 
-from conjoin.data.make.scenes.truth import SHARED
+from conjoin.data.make.scenes import SHARED
 from conjoin.methods.solar.explain.pictures import (
     Word,
     boxed_picture,

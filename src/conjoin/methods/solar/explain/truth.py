@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from conjoin.data.make.scenes.truth import PRIVATE, SHARED, shared_patches, shared_tokens
+from conjoin.data.make.scenes import PRIVATE, SHARED, shared_patches, shared_tokens
 from conjoin.methods.solar.scores import align, pair_tokens, score_windows, threshold_of
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features

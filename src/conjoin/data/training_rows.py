@@ -1,16 +1,116 @@
-"""Rows of queries and candidates for trainers: seeded choices, candidate ids and columns for batching."""
+"""Rows as trainers read them: seeded choices, the states of a teacher, candidate ids, and columns for batching."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import datasets
+import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
-from conjoin.data.epoch_rows import EpochRows
-from conjoin.data.rows_with_teacher import RowsWithTeacher
+from conjoin.storage import RowCache
 
+ROW_NAMES = "row_names"
+"""The tensor `(rows,)` of a cache that names what its rows were made from."""
 NEGATIVES = ("negatives", "negative_ids", "negative_modalities")
+
+
+class EpochRows(Dataset[dict[str, Any]]):
+    """A dataset that resamples its random choices in every epoch.
+
+    Each choice depends only on `seed`, `epoch` and the row, not on the number of processes or the point of resumption.
+    Subclasses draw from `numpy_random` or `torch_random`. This class itself seeds torch's global generator for rows
+    that draw from it.
+
+    Args:
+        rows: Rows with a length and an order; if they are `EpochRows`, they follow the epoch.
+        seed: Seed of the choices.
+    """
+
+    def __init__(self, rows: Any, seed: int = 0) -> None:  # noqa: ANN401 - any rows with a length
+        self.rows, self.seed = rows, seed
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the choices; the trainer sets it."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if isinstance(self.rows, EpochRows):
+            self.rows.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self._torch_seed(index))
+            return dict(self.rows[index])
+
+    def numpy_random(self, index: int, *salt: int) -> np.random.Generator:
+        """Return the generator of a row; each `salt` gives another one."""
+        return np.random.default_rng((self.seed, self.epoch, index, *salt))
+
+    def torch_random(self, index: int) -> torch.Generator:
+        """Return the torch generator of a row."""
+        return torch.Generator().manual_seed(self._torch_seed(index))
+
+    def _torch_seed(self, index: int) -> int:
+        return int(np.random.SeedSequence((self.seed, self.epoch, index)).generate_state(1)[0])
+
+
+class TeacherRowCache(RowCache):
+    """A cache of a teacher's states, in which every row is known by a name; `make` stores it as `ROW_NAMES`."""
+
+    named_by: ClassVar[str]
+    """The fields of a row that `row_name` hashes."""
+
+    @staticmethod
+    def row_name(row: Mapping[str, Any], index: int) -> int:
+        """A digest of what the row at `index` is made from."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = super().__getitem__(index)
+        del row[ROW_NAMES]
+        return row
+
+    def name(self, index: int) -> int:
+        """The `row_name` of the row that was cached at `index`."""
+        return int(super().__getitem__(index)[ROW_NAMES])
+
+
+class RowsWithTeacher(Dataset[dict[str, Any]]):
+    """Rows with their cached states as the field `teacher`, for the collator that reads it.
+
+    Args:
+        rows: The rows that were cached, in the same order, without random changes of their images.
+        cache: Of these rows.
+
+    Raises:
+        ValueError: The number of rows differs; or, on reading a row, its name differs from the cached one.
+    """
+
+    def __init__(self, rows: Any, cache: TeacherRowCache) -> None:  # noqa: ANN401 - any sequence of rows
+        if len(rows) != len(cache):
+            raise ValueError(f"{len(rows)} rows, but the {cache.kind} in {str(cache.folder)!r} has {len(cache)}")
+        self.rows, self.cache = rows, cache
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        if self.cache.row_name(row, index) != self.cache.name(index):
+            raise ValueError(
+                f"row {index} (id {row.get('id', index)!r}) is not the one in the {self.cache.kind} in "
+                f"{str(self.cache.folder)!r}: its {self.cache.named_by} differs"
+            )
+        return {**row, "teacher": self.cache[index]}
 
 
 @runtime_checkable

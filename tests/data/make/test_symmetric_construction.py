@@ -8,8 +8,13 @@ from PIL import Image
 
 from conjoin.data import load_triplets
 from conjoin.data.make.construction.models import describe_with, edit_with, rewrite_with, synthesise_with
-from conjoin.data.make.construction.review_sheet import write_review_sheet
-from conjoin.data.make.construction.symmetric import EDITS, Edited, assemble_triplets, construct_symmetric
+from conjoin.data.make.construction.symmetric import (
+    EDITS,
+    Edited,
+    assemble_triplets,
+    construct_symmetric,
+    write_review_sheet,
+)
 
 COLOURS = ("red", "green", "blue")
 

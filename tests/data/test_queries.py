@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from conjoin.data import QueryMix, QueryTable, RetrievalBatchSampler
-from conjoin.data.query_rows import QueryRows, positives_of, repeats_of, sources_of
+from conjoin.data.training_rows import QueryRows, positives_of, repeats_of, sources_of
 
 
 def write(folder, *rows, name="rows.jsonl"):

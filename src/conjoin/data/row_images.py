@@ -1,9 +1,13 @@
-"""Which files and URLs the rows of a source may name as their images, and which of them Pillow can read here."""
+"""The images of a row: which files and URLs it may name, which Pillow can read, and their places in its text.
 
+In a row with several images, `<image>` in the text marks the place of the next image of the list, as in MERIT.
+"""
+
+import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +19,19 @@ from conjoin.processing.item_error import ItemError, MissingFileError
 from conjoin.processing.item_images import check_urls_allowed, is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
 
+_HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+ALLOW_ROOTS = "CONJOIN_ROOTS"
+"""The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""
+PLACEHOLDER = "<image>"
+"""Stands for an image in the text of a row with a list of images."""
+
+
 try:
     from pillow_heif import register_heif_opener
 except ImportError:
     pass  # HEIC files are then reported as unreadable
 else:
     register_heif_opener()
-
-_HEIF_SUFFIXES = (".heic", ".heif", ".hif")
-
-ALLOW_ROOTS = "CONJOIN_ROOTS"
-"""The environment variable of further folders of images, separated as in PATH, so that child processes obey it too."""
 
 
 class OutsideError(ItemError):
@@ -194,3 +200,75 @@ def remedy(*suffixes: str) -> str:
     """What to do about pictures that cannot be read, of these kinds."""
     convert = "convert them to PNG or JPEG"
     return f'{convert}, or `pip install "conjoin[heif]"` to read HEIC' if {*suffixes} & {*_HEIF_SUFFIXES} else convert
+
+
+def interleave(text: str, images: Sequence[Any], name: str = "item") -> list[dict[str, Any]]:
+    """Return a text with a placeholder for each of its images as a chat message.
+
+    Args:
+        text: The text; white space around a placeholder is dropped.
+        images: As many as there are placeholders.
+        name: Start of the error message.
+
+    Raises:
+        ItemError: There are fewer placeholders than images, or more.
+    """
+    check_placeholders(text, len(images), name)
+    first, *others = (piece.strip() for piece in text.split(PLACEHOLDER))
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+    for image, piece in zip(images, others, strict=True):
+        parts += [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": piece}]
+    return [{"role": "user", "content": [part for part in parts if part.get("text") != ""]}]
+
+
+def check_placeholders(text: str, count: int, name: str = "item") -> None:
+    """Refuse a text with another number of placeholders than there are images.
+
+    Raises:
+        ItemError: It has.
+    """
+    placeholders = text.count(PLACEHOLDER)
+    if placeholders != count:
+        raise ItemError(
+            name,
+            f"{placeholders} placeholders {PLACEHOLDER} in the text, but {count} images; expected one for each image "
+            "(or none: then the images come first)",
+        )
+
+
+def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN401 - an item
+    """Return the image and the text of a row as an item: interleaved, if there are a list of images and placeholders.
+
+    Raises:
+        ItemError: As `interleave`.
+    """
+    image, text = parts.get("image"), parts.get("text")
+    if is_interleaved(image, text):
+        return interleave(str(text), image or (), name)
+    return {part: value for part, value in parts.items() if value is not None}
+
+
+def is_interleaved(image: Any, text: Any) -> bool:  # noqa: ANN401 - parts of a row
+    """Whether a row has a list of images and a text with placeholders."""
+    return isinstance(image, list | tuple) and isinstance(text, str) and PLACEHOLDER in text
+
+
+def plain_text(image: Any, text: str) -> str:  # noqa: ANN401 - parts of a row
+    """Return the text of a row without its placeholders."""
+    return " ".join(text.replace(PLACEHOLDER, " ").split()) if is_interleaved(image, text) else text
+
+
+def map_images(change: Callable[[Any], Any], image: Any) -> Any:  # noqa: ANN401 - an image or several
+    """Return what `change` makes of the image of a row, or of each of its list of images."""
+    return [change(each) for each in image] if isinstance(image, list | tuple) else change(image)
+
+
+def listed_images(cell: Any) -> Any:  # noqa: ANN401 - a cell of a table
+    """Return the list of paths that a cell of a CSV holds as JSON, `["a.png", "b.png"]`; else the cell."""
+    if not isinstance(cell, str) or not cell.startswith("["):
+        return cell
+    try:
+        paths = json.loads(cell)
+    except ValueError:  # a file name may start with a bracket
+        return cell
+    return paths if all(isinstance(path, str) for path in paths) else cell

@@ -9,10 +9,16 @@ from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.data import load_pairs, load_triplets, make_scenes
-from conjoin.data.make.scenes.compose import NEGATIVES, Composition, draw_composition
-from conjoin.data.make.scenes.draw import SCENE_SIZE, draw_scene
-from conjoin.data.make.scenes.objects import scene_objects
-from conjoin.data.make.scenes.phrases import PHRASES, Wording
+from conjoin.data.make.scenes import (
+    NEGATIVES,
+    PHRASES,
+    SCENE_SIZE,
+    Composition,
+    Wording,
+    draw_composition,
+    draw_scene,
+    scene_objects,
+)
 
 NAMES = [f"object{number}" for number in range(30)]
 SIZES = {"train": 24, "distractors": 6, "triplets": 12}
@@ -99,8 +105,7 @@ def test_a_wording_depends_on_its_seed_and_others_on_their_phrase():
 def test_objects_are_where_their_boxes_are(monkeypatch):
     names = [row.concept for row in scene_objects()][:4]
     monkeypatch.setattr(
-        "conjoin.data.make.scenes.draw._background",
-        lambda generator: Image.new("RGB", (SCENE_SIZE, SCENE_SIZE), "white"),
+        "conjoin.data.make.scenes._background", lambda generator: Image.new("RGB", (SCENE_SIZE, SCENE_SIZE), "white")
     )
     picture, boxes = draw_scene(tuple(names), "openmoji", np.random.default_rng(3))
     ink = 255 - np.asarray(Image.open(io.BytesIO(picture)).convert("L"), dtype=float)
@@ -164,9 +169,9 @@ def test_fewer_known_objects(tmp_path):
 
 
 def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch):
-    from conjoin.data.make.scenes import make
+    from conjoin.data.make import scenes as module
 
-    draw = make.draw_scene
+    draw = module.draw_scene
     drawn = []
 
     def stop(*args):
@@ -175,7 +180,7 @@ def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         return draw(*args)
 
-    monkeypatch.setattr(make, "draw_scene", stop)
+    monkeypatch.setattr(module, "draw_scene", stop)
     with pytest.raises(KeyboardInterrupt):
         make_scenes(tmp_path / "out", **SIZES)
     assert not (tmp_path / "out").exists()

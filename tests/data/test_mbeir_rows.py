@@ -16,7 +16,7 @@ from conjoin.data import (
     load_instructions,
     mbeir_queries,
 )
-from conjoin.data.mbeir.layout import check_modality, fixed_choice, format_text, pool_file
+from conjoin.data.mbeir import check_modality, fixed_choice, format_text, pool_file
 
 HEADER = "query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2\tprompt_3\tprompt_4"
 CELL = MbeirCell("webqa", 2)

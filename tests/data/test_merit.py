@@ -17,10 +17,9 @@ from conjoin.data import (
     RetrievalCollator,
     merit_queries,
 )
-from conjoin.data.interleaved import row_item
-from conjoin.data.merit.layout import ood_subsets, ood_values, read_query, without_titles
-from conjoin.data.merit.rows import read_captions
-from conjoin.data.query_rows import QueryRows
+from conjoin.data.merit import ood_subsets, ood_values, read_captions, read_query, without_titles
+from conjoin.data.row_images import row_item
+from conjoin.data.training_rows import QueryRows
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor, parse_items
 from tiny_merit import PRODUCTS, png, product_rows, query, shown, write_merit, write_products, write_queries

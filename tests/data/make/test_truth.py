@@ -1,4 +1,4 @@
-from conjoin.data.make.scenes.truth import NEITHER, PRIVATE, SHARED, shared_patches, shared_tokens
+from conjoin.data.make.scenes import NEITHER, PRIVATE, SHARED, shared_patches, shared_tokens
 
 IMAGE = [{"object": "dog", "box": [0.0, 0.0, 0.5, 0.5]}, {"object": "bus", "box": [0.5, 0.25, 1.0, 1.0]}]
 TEXT = [{"object": "bus", "start": 4, "end": 7}, {"object": "red owl", "start": 12, "end": 19}]

@@ -1,1 +1,0 @@
-"""Scenes: pictures of objects, and texts that name some of them, composed from the embedded sample."""

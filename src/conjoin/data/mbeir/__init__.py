@@ -1,1 +1,0 @@
-"""M-BEIR: layout, rows and a miniature."""

@@ -1,0 +1,528 @@
+"""MERIT: its files on disk, its products, its queries, and the subsets of its out-of-distribution tests."""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch.utils.data import Dataset
+
+from conjoin.data.columns import undecoded, without_bytes
+from conjoin.data.json_files import JsonLines
+from conjoin.data.row_checks import repeated_id
+from conjoin.data.row_images import PLACEHOLDER, path_inside, row_item
+from conjoin.data.training_rows import draw_ids
+from conjoin.processing.item_error import ItemError
+
+PRODUCT_FEATURES = datasets.Features(
+    {
+        "image": datasets.Image(),
+        **{name: datasets.Value("string") for name in ("title", "idx", "class", "country", "language", "attribute")},
+    }
+)
+"""The columns of the published Parquet files; `attribute` is a JSON object as a text."""
+OOD_VALUES: dict[str, tuple[str, ...]] = {
+    "language": ("th", "ms", "id"),
+    "attribute": ("brand", "pattern/print", "region of origin"),
+    "class": ("drink", "table", "phone"),
+}
+"""What the out-of-distribution tests hold out (Table 7), in the order in which the authors assign queries."""
+_OOD_FILE = "ood.json"
+_TITLE = re.compile(rf"{PLACEHOLDER}(?:(?!{PLACEHOLDER}).)*?(?=</Product\s*\d+\s*>)", flags=re.DOTALL)
+_FIELDS = ("query", "pos_candidate", "query instruction")
+MODALITY = "image,text"
+"""Of every query and product."""
+
+
+@dataclass(frozen=True)
+class MeritProduct:
+    """A product without its image.
+
+    Attributes:
+        id: Its `idx`.
+        title: Its title, in its language.
+        kind: Its `class`, such as `phone`.
+        country: Where it is sold.
+        language: Language of the title, such as `th`.
+        attributes: A text, or a list of texts, by name.
+    """
+
+    id: str
+    title: str
+    kind: str
+    country: str
+    language: str
+    attributes: dict[str, Any]
+
+
+class MeritProducts:
+    """The products of a split, by id.
+
+    Memory holds everything but the images. `datasets` keeps a copy of the files in its cache.
+
+    Args:
+        folder: The root of MERIT, with `data/{split}-*.parquet`.
+        split: `"train"` or `"test"`; the miniature also has `"validation"`.
+
+    Raises:
+        FileNotFoundError: There are no files of the split.
+        ValueError: A file is damaged, a column is missing, an id is missing or occurs twice, a title is empty, an
+            attribute is empty, or a product has no image or one outside of the folder (the message names the product).
+    """
+
+    def __init__(self, folder: str | Path, split: str) -> None:
+        self.folder, self.split = Path(folder), split
+        files = sorted((self.folder / "data").glob(f"{split}-*.parquet"))
+        if not files:
+            raise FileNotFoundError(f"MERIT: no such files: {str(self.folder / 'data' / f'{split}-*.parquet')!r}")
+        rows = _read_files(files)
+        missing = [name for name in PRODUCT_FEATURES if name not in rows.column_names]
+        if missing:
+            raise ValueError(f"{self}: no column {missing[0]!r}; the columns are {rows.column_names}")
+        self._images = undecoded(rows.select_columns("image"))
+        facts = rows.remove_columns("image")
+        self._products = [self._product(row, index) for index, row in enumerate(facts)]
+        self._indices = {product.id: index for index, product in enumerate(self._products)}
+        if len(self._indices) < len(self._products):
+            repeated = next(p.id for index, p in enumerate(self._products) if self._indices[p.id] != index)
+            raise repeated_id(repeated, str(self))
+        for index, image in enumerate(without_bytes(self._images)):
+            if image["bytes"] is None:
+                name = f"{self}, row {index}: the product {self._products[index].id!r}"
+                if not image["path"]:
+                    raise ItemError(name, "it has no image")
+                path_inside(self.folder, image["path"], name)
+
+    def __str__(self) -> str:
+        return f"the {self.split} products of {str(self.folder)!r}"
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def __iter__(self) -> Iterator[MeritProduct]:
+        return iter(self._products)
+
+    def __contains__(self, pid: object) -> bool:
+        return pid in self._indices
+
+    def __getitem__(self, pid: str) -> MeritProduct:
+        if pid not in self._indices:
+            raise ValueError(f"the product {pid!r} is not among {self}")
+        return self._products[self._indices[pid]]
+
+    def image(self, pid: str) -> dict[str, Any]:
+        """Read the undecoded image of a product, `{"bytes", "path"}`."""
+        image = self._images[self._indices[pid]]["image"]
+        if image["bytes"] is None:
+            image["path"] = str(self.folder / image["path"])
+        return image
+
+    def _product(self, row: dict[str, Any], index: int) -> MeritProduct:
+        where = f"{self}, row {index}"
+        pid = product_id(row["idx"], where)
+        where = f"{where}: the product {pid!r}"
+        if not (row["title"] or "").strip():
+            raise ItemError(where, "it has no title")
+        kind, country, language = (row[name] or "" for name in ("class", "country", "language"))
+        attributes = check_attributes(_read_attributes(row["attribute"], where), where)
+        return MeritProduct(pid, row["title"].strip(), kind, country, language, attributes)
+
+
+def _read_files(files: Sequence[Path]) -> datasets.Dataset:
+    """Read Parquet files; each is opened first, so that a damaged one is named."""
+    for file in files:
+        try:
+            pq.read_schema(file)
+        except pa.ArrowException as error:
+            raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}") from error
+    return datasets.Dataset.from_parquet([str(file) for file in files])
+
+
+def product_id(value: object, where: str) -> str:
+    """Return a product id, an integer or a string in the data, as a string.
+
+    Raises:
+        ValueError: It is neither, or not one word.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value).split()) != 1:
+        raise ItemError(where, f"a product id must be an integer or a string of one word, got {value!r:.80}")
+    return str(value)
+
+
+def check_attributes(attributes: object, where: str) -> dict[str, Any]:
+    """Return attributes, a text or a list of texts by name.
+
+    Raises:
+        ValueError: They are no mapping, or a name or a value is empty.
+    """
+    if not isinstance(attributes, Mapping):
+        raise ItemError(where, f"expected attributes as {{name: value}}, got {attributes!r:.80}")
+    for name, value in attributes.items():
+        texts = [name, *(value if isinstance(value, list) and value else [value])]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ItemError(where, f"the attribute {name!r} is empty or no text: {value!r:.80}")
+    return dict(attributes)
+
+
+def _read_attributes(value: object, where: str) -> object:
+    """Parse attributes that are written as JSON or as a Python literal; nothing is no attributes."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(value) if value.strip() else {}
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    raise ItemError(where, f"'attribute' is neither JSON nor a Python literal: {value!r:.80}")
+
+
+@dataclass(frozen=True)
+class MeritQuery:
+    """A query.
+
+    Attributes:
+        id: Its line in the file of queries, from 1; published queries have no id.
+        where: The file and the line, for error messages.
+        conditions: The attributes (name to value) that the answer shares with each product of the query, by id.
+        positives: Ids of the products that answer it.
+        negatives: Ids of products that nearly do; a product that the file lists as both is a positive.
+        instruction: The text, with `<image>` for the image of each product in order, and titles as plain text.
+    """
+
+    id: str
+    where: str
+    conditions: dict[str, dict[str, Any]]
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...]
+    instruction: str
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """Ids of the products that it shows."""
+        return tuple(self.conditions)
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """Ids of all products that it names: its own, positives and negatives."""
+        return (*self.conditions, *self.positives, *self.negatives)
+
+    @property
+    def attributes(self) -> set[str]:
+        """Names of its attributes."""
+        return {name for condition in self.conditions.values() for name in condition}
+
+
+def query_file(folder: str | Path, split: str) -> Path:
+    """Return the file of a split's queries."""
+    return Path(folder) / f"queries-{split}.json"
+
+
+def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuery:
+    """Check one line of a file of queries.
+
+    `query` is `{product id: {attribute: value}}`, or a list of product ids whose attributes are not known. In the
+    queries of the cold start, the attribute is `others`, and further conditions are text only.
+
+    Raises:
+        ValueError: A field is missing or malformed, an attribute is empty, there is no positive, a positive is a
+            product of the query, or the placeholders are not as many as the products. The message starts with file
+            and line.
+    """
+    where = f"{str(path)!r}, line {line}"
+    for name in _FIELDS:
+        if name not in row:
+            raise ItemError(where, f"the field {name!r} is missing; there are {', '.join(row)}")
+    conditions = _conditions(row["query"], where)
+    positives = _ids(row["pos_candidate"] or [], f"{where}: pos_candidate")
+    negatives = _ids(row.get("hard_negative") or [], f"{where}: hard_negative")
+    if not positives:
+        raise ItemError(where, f"the query has no positive; pos_candidate is {row['pos_candidate']!r}")
+    own = [pid for pid in positives if pid in conditions]
+    if own:
+        raise ItemError(where, f"the positive {own[0]!r} is a product of its own query")
+    negatives = tuple(pid for pid in negatives if pid not in positives)
+    instruction = row["query instruction"]
+    if not isinstance(instruction, str) or not instruction.strip():
+        raise ItemError(where, f"'query instruction' must be a text, got {instruction!r:.80}")
+    shown = instruction.count(PLACEHOLDER)
+    if shown != len(conditions):
+        raise ItemError(
+            where,
+            f"the instruction has {shown} placeholders {PLACEHOLDER} for {len(conditions)} products of the "
+            f"query: {instruction!r:.200}",
+        )
+    return MeritQuery(str(line), where, conditions, positives, negatives, instruction)
+
+
+def check_products(query: MeritQuery, products: MeritProducts) -> None:
+    """Check that every product that a query names is there.
+
+    Raises:
+        ValueError: One is not; the message starts with file and line.
+    """
+    for role, ids in (("query", query.products), ("positive", query.positives), ("hard negative", query.negatives)):
+        absent = [pid for pid in ids if pid not in products]
+        if absent:
+            raise ItemError(query.where, f"the {role} names the unknown product {absent[0]!r}; {products} lack it")
+
+
+def without_titles(instruction: str) -> str:
+    """Remove the titles: the text from each image to the `</Product n>` that follows it."""
+    return _TITLE.sub(PLACEHOLDER, instruction)
+
+
+def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
+    """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`.
+
+    Raises:
+        ValueError: That file is no JSON, or not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.
+    """
+    path = Path(folder) / _OOD_FILE
+    if not path.is_file():
+        return OOD_VALUES
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: not valid JSON ({error})") from error
+    is_known = isinstance(found, dict) and found.keys() <= OOD_VALUES.keys()
+    if not is_known or not all(isinstance(values, list) for values in found.values()):
+        raise ValueError(
+            f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}, got {found!r:.80}"
+        )
+    return {kind: tuple(map(str, values)) for kind, values in found.items()}
+
+
+def subset_names(values: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the names of the subsets of the out-of-distribution tests, such as `language:th`."""
+    return [f"{kind}:{value}" for kind, held_out in values.items() for value in held_out]
+
+
+def ood_subsets(query: MeritQuery, products: MeritProducts, values: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the subsets that a test query is in, at most one of each kind, as the authors assign them.
+
+    A query is in `language:X` if all products that it names have the language, in `attribute:X` if one of its own
+    attributes is X, and in `class:X` if any product that it names is of the class. The first value that fits counts.
+    """
+    touched = [products[pid] for pid in query.touched]
+    fits = {
+        "language": lambda value: all(product.language == value for product in touched),
+        "attribute": lambda value: value in query.attributes,
+        "class": lambda value: any(product.kind == value for product in touched),
+    }
+    first = ((kind, next(filter(fits[kind], held_out), None)) for kind, held_out in values.items())
+    return [f"{kind}:{value}" for kind, value in first if value is not None]
+
+
+def is_held_out(product: MeritProduct, kind: str, values: Mapping[str, Iterable[str]]) -> bool:
+    """Whether the out-of-distribution test of a kind keeps a product out of training."""
+    if kind == "attribute":
+        return any(value in product.attributes for value in values[kind])
+    return (product.language if kind == "language" else product.kind) in values[kind]
+
+
+def check_ood(kind: str | None, values: Mapping[str, Iterable[str]]) -> None:
+    """Refuse an unknown kind of out-of-distribution test; None is none.
+
+    Raises:
+        ValueError: It is unknown.
+    """
+    if kind is not None and kind not in values:
+        raise ValueError(f"unknown out-of-distribution test {kind!r}; expected one of {', '.join(values)}")
+
+
+def _conditions(query: object, where: str) -> dict[str, dict[str, Any]]:
+    if isinstance(query, list):
+        listed: dict[str, dict[str, Any]] = {pid: {} for pid in _ids(query, f"{where}: query")}
+        if listed:
+            return listed
+    if not isinstance(query, Mapping) or not query:
+        expected = "{product id: {attribute: value}} or a list of product ids"
+        raise ItemError(where, f"query must be {expected}, got {query!r:.80}")
+    conditions = {}
+    for value, condition in query.items():
+        pid = product_id(value, f"{where}: query")
+        conditions[pid] = check_attributes(condition, f"{where}: the condition of product {pid!r}")
+        if not conditions[pid]:
+            raise ItemError(where, f"the condition of product {pid!r} names no attribute")
+    return conditions
+
+
+def _ids(values: object, where: str) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise ItemError(where, f"expected a list of product ids, got {values!r:.80}")
+    return tuple(dict.fromkeys(product_id(value, where) for value in values))
+
+
+@dataclass
+class MeritItems:
+    """Makes items of queries and products, in full or with a part left out (Fig. 6).
+
+    Iteration yields all products as rows for `encode_collection`.
+
+    Args:
+        products: The products.
+        captions: A caption by product id, shown in place of every image; None shows the images.
+        titles: Whether products have their titles.
+
+    Raises:
+        ValueError: A product has no caption.
+    """
+
+    products: MeritProducts
+    captions: dict[str, str] | None = field(default=None, repr=False)
+    titles: bool = True
+
+    def __post_init__(self) -> None:
+        if self.captions is None:
+            return
+        absent = [product.id for product in self.products if product.id not in self.captions]
+        if absent:
+            raise ValueError(f"there is no caption for the product {absent[0]!r} of {self.products}")
+
+    def __len__(self) -> int:
+        return len(self.products)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"id": product.id} | self.product(product.id) for product in self.products)
+
+    def query(self, query: MeritQuery) -> dict[str, Any]:
+        """Return a query as a row for `encode_collection`: its images, and its text with `<image>` in their places."""
+        text = query.instruction if self.titles else without_titles(query.instruction)
+        if self.captions is None:
+            return {"id": query.id, "image": [self.products.image(pid) for pid in query.products], "text": text}
+        captions = (self.captions[pid] for pid in query.products)
+        return {"id": query.id, "text": re.sub(PLACEHOLDER, lambda _: next(captions), text)}
+
+    def product(self, pid: str) -> dict[str, Any]:
+        """Return a product as an item: its image, then its title."""
+        title = self.products[pid].title if self.titles else None
+        if self.captions is not None:
+            return {"text": "\n".join(text for text in (self.captions[pid], title) if text)}
+        return {"image": self.products.image(pid)} | ({"text": title} if title else {})
+
+
+class MeritQueryRows:
+    """The rows of queries for `encode_collection`, whose images are read when they are needed.
+
+    Args:
+        items: Makes the rows.
+        queries: The queries.
+    """
+
+    def __init__(self, items: MeritItems, queries: Sequence[MeritQuery]) -> None:
+        self.items, self.queries = items, queries
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.items.query, self.queries)
+
+
+class MeritTraining(Dataset[dict[str, Any]]):
+    """Training queries as rows for `RetrievalCollator`.
+
+    A row has `id`, `query` (a chat with images and texts in turn), `positive` (an item), `negatives` (a list
+    of items), `positive_id`, `negative_ids`, `target_modality`, `negative_modalities` and `dataset`. Each access
+    samples among several positives and negatives with torch's generator.
+
+    Args:
+        folder: The root of MERIT.
+        hard_negatives: Number of negatives per row, from the hard negatives of the query; a query without any has
+            none.
+        ood: Drop every query that touches a product which the out-of-distribution test of this kind holds out:
+            `"language"`, `"attribute"` or `"class"`.
+        split: The split to train on.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A malformed query or product (it is named), an unknown `ood`, a negative `hard_negatives`, or no
+            query is left.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, hard_negatives: int = 0, ood: str | None = None, split: str = "train"
+    ) -> None:
+        if hard_negatives < 0:
+            raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
+        values = ood_values(folder)
+        check_ood(ood, values)
+        self.hard_negatives = hard_negatives
+        self.lines = JsonLines(query_file(folder, split))
+        self.items = MeritItems(MeritProducts(folder, split))
+        products = self.items.products
+        held_out = {each.id for each in products if ood is not None and is_held_out(each, ood, values)}
+        self.positives: list[tuple[str, ...]] = []
+        self._places: list[int] = []
+        for place, query in enumerate(_read(self.lines, products)):
+            if held_out.isdisjoint(query.touched):
+                self.positives.append(query.positives)
+                self._places.append(place)
+        if not self._places:
+            raise ValueError(f"{str(self.lines.path)!r}: the out-of-distribution test of {ood} leaves no query")
+        self.sources = ["merit"] * len(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def query(self, index: int) -> MeritQuery:
+        """Read the query of a row."""
+        place = self._places[index]
+        return read_query(self.lines[place], self.lines.path, place + 1)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        query = self.query(index)
+        positive_id = draw_ids(query.positives, 1)[0]
+        negative_ids = draw_ids(query.negatives, self.hard_negatives) if query.negatives else []
+        row = self.items.query(query)
+        return {
+            "id": query.id,
+            "query": row_item({part: row[part] for part in ("image", "text")}, query.where),
+            "positive": self.items.product(positive_id),
+            "positive_id": positive_id,
+            "negatives": [self.items.product(pid) for pid in negative_ids],
+            "negative_ids": negative_ids,
+            "target_modality": MODALITY,
+            "negative_modalities": [MODALITY] * len(negative_ids),
+            "dataset": "merit",
+        }
+
+
+def merit_queries(folder: str | Path, products: MeritProducts) -> list[MeritQuery]:
+    """Read and check the queries of the split of `products`, in order.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A malformed query; the message starts with file and line.
+    """
+    return list(_read(JsonLines(query_file(folder, products.split)), products))
+
+
+def read_captions(path: str | Path) -> dict[str, str]:
+    """Read captions of products: JSON lines with `idx` and `caption`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is malformed or its caption is empty; the message names file and line.
+    """
+    captions = {}
+    for line, row in enumerate(JsonLines(path), start=1):
+        where = f"{str(path)!r}, line {line}"
+        caption = row.get("caption")
+        if "idx" not in row or not isinstance(caption, str) or not caption.strip():
+            raise ItemError(where, f"expected 'idx' and a 'caption' that is not empty, got {json.dumps(row):.80}")
+        captions[product_id(row["idx"], where)] = caption.strip()
+    return captions
+
+
+def _read(lines: JsonLines, products: MeritProducts) -> Iterator[MeritQuery]:
+    for line, row in enumerate(lines, start=1):
+        query = read_query(row, lines.path, line)
+        check_products(query, products)
+        yield query
