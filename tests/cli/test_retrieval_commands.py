@@ -1,5 +1,6 @@
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -506,9 +507,11 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_share_a_collection(built, model, data, tmp_path):
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "conjoin", "encode"]
+    launcher = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+    words = f"{launcher} --dynamo_backend no --main_process_port 0 -m conjoin encode".split()
     words += [model, data, "--only", "image", "--out", tmp_path / "new", "--quiet"]
-    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
+    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=environment)
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.count(f"7 vectors of 16 dimensions in {tmp_path / 'new'}") == 1
     assert (Collection.open(tmp_path / "new").vectors(COLOURS) == Collection.open(built).vectors(COLOURS)).all()

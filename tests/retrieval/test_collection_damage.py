@@ -91,7 +91,7 @@ def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
         found, count, all_ = wrong_after_damage(folder, name, answers, right)
         wrong, tries = wrong + found, tries + all_
         noticed[name] = count / all_
-        assert answers(folder) == right
+    assert answers(folder) == right
     assert not wrong, "\n".join(wrong)
     assert tries > 100
     unhashed = ("_refs", "_hint")
