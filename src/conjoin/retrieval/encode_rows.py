@@ -115,6 +115,7 @@ class RowSource:
             is_own = number % self.world_size == self.rank
             rows = self._next(is_own)
             if not rows:
+                self._ids = UniqueIds()  # publishing needs the memory
                 return
             ids = [self._id(row, place) for place, row in enumerate(rows)] if is_own or self.rank == 0 else []
             self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(self._ids.add(ids, self.position)))
