@@ -48,7 +48,7 @@ from turns import median, setup, speed_up, table, take_turns, write_json
 from conjoin.hub import export
 from conjoin.hub.load import load_model
 from conjoin.methods.contrastive import ContrastiveConfig
-from conjoin.methods.contrastive.queries import QueryContrastiveObjective
+from conjoin.methods.contrastive.trainer import QueryContrastiveObjective
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor

@@ -9,8 +9,7 @@ import shutil
 import pytest
 import torch
 
-from conjoin.evaluation.results import Results, Table
-from conjoin.evaluation.run_file import read_qrels, read_run, write_qrels, write_run
+from conjoin.evaluation.results import Results, Table, read_qrels, read_run, write_qrels, write_run
 from conjoin.hub import load_model
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import load_mined, write_mined

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, evaluate_tasks
-from conjoin.evaluation.baselines import baseline_table, tower_encoder
+from conjoin.evaluation.benchmark import baseline_table, tower_encoder
 from conjoin.retrieval import ItemEncoder
 from tiny_encoder import tiny_encoder
 
@@ -55,7 +55,7 @@ def test_a_table_of_views_of_the_tasks_that_have_them(tmp_path):
 
 @pytest.mark.parametrize(("baselines", "most", "scored"), [(None, 18, True), (None, 17, False), (False, 99, False)])
 def test_small_tasks_have_baselines(tmp_path, monkeypatch, baselines, most, scored):
-    monkeypatch.setattr("conjoin.evaluation.baselines.MOST_ROWS", most)
+    monkeypatch.setattr("conjoin.evaluation.benchmark.MOST_ROWS", most)
     table = baseline_table(scores_of(tiny_encoder(), tmp_path, EvaluateOptions(baselines=baselines)))
     assert (table is not None) == scored
 

@@ -8,7 +8,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, strategies as st
 
 from conjoin.evaluation import bootstrap_ci, chance_hit_rate, chance_mrr, score_rankings, triplet_wins
-from conjoin.evaluation.ranking import rank_of_relevant
+from conjoin.evaluation.metrics import rank_of_relevant
 
 
 @st.composite

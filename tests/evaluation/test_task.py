@@ -16,7 +16,7 @@ from conjoin.evaluation import (
     run_tasks,
     task_results,
 )
-from conjoin.evaluation.report.examples import task_examples
+from conjoin.evaluation.report.page import task_examples
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder
 from conjoin.storage import check_checksums

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from conjoin.hub import export_stock, load_embedder, load_model
-from conjoin.hub.embedder_presets import PRESETS
+from conjoin.hub.embedder import PRESETS
 from conjoin.retrieval import load_encoder
 from tiny_embedders import DEFAULT, INSTRUCTION, drop_video, save_embedder, stock_processor
 from tiny_mllms import save_mllm

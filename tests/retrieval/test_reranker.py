@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from conjoin.cli.main import main
-from conjoin.evaluation.run_file import read_run
+from conjoin.evaluation.results import read_run
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor

@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, batch_size=2, steps=2, held_out=2, chunk_size=0, lora_rank=0, tune_steps=1)
     out = check_out(args.out)
 
-    from conjoin.evaluation.report.page import render_report
-    from conjoin.evaluation.report.table import format_results
+    from conjoin.evaluation.report.page import format_results, render_report
     from conjoin.hub import load_embedder, load_model
     from conjoin.methods.puma import compress
     from conjoin.models.mllm_retriever import MllmRetrieverModel

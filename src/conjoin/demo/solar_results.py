@@ -31,8 +31,7 @@ from conjoin.evaluation import (
 from conjoin.evaluation.results import TableRow
 from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.explain.charts import MODALITIES, threshold_course
-from conjoin.methods.solar.explain.scenes import draw_scene_scores
-from conjoin.methods.solar.explain.truth import score_scenes
+from conjoin.methods.solar.explain.truth import draw_scene_scores, score_scenes
 from conjoin.methods.solar.stage1 import SolarStage1Config
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image

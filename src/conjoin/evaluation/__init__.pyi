@@ -11,23 +11,24 @@ from conjoin.evaluation.combinations import (
 )
 from conjoin.evaluation.hf_metrics import load_metric as load_metric
 from conjoin.evaluation.metrics import (
+    best_ranks as best_ranks,
     bootstrap_ci as bootstrap_ci,
     chance_hit_rate as chance_hit_rate,
     chance_mrr as chance_mrr,
     hit_rate_at_k as hit_rate_at_k,
     mrr_at_k as mrr_at_k,
+    rank_of_relevant as rank_of_relevant,
     recall_at_k as recall_at_k,
     score_rankings as score_rankings,
     triplet_precision as triplet_precision,
     triplet_wins as triplet_wins,
 )
-from conjoin.evaluation.ranking import best_ranks as best_ranks, rank_of_relevant as rank_of_relevant
-from conjoin.evaluation.report.examples import search_examples as search_examples
-from conjoin.evaluation.report.page import render_report as render_report
-from conjoin.evaluation.report.table import (
+from conjoin.evaluation.report.page import (
     format_combinations as format_combinations,
     format_results as format_results,
     format_table as format_table,
+    render_report as render_report,
+    search_examples as search_examples,
 )
 from conjoin.evaluation.results import (
     Cell as Cell,
@@ -42,11 +43,9 @@ from conjoin.evaluation.results import (
     Symmetric as Symmetric,
     Table as Table,
     picture as picture,
-    score_ranks as score_ranks,
-)
-from conjoin.evaluation.run_file import (
     read_qrels as read_qrels,
     read_run as read_run,
+    score_ranks as score_ranks,
     write_qrels as write_qrels,
     write_run as write_run,
 )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjoin.evaluation.ranking import Array, best_ranks, integer_labels
+from conjoin.evaluation.metrics import Array, best_ranks, integer_labels
 from conjoin.evaluation.results import Cell, Metric, score_ranks
 
 MODALITIES = ("image", "text", "image,text")

@@ -5,7 +5,10 @@ Every metric is a mean over queries. `score_rankings` and `triplet_wins` return 
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
+from collections.abc import Hashable, Iterable, Sequence
+
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -17,9 +20,11 @@ from conjoin.evaluation.rank_metrics import (
     recall_at_k as recall_at_k,
     score_rankings as score_rankings,
 )
-from conjoin.evaluation.ranking import Array, tie_tolerance, unit_rows
 
 _RESAMPLE_BLOCK = 2**22
+Array = Tensor | np.ndarray
+BLOCK_SCORES = 2**24
+"""Scores in memory at once (64 MiB of float32); a larger query x candidate matrix is computed in blocks."""
 
 
 def triplet_precision(anchor: Array, positive: Array, negative: Array, variant: Array | None = None) -> float:
@@ -126,3 +131,177 @@ def _chance_of_missing(relevant_counts: ArrayLike, gallery_size: int, k: int) ->
     drawn = np.minimum(np.arange(k), gallery_size - 1)
     factors = np.clip((gallery_size - relevant - drawn) / (gallery_size - drawn), 0, 1)
     return np.cumprod(np.concatenate((np.ones_like(relevant, dtype=np.float64), factors), axis=1), axis=1)
+
+
+def tie_tolerance(dtype: torch.dtype) -> float:
+    """The largest difference between two cosines of this dtype that is a tie (8 units of rounding)."""
+    return 8 * torch.finfo(dtype).eps
+
+
+def unit_rows(embeddings: Array, name: str = "embeddings") -> Tensor:
+    """L2-normalise the rows of `embeddings` `(N, D)`; half precision and integers become float32.
+
+    Raises:
+        ValueError: Not a matrix, or a row is NaN, infinite or zero (it has no direction).
+    """
+    rows = torch.as_tensor(embeddings).detach()
+    if rows.ndim != 2:
+        raise ValueError(f"{name} must be a matrix (N, D), got shape {tuple(rows.shape)}")
+    if rows.dtype != torch.float64:
+        rows = rows.float()
+    norms = rows.norm(dim=1, keepdim=True)
+    bad = (~torch.isfinite(norms) | (norms == 0)).squeeze(1).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"{name}: {len(bad)} rows are NaN, infinite or zero, the first at index {bad[:3]}")
+    return rows / norms
+
+
+def integer_labels(*groups: Sequence[Hashable]) -> list[Tensor]:
+    """Replace ids by integers that all `groups` share; returns one int64 tensor per group."""
+    numbers: dict[Hashable, int] = {}
+    return [
+        torch.tensor([numbers.setdefault(key, len(numbers)) for key in group], dtype=torch.long) for group in groups
+    ]
+
+
+def rank_of_relevant(scores: Array, relevant: Array, tolerance: float = 0.0) -> Tensor:
+    """Rank of the best relevant candidate of each query, from 1; ties count as better candidates.
+
+    Args:
+        scores: `(N, M)`, higher is better; `-inf` removes a candidate from the ranking.
+        relevant: `(N, M)` bool, at least one true in each row. Relevant candidates do not count against each other.
+        tolerance: A candidate whose score is at most this far below the best relevant one is a tie.
+
+    Returns:
+        `(N,)` int64.
+
+    Raises:
+        ValueError: Shapes differ, a score is NaN, or a query has no relevant candidate.
+    """
+    scores, relevant = torch.as_tensor(scores), torch.as_tensor(relevant).bool()
+    if scores.ndim != 2 or scores.shape != relevant.shape:
+        raise ValueError(f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must both be (N, M)")
+    if not scores.is_floating_point():
+        scores = scores.double()
+    if scores.isnan().any():
+        raise ValueError(f"scores of query {int(scores.isnan().any(dim=1).nonzero()[0])} hold NaN")
+    orphans = (~relevant.any(dim=1)).nonzero().flatten().tolist()
+    if orphans:
+        raise ValueError(f"{len(orphans)} queries have no relevant candidate, the first at index {orphans[:3]}")
+    best = scores.masked_fill(~relevant, float("-inf")).amax(dim=1, keepdim=True)
+    return 1 + ((scores >= best - tolerance) & ~relevant).sum(dim=1)
+
+
+def best_ranks(
+    queries: Array,
+    candidates: Array,
+    query_labels: Tensor,
+    candidate_labels: Tensor,
+    ignored_labels: Tensor | None = None,
+    block_scores: int = BLOCK_SCORES,
+    texts: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """`rank_of_relevant` by cosine similarity, one block of queries at a time.
+
+    Args:
+        queries: `(N, D)`, normalised here.
+        candidates: `(M, D)`, normalised here.
+        query_labels: `(N,)` int; a candidate is relevant to a query if their labels are equal.
+        candidate_labels: `(M,)` int.
+        ignored_labels: `(N,)` int; a query's pool leaves out the candidates of its label.
+        block_scores: Upper bound of the scores in memory at once.
+        texts: Further labels `(N,)` and `(M,)` of the queries and candidates; a candidate is relevant if either its
+            label or its further label is the query's.
+
+    Returns:
+        `(N,)` int64 ranks, from 1.
+
+    Raises:
+        ValueError: Widths or lengths differ, embeddings are not finite, or a query has no relevant candidate.
+    """
+    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
+    _check_sizes(q, c, query_labels, candidate_labels)
+    c = c.to(q)
+    wanted, labels = query_labels.to(q.device), candidate_labels.to(q.device)
+    rows = max(1, block_scores // len(c))
+    ranks = []
+    for start in range(0, len(q), rows):
+        block = slice(start, start + rows)
+        scores = q[block] @ c.T
+        if ignored_labels is not None:
+            scores.masked_fill_(ignored_labels[block, None].to(q.device) == labels, float("-inf"))
+        relevant = wanted[block, None] == labels
+        if texts is not None:
+            relevant |= texts[0][block, None].to(q.device) == texts[1].to(q.device)
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
+    return torch.cat(ranks).cpu() if ranks else torch.empty(0, dtype=torch.long)
+
+
+def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_scores: int = BLOCK_SCORES) -> Tensor:
+    """`rank_of_relevant` by cosine similarity, where pairs name the right candidates, one block of queries at a time.
+
+    Args:
+        queries: `(N, D)`, normalised here.
+        candidates: `(M, D)`, normalised here.
+        pairs: `(P, 2)` int: the number of a query, and the number of a candidate that is right for it.
+        block_scores: Upper bound of the scores in memory at once.
+
+    Returns:
+        `(N,)` int64 ranks, from 1.
+
+    Raises:
+        ValueError: Widths differ, embeddings are not finite, or a query has no right candidate.
+    """
+    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
+    _check_sizes(q, c, torch.arange(len(q)), torch.arange(len(c)))
+    rows = max(1, block_scores // len(c))
+    ranks = []
+    for start in range(0, len(q), rows):
+        scores = q[start : start + rows] @ c.T
+        in_block = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + rows)]
+        relevant = torch.zeros_like(scores, dtype=torch.bool)
+        relevant[in_block[:, 0] - start, in_block[:, 1]] = True
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
+    return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.long)
+
+
+def count_at_least(
+    queries: Tensor, thresholds: Tensor, blocks: Iterable[Array], block_scores: int = BLOCK_SCORES
+) -> tuple[Tensor, int]:
+    """Count the rows of a stream that score at least `thresholds`, ties included.
+
+    Args:
+        queries: `(N, D)` unit rows.
+        thresholds: `(N,)` cosines.
+        blocks: Embeddings `(B, D)` in blocks of any size, read once.
+        block_scores: Upper bound of the scores in memory at once.
+
+    Returns:
+        The counts `(N,)` int64 and the number of rows read.
+
+    Raises:
+        ValueError: A block has another width, or rows that are not finite.
+    """
+    limits = (thresholds - tie_tolerance(queries.dtype))[:, None]
+    counts = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
+    total = 0
+    for number, block in enumerate(blocks):
+        rows = unit_rows(block, f"distractor block {number}").to(queries)
+        if rows.shape[1] != queries.shape[1]:
+            raise ValueError(f"distractor block {number} has width {rows.shape[1]}, the queries {queries.shape[1]}")
+        total += len(rows)
+        for part in rows.split(max(1, block_scores // max(1, len(queries)))):
+            counts += (queries @ part.T >= limits).sum(dim=1)
+    return counts, total
+
+
+def _check_sizes(queries: Tensor, candidates: Tensor, query_labels: Tensor, candidate_labels: Tensor) -> None:
+    if not len(candidates):
+        raise ValueError("the gallery is empty")
+    if queries.shape[1] != candidates.shape[1]:
+        raise ValueError(
+            f"queries have width {queries.shape[1]}, candidates {candidates.shape[1]}: one model for both?"
+        )
+    for name, rows, labels in (("queries", queries, query_labels), ("candidates", candidates, candidate_labels)):
+        if labels.shape != (len(rows),):
+            raise ValueError(f"{name}: {len(rows)} embeddings but labels of shape {tuple(labels.shape)}")

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjoin.evaluation.metrics import triplet_wins
-from conjoin.evaluation.ranking import Array, best_ranks, count_at_least, integer_labels, unit_rows
+from conjoin.evaluation.metrics import Array, best_ranks, count_at_least, integer_labels, triplet_wins, unit_rows
 from conjoin.evaluation.results import Metric, Symmetric
 
 

@@ -17,9 +17,8 @@ import torch
 
 from conjoin.data.columns import undecoded
 from conjoin.data.row_images import plain_text, row_item
-from conjoin.evaluation.ranking import rank_of_relevant, tie_tolerance
-from conjoin.evaluation.results import Example, Hit, Metric, Shown, score_ranks
-from conjoin.evaluation.run_file import write_qrels, write_run
+from conjoin.evaluation.metrics import rank_of_relevant, tie_tolerance
+from conjoin.evaluation.results import Example, Hit, Metric, Shown, score_ranks, write_qrels, write_run
 from conjoin.progress import progress
 from conjoin.retrieval import (
     Collection,

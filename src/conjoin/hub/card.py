@@ -13,7 +13,7 @@ from safetensors import safe_open
 import conjoin
 from conjoin.hub.load import MODELS
 from conjoin.hub.local_paths import is_local, public_name, without_paths
-from conjoin.hub.stock_files import PROCESSORS
+from conjoin.hub.stock import PROCESSORS
 
 _BESIDE = Path(conjoin.__file__).parents[2] / "model_cards"
 CARDS = _BESIDE if _BESIDE.is_dir() else Path(conjoin.__file__).parent / "_model_cards"

@@ -20,7 +20,7 @@ from conjoin.data.training_rows import (
     repeats_of,
     sources_of,
 )
-from conjoin.evaluation.ranking import ranks_of_pairs
+from conjoin.evaluation.metrics import ranks_of_pairs
 from conjoin.ops import gather_with_gradient, is_distributed
 from conjoin.storage import stable_id
 from conjoin.training.config import RetrievalConfig

@@ -29,7 +29,7 @@ class ModelArguments:
         text: Text tower, likewise; equal to `vision` for a two-tower checkpoint such as CLIP.
         mllm: A multimodal language model, or a published embedder around one such as Qwen3-VL-Embedding: a model id
             or folder. An embedder keeps its own prompts, pooling and image limits, and is saved as what it was.
-        preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder_presets.PRESETS`.
+        preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.PRESETS`.
         config: Fields of the model's configuration class, such as `keep_layers` of an MLLM.
         image_size: Image side in pixels, for the `sample` tower only.
         min_pixels: Enlarge smaller images to this size, for an MLLM with dynamic resolution only.

@@ -1,9 +1,10 @@
-"""The base trainer of all methods."""
+"""Training on a stream: batches of this process, its state in checkpoints, and the skipped rows."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import datasets
 import torch
@@ -20,13 +21,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from conjoin.data import EpochRows, PairCollator, PairStream
+from conjoin.data import EpochRows, PairCollator, PairStream, SkippedFile
 from conjoin.evaluation import best_ranks
-from conjoin.evaluation.ranking import integer_labels
+from conjoin.evaluation.metrics import integer_labels
 from conjoin.hub import model_upload, push, save_model
 from conjoin.ops import is_distributed
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
+from conjoin.storage import write_text
 from conjoin.training.config import RetrievalConfig
 from conjoin.training.features import CachedFeatures
 from conjoin.training.gradient_cache import average_gradients, cached_backward
@@ -40,7 +42,75 @@ from conjoin.training.run_folder import (
     remove_old,
 )
 from conjoin.training.sharded import Sharding
-from conjoin.training.stream import StreamTraining
+
+if TYPE_CHECKING:
+    from .trainer import RetrievalTrainer
+
+
+class StreamTraining:
+    """Connects a trainer with its stream.
+
+    Args:
+        trainer: The trainer; its configuration gives the batch size, the workers and the seed.
+        stream: The training rows.
+
+    Raises:
+        ValueError: Workers are persistent.
+    """
+
+    def __init__(self, trainer: "RetrievalTrainer", stream: PairStream) -> None:
+        self.trainer, self.rows = trainer, stream
+        self.rank, self.processes = trainer.args.process_index, trainer.args.world_size
+        self.skipped = SkippedFile(str(trainer.args.output_dir), trainer.args.should_save, self.rank)
+        trainer.args.ignore_data_skip = True  # the stream itself resumes
+
+    def loader(self) -> DataLoader[Any]:
+        """Return the batches of this process from the position of the stream on."""
+        args = self.trainer.args
+        return self.rows.loader(
+            self.trainer.data_collator,
+            args.per_device_train_batch_size,
+            rank=self.rank,
+            processes=self.processes,
+            seed=args.seed,
+            workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+
+    def take(self, batch: Any) -> dict[str, Any]:  # noqa: ANN401 - a batch and its mark
+        """Return the model inputs of a batch, and record that it is used."""
+        inputs, mark = batch
+        self.rows.advance(mark)
+        self.skipped.add(mark.skipped)
+        return inputs
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the position of this process to a checkpoint."""
+        state = {"processes": self.processes, **self.rows.position}
+        write_text(checkpoint / self._name, json.dumps(state) + "\n")
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue from the position in a checkpoint.
+
+        Raises:
+            FileNotFoundError: It holds no position of this process.
+            ValueError: It was written by another number of processes.
+        """
+        path = checkpoint / self._name
+        if not path.is_file():
+            raise FileNotFoundError(f"no {self._name} in {str(checkpoint)!r}: the run read no stream")
+        state = json.loads(path.read_text(encoding="utf-8"))
+        processes = state.pop("processes")
+        if processes != self.processes:
+            raise ValueError(
+                f"the stream was divided among {processes} processes; resume with as many, not {self.processes}"
+            )
+        self.rows.position = state
+
+    @property
+    def _name(self) -> str:
+        return f"stream-{self.rank}.json"
 
 
 class EpochCallback(TrainerCallback):

@@ -7,12 +7,15 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from PIL import Image
 
 import conjoin
 from conjoin.evaluation import (
+    MODALITIES,
     Cell,
     Curve,
+    Embedded,
     Example,
     Figure,
     Headline,
@@ -22,11 +25,18 @@ from conjoin.evaluation import (
     Shown,
     Symmetric,
     Table,
+    evaluate_combinations,
+    format_combinations,
+    format_results,
+    format_table,
     picture,
     render_report,
+    search_examples,
 )
+from conjoin.evaluation.report.page import line_chart
 
 EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/a.png onerror=alert(1)> {{ 7 * 7 }}"
+SCORE = Metric(0.4512, 0.4012, 0.5012, 0.0271)
 
 
 @pytest.fixture
@@ -246,3 +256,116 @@ def test_the_title_names_benchmark_and_model(tmp_path):
     assert title() == "Captions"
     assert title(model={"name": "/home/runs/demo/model"}, benchmark="pairs") == "pairs · Captions · demo/model"
     assert title(model={"name": "owner/name"}, benchmark="captions") == "Captions · owner/name"
+
+
+def cells(concepts=24):
+    generator = torch.Generator().manual_seed(0)
+    names = [f"c{number}" for number in range(concepts)]
+    sets = {name: Embedded(torch.randn(concepts, 8, generator=generator), names) for name in MODALITIES}
+    keep = {("image", "image"): [False] * concepts}
+    return evaluate_combinations(sets, sets, settings=("local", "any"), keep=keep, resamples=10)
+
+
+def test_combinations_are_aligned_and_narrow():
+    text = format_combinations(cells())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if " → " in line and "–" in line]
+    assert len(rows) == 12 and any(row.startswith("image+text → image+text") for row in rows)
+    headers = [line for line in lines if line.startswith("query")]
+    assert all("R@1 " in line and "chance" in line for line in headers)
+    assert {len(line) for line in rows[:9]} == {len(headers[0])} and {len(line) for line in rows[9:]} == {
+        len(headers[1])
+    }
+    assert "text → any" in text and "(24 candidates)" in text and "(72 candidates)" in text
+
+
+def test_a_table_shows_intervals_and_chance_only_where_scores_have_them():
+    rows = [["a", SCORE, Metric(0.5), 1234, 0.25], ["b", None, None, "", None]]
+    lines = format_table(Table("Title", ["name", "full", "bare", "count", "rate"], rows, "A note.")).splitlines()
+    assert lines[0] == "Title" and lines[-1] == "A note."
+    assert lines[1].split() == "name full 95 % CI chance bare count rate".split()
+    assert lines[2].split() == "a 45.1 40–50 2.7 50.0 1,234 0.25".split()
+    assert lines[3].split() == "b – – –".split()
+    assert len({len(line) for line in lines[1:4]}) == 1
+    assert format_table(Table("Empty", ["a", "b"], [])).splitlines() == ["Empty", "a  b"]
+
+
+def test_all_parts_of_results_are_printed():
+    results = Results(
+        title="A benchmark",
+        summary="s",
+        seed=0,
+        headline=[Headline("main score", SCORE, "on 3 items"), Headline("other", Metric(0.1))],
+        combinations=cells(),
+        symmetric=[Symmetric("runs", 1214, 3000, {"precision": SCORE, "recall@5": Metric(0.2)})],
+        tables=[Table("Shown", ["a"], [[1]]), Table("For the page", ["a"], [[1]], report_only=True)],
+    )
+    text = format_results(results)
+    parts = ["A benchmark", "main score (on 3 items)", "Local:", "Symmetric triplets", "Shown"]
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    assert "For the page" not in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["triplets", "1,214"] in lines and ["candidates", "of", "each", "3,000"] in lines
+    assert ["Precision", "45.1", "40–50", "2.7"] in lines and ["R@5", "20.0"] in lines
+    assert format_results(Results(title="t", summary="s", seed=0)) == ""
+
+
+def corners(svg):
+    return [
+        [tuple(map(float, pair.split(","))) for pair in points.split()]
+        for points in re.findall(r'points="([^"]+)"', svg)
+    ]
+
+
+def test_points_are_placed_in_order_and_inside():
+    (line,) = corners(line_chart({"loss": [[0, 4.0], [5, 1.0], [10, 2.0]]}, "step", "Loss"))
+    (x0, y0), (x1, y1), (x2, y2) = line
+    assert x0 < x1 < x2
+    assert y0 < y2 < y1  # up is smaller in SVG
+    assert all(0 <= x <= 520 and 0 <= y <= 260 for x, y in line)
+
+
+def test_flat_and_single_points_are_drawn():
+    assert len(corners(line_chart({"a": [[1, 0.5]], "b": [[1, 0.5]]}, "step", "t"))) == 2
+    assert len(corners(line_chart({"a": [[0, 3.0], [1, 3.0]]}, "step", "t"))) == 1
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e7])
+def test_ticks_are_few_and_round(scale):
+    svg = line_chart({"a": [[0, 0.13 * scale], [977, 0.94 * scale]]}, "step", "t")
+    labels = re.findall(r'text-anchor="end">([^<]+)<', svg)
+    assert 3 <= len(labels) <= 7
+    values = [float(label) for label in labels]
+    assert values == sorted(set(values))
+
+
+def test_long_series_are_thinned():
+    (line,) = corners(line_chart({"a": [[step, step % 7] for step in range(10_000)]}, "step", "t"))
+    assert len(line) == 300
+
+
+def test_no_values_are_said_so():
+    assert "no values" in line_chart({"a": []}, "step", "t")
+
+
+def test_names_are_escaped():
+    svg = line_chart({"<b>": [[0, 1.0]]}, '"x"', '"><script>')
+    assert "<b>" not in svg
+    assert "<script>" not in svg
+
+
+def test_searches_show_the_first_results_and_count_ties_against():
+    gallery = [Shown(name) for name in "abcd"]
+    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
+    examples = search_examples(
+        [Shown("q")] * 2, torch.tensor([[1.0, 0.0], [0.0, 3.0]]), gallery, vectors, [{0}, {1, 3}], 3, "title"
+    )
+    assert [example.rank for example in examples] == [2, 1]  # c is as near as a
+    assert [hit.item.text for hit in examples[1].results][:2] == ["b", "d"]
+    assert [hit.correct for hit in examples[1].results] == [True, True, False]
+    assert {(example.gallery, example.title) for example in examples} == {(4, "title")}
+    with pytest.raises(ValueError, match="gallery: 3 items are shown, but 4 embedded"):
+        search_examples([Shown("q")], vectors[:1], gallery[:3], vectors, [{0}])
+    with pytest.raises(ValueError, match="at least one candidate for every query"):
+        search_examples([Shown("q")], vectors[:1], gallery, vectors, [set()])

@@ -17,8 +17,8 @@ from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import NamedCandidates
 from conjoin.losses import info_nce
 from conjoin.methods.coral import CoralConfig, CoralObjective, CoralTrainer, load_language_head
-from conjoin.methods.coral.rows import SeedCollator, SeededRows
 from conjoin.methods.coral.targets import PromptFrame, choose_masked, draw_noise, unpack_targets
+from conjoin.methods.coral.trainer import SeedCollator, SeededRows
 
 TERMS = ["rec_language_loss", "rec_vision_loss", "reg_language_loss", "reg_vision_loss"]
 PLAIN = {"optim": "sgd", "max_grad_norm": 0.0}

@@ -5,7 +5,6 @@ import torch
 from tiny_coral import Products, make_model, picture
 
 from conjoin.methods.coral import ReconstructionDecoder
-from conjoin.methods.coral.rows import SeedCollator, SeededRows
 from conjoin.methods.coral.targets import (
     IMAGE,
     PADDING,
@@ -17,6 +16,7 @@ from conjoin.methods.coral.targets import (
     recorded_embeddings,
     unpack_targets,
 )
+from conjoin.methods.coral.trainer import SeedCollator, SeededRows
 from tiny_mllms import MLLMS
 
 ITEMS = [

@@ -7,8 +7,7 @@ from tiny_solar import frozen_encoder
 from conjoin.data.make.scenes import shared_patches, shared_tokens
 from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.explain.pictures import boxed_picture
-from conjoin.methods.solar.explain.scenes import draw_scene_scores
-from conjoin.methods.solar.explain.truth import score_scenes
+from conjoin.methods.solar.explain.truth import draw_scene_scores, score_scenes
 from conjoin.methods.solar.scores import align, pair_tokens, threshold_of
 from conjoin.training import CachedFeatures, cache_features
 

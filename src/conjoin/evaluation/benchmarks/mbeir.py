@@ -14,9 +14,8 @@ from typing import Any
 from conjoin.data import MbeirCandidates, MbeirCell, find_cells, mbeir_queries
 from conjoin.data.mbeir import MBEIR_GROUPS, pool_file, qrels_file, required
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, run_tasks
-from conjoin.evaluation.report.table import HIT_RATE_NOTE
-from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
-from conjoin.evaluation.run_file import read_qrels
+from conjoin.evaluation.report.page import HIT_RATE_NOTE
+from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow, read_qrels
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
 from conjoin.retrieval import ItemEncoder
 

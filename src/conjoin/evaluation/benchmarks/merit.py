@@ -12,8 +12,7 @@ from typing import Any
 from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
 from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, group_row, run_tasks
-from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples
-from conjoin.evaluation.report.table import HIT_RATE_NOTE
+from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, task_examples
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_task
 from conjoin.retrieval import ItemEncoder

@@ -11,7 +11,7 @@ from conjoin.data.json_files import JsonLines
 from conjoin.data.pair_sources import open_table
 from conjoin.data.row_images import path_inside
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
-from conjoin.evaluation.ranking import tie_tolerance, unit_rows
+from conjoin.evaluation.metrics import tie_tolerance, unit_rows
 from conjoin.evaluation.results import Headline, Metric, Results, Table
 from conjoin.processing.item_inputs import check_parts
 from conjoin.progress import progress

@@ -12,9 +12,8 @@ import numpy as np
 
 from conjoin.data import load_pairs
 from conjoin.data.pairs import undecoded
-from conjoin.evaluation.baselines import wants_baselines
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, group_row, read_options
-from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, group_row, read_options, wants_baselines
+from conjoin.evaluation.report.page import EXAMPLES_NOTE, task_examples
 from conjoin.evaluation.results import Cell, Headline, Metric, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
 from conjoin.retrieval import ItemEncoder

@@ -10,7 +10,7 @@ from conjoin.data import load_pairs, load_triplets
 from conjoin.data.make.scenes import TEST_SETS
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, read_options
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
-from conjoin.evaluation.report.examples import EXAMPLES_NOTE, task_examples
+from conjoin.evaluation.report.page import EXAMPLES_NOTE, task_examples
 from conjoin.evaluation.results import Example, Headline, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, evaluate_task
 from conjoin.retrieval import ItemEncoder

@@ -12,8 +12,16 @@ from typing import Any
 import datasets
 
 from conjoin.data import load_pairs, load_triplets
-from conjoin.evaluation.baselines import MOST_ROWS, NOTE, TOWERS, VIEWS, tower_encoder
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, read_options
+from conjoin.evaluation.benchmark import (
+    BENCHMARKS,
+    MOST_ROWS,
+    NOTE,
+    TOWERS,
+    VIEWS,
+    Benchmark,
+    read_options,
+    tower_encoder,
+)
 from conjoin.evaluation.results import Headline, Results, Symmetric, Table, TableRow
 from conjoin.evaluation.symmetric import evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, Rows, TaskVectors, View

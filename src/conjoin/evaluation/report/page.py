@@ -1,16 +1,47 @@
-"""Results as one self-contained HTML page: inline style, inline pictures, no scripts, no network."""
+"""Results as a page with charts and examples, and as plain text for the terminal."""
 
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from conjoin.evaluation.report.charts import line_chart
-from conjoin.evaluation.report.table import combination_tables, percent, plain, symmetric_table
-from conjoin.evaluation.results import Curve, Results
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from conjoin.evaluation.results import (
+    Cell,
+    Curve,
+    Example,
+    Headline,
+    Hit,
+    Metric,
+    Results,
+    Shown,
+    Symmetric,
+    Table,
+    TableRow,
+)
+from conjoin.evaluation.task import TaskScores
 
 _PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}\Z")
+HIT_RATE_NOTE = "R@k: % of queries with a right candidate among the first k; ties count as failures."
+SETTING_TITLES = {
+    "local": "Local: the gallery holds one modality",
+    "global": "Global: the gallery holds all modalities, and only the named one is right",
+    "any": "Any: the gallery holds all modalities, and each of them is right",
+}
+_SHOWN_METRICS = ("hit_rate@1", "hit_rate@5", "hit_rate@10")
+_METRIC_NAMES = {"precision": "Precision", "mean_recall": "mR", "average": "Avg"}
+_WIDTH, _HEIGHT = 520, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 30, 36
+_MOST_POINTS = 300
+EXAMPLES_NOTE = "Queries evenly spaced in the data, then queries whose first result is wrong."
+_EXAMPLES = 12
 
 
 def render_report(results: Results | str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
@@ -89,3 +120,225 @@ def _inline_picture(uri: str) -> str:
     if not _PICTURE.match(uri):
         raise ValueError(f"a picture must be an inline data:image/(png|jpeg|gif|webp);base64 URI, got {uri[:60]!r}")
     return uri
+
+
+def format_results(results: Results) -> str:
+    """Lay out the headline, the combinations, the symmetric runs, and the tables that are not for the report only."""
+    parts = [format_table(_headline_table(results.title, results.headline))] if results.headline else []
+    parts += [format_combinations(results.combinations)] if results.combinations else []
+    parts += [format_table(symmetric_table(results.symmetric))] if results.symmetric else []
+    parts += [format_table(table) for table in results.tables if not table.report_only]
+    return "\n\n".join(parts)
+
+
+def format_combinations(cells: Sequence[Cell]) -> str:
+    """Lay out what `evaluate_combinations` returns: hit rates at 1, 5 and 10."""
+    tables = combination_tables(cells, _SHOWN_METRICS)
+    return "\n\n".join([*(format_table(table) for table in tables), HIT_RATE_NOTE])
+
+
+def format_table(table: Table) -> str:
+    """Lay out any table; scores in %, with interval and chance if a score of the column has them."""
+    columns: list[list[str]] = []
+    for index, name in enumerate(table.columns):
+        columns += _text_columns(name, [row[index] for row in table.rows])
+    widths = [max(map(len, column)) for column in columns]
+    form = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+    lines = [form.format(*row) for row in zip(*columns, strict=True)]
+    return "\n".join([table.title, *lines, *textwrap.wrap(table.note, 100)])
+
+
+def combination_tables(cells: Sequence[Cell], metrics: Sequence[str] | None = None) -> list[Table]:
+    """One table per setting, with a row per combination and a column per metric (all metrics when None)."""
+    tables = []
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        shown = [cell for cell in cells if cell.setting == setting]
+        names = list(dict.fromkeys(name for cell in shown for name in cell.metrics)) if metrics is None else metrics
+        sizes = " / ".join(f"{size:,}" for size in dict.fromkeys(cell.gallery for cell in shown))
+        rows: list[TableRow] = [
+            [f"{each.query} → {each.candidates}".replace(",", "+"), each.queries, *map(each.metrics.get, names)]
+            for each in shown
+        ]
+        columns = ["query → candidates", "n", *map(_metric_name, names)]
+        tables.append(Table(f"{SETTING_TITLES[setting]} ({sizes} candidates)", columns, rows))
+    return tables
+
+
+def symmetric_table(runs: Sequence[Symmetric]) -> Table:
+    """One column per run."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    rows: list[TableRow] = [
+        ["triplets", *(run.triplets for run in runs)],
+        ["candidates of each", *(run.pool for run in runs)],
+    ]
+    rows += [[_metric_name(name), *(run.metrics.get(name) for run in runs)] for name in names]
+    return Table("Symmetric triplets", ["", *(run.name for run in runs)], rows)
+
+
+def plain(value: object) -> str:
+    """A fact or a cell of a table as text."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """0.4512 → `"45.1"`."""
+    return f"{100 * value:.{digits}f}"
+
+
+def _metric_name(name: str) -> str:
+    """`"hit_rate@10"` → `"R@10"`, as the literature prints it."""
+    name = name.replace("hit_rate@", "R@").replace("recall@", "R@").replace("mrr@", "MRR@")
+    return _METRIC_NAMES.get(name, name)
+
+
+def _headline_table(title: str, headline: Sequence[Headline]) -> Table:
+    labels = [f"{entry.label} ({entry.detail})" if entry.detail else entry.label for entry in headline]
+    return Table(title, ["", "score"], [[label, entry.metric] for label, entry in zip(labels, headline, strict=True)])
+
+
+def _text_columns(name: str, values: TableRow) -> list[list[str]]:
+    """The columns of text that show one column of a table."""
+    scores = [value if isinstance(value, Metric) else None for value in values]
+    columns = [[name, *(percent(value.value) if isinstance(value, Metric) else plain(value) for value in values)]]
+    if any(score and score.low is not None for score in scores):
+        columns.append(["95 % CI", *map(_interval, scores)])
+    if any(score and score.chance is not None for score in scores):
+        columns.append(["chance", *("" if not s or s.chance is None else percent(s.chance) for s in scores)])
+    return columns
+
+
+def _interval(metric: Metric | None) -> str:
+    """`"41–48"`, in %; empty without one."""
+    if metric is None or metric.low is None or metric.high is None:
+        return ""
+    return f"{100 * metric.low:.0f}–{100 * metric.high:.0f}"
+
+
+def line_chart(series: Mapping[str, Sequence[Sequence[float]]], x_label: str, title: str) -> str:
+    """Draw named series of `[x, y]` points as an SVG element.
+
+    Lines differ in colour and in dash. A series of more than 300 points is averaged in 300 bins. A chart without
+    points shows the text "no values".
+    """
+    data = {name: _thin(np.asarray(points, dtype=float)) for name, points in series.items() if len(points)}
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
+    if not data:
+        return f'{head}<text x="{_WIDTH / 2}" y="{_HEIGHT / 2}" text-anchor="middle">no values</text></svg>'
+    points = np.concatenate(list(data.values()))
+    (x_low, x_high), (y_low, y_high) = _span(points[:, 0]), _span(points[:, 1])
+    x_ticks, y_ticks = _ticks(x_low, x_high), _ticks(y_low, y_high)
+    y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
+
+    def to_pixels(xy: np.ndarray) -> np.ndarray:
+        x = _LEFT + (xy[:, 0] - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        y = _HEIGHT - _BOTTOM - (xy[:, 1] - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
+        return np.stack((x, y), axis=1)
+
+    parts = [head, *_legend(list(data))]
+    for tick, (_, y) in zip(y_ticks, to_pixels(np.array([(x_low, tick) for tick in y_ticks])), strict=True):
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for tick, (x, _) in zip(x_ticks, to_pixels(np.array([(tick, y_low) for tick in x_ticks])), strict=True):
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{tick:g}</text>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
+    for number, values in enumerate(data.values()):
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in to_pixels(values))
+        parts.append(f'<polyline class="line s{number % 4}" points="{corners}"/>')
+        if len(values) <= 30:
+            parts += [
+                f'<circle class="dot s{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in to_pixels(values)
+            ]
+    return "".join([*parts, "</svg>"])
+
+
+def _legend(names: list[str]) -> list[str]:
+    parts, x = [], float(_LEFT)
+    for number, name in enumerate(names):
+        parts.append(f'<line class="line s{number % 4}" x1="{x:.0f}" x2="{x + 24:.0f}" y1="14" y2="14"/>')
+        parts.append(f'<text x="{x + 30:.0f}" y="18">{escape(name)}</text>')
+        x += 48 + 6.6 * len(name)
+    return parts
+
+
+def _thin(points: np.ndarray) -> np.ndarray:
+    bins = np.array_split(points, min(len(points), _MOST_POINTS))
+    return np.stack([part.mean(axis=0) for part in bins])
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers between `low` and `high`."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def task_examples(scores: Sequence[TaskScores], spread: int | None = None) -> list[Example]:
+    """Some searches of each task, then as many whose first result is wrong.
+
+    Args:
+        scores: Of the tasks.
+        spread: Queries of each task, evenly spaced; None for three, or one where there are many tasks.
+    """
+    spread = min(3, max(1, _EXAMPLES // max(len(scores), 1))) if spread is None else spread
+    examples: list[Example] = []
+    for each in scores:
+        chosen = each.spread(spread)
+        examples += each.examples([*chosen, *(id_ for id_ in each.spread(spread, missed=True) if id_ not in chosen)])
+    return examples
+
+
+def search_examples(
+    queries: Sequence[Shown],
+    query_embeddings: Tensor,
+    gallery: Sequence[Shown],
+    gallery_embeddings: Tensor,
+    relevant: Sequence[Collection[int]],
+    k: int = 5,
+    title: str = "",
+) -> list[Example]:
+    """Rank the gallery for each query by cosine similarity and keep the first `k`.
+
+    Args:
+        queries: The Q queries as the report shows them.
+        query_embeddings: `(Q, D)`.
+        gallery: The G candidates as the report shows them.
+        gallery_embeddings: `(G, D)`.
+        relevant: For each query the positions of the right candidates in the gallery.
+        k: Number of results shown.
+        title: Of every example.
+
+    Returns:
+        One example per query, for `Results.examples`. In the rank of the first right candidate, ties count as better.
+
+    Raises:
+        ValueError: Items and embeddings differ in number, or a query has no right candidate.
+    """
+    sizes = {"queries": (len(queries), len(query_embeddings)), "gallery": (len(gallery), len(gallery_embeddings))}
+    for name, (shown, embedded) in sizes.items():
+        if shown != embedded:
+            raise ValueError(f"{name}: {shown} items are shown, but {embedded} embedded")
+    if len(relevant) != len(queries) or not all(relevant):
+        raise ValueError("relevant must name at least one candidate for every query")
+    scores = F.normalize(query_embeddings.float(), dim=1) @ F.normalize(gallery_embeddings.float(), dim=1).T
+    examples = []
+    for query, row, right in zip(queries, scores, relevant, strict=True):
+        best = row[list(right)].max()
+        rank = 1 + int((row >= best).sum()) - sum(bool(row[index] >= best) for index in right)
+        hits = [
+            Hit(gallery[index], score, index in right)
+            for score, index in zip(*(part.tolist() for part in row.topk(min(k, len(gallery)))), strict=True)
+        ]
+        examples.append(Example(query, hits, rank, len(gallery), title))
+    return examples

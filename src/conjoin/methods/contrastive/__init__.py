@@ -2,12 +2,13 @@
 
 from conjoin.training import METHODS, Method
 
-from .queries import (
+from .trainer import (
     ContrastiveArguments as ContrastiveArguments,
+    ContrastiveConfig as ContrastiveConfig,
+    ContrastiveTrainer as ContrastiveTrainer,
     QueryContrastiveObjective as QueryContrastiveObjective,
     QueryContrastiveTrainer as QueryContrastiveTrainer,
 )
-from .trainer import ContrastiveConfig as ContrastiveConfig, ContrastiveTrainer as ContrastiveTrainer
 
 METHODS.register(
     Method(

@@ -1,5 +1,6 @@
-"""Coral: contrastive learning, and masked reconstruction of the target from the query's and the target's state."""
+"""Rows of queries and candidates with a seed for the mask of each row."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conjoin.data.training_rows import QueryRows
 from conjoin.losses import embedding_reconstruction, info_nce, mean_over_devices, mean_over_rows, token_reconstruction
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
@@ -19,7 +21,6 @@ from conjoin.training.query_candidates import (
 )
 
 from .decoders import ReconstructionDecoder
-from .rows import SeedCollator, SeededRows
 from .targets import (
     PADDING,
     PromptFrame,
@@ -31,9 +32,34 @@ from .targets import (
     unpack_targets,
 )
 
+SEED = "mask_seed"
 MODALITIES = ("vision", "language")
 STATES = {"reg": "queries", "rec": "positives"}
 """The state that each term reconstructs the target from: the query's, or the target's own."""
+
+
+class SeededRows(QueryRows):
+    """Adds `mask_seed` to each row: another one in every epoch, the same on any number of processes."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return super().__getitem__(index) | {SEED: int(self.numpy_random(index, 1).integers(2**62))}
+
+
+class SeedCollator:
+    """Adds `mask_seeds` `(N,)` to a batch of rows that have seeds.
+
+    Args:
+        collator: Collates the rest.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        batch = self.collator(list(rows))
+        if rows and SEED in rows[0]:
+            batch["mask_seeds"] = torch.tensor([row[SEED] for row in rows])
+        return batch
 
 
 @dataclass

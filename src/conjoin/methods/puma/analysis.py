@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from conjoin.evaluation.metrics import chance_hit_rate
-from conjoin.evaluation.ranking import best_ranks
+from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
 from conjoin.progress import progress
 

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 from transformers import ProcessorMixin
 
 from conjoin.data import QueryTable
-from conjoin.evaluation.metrics import chance_hit_rate
-from conjoin.evaluation.ranking import best_ranks
+from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
 from conjoin.hub import load_model
 from conjoin.methods.puma.analysis import depth_operations

@@ -1,15 +1,15 @@
 """The scores of stage 1: which tokens of an image and a text show what both have."""
 
-from typing import NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.losses import AlignmentTerms, LocalScores, alignment_terms
-from conjoin.methods.solar.masking.evolutionary import evolutionary_mask
-from conjoin.methods.solar.masking.threshold import Threshold, qda_threshold
-from conjoin.methods.solar.masking.windows import window_scores
-from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
+from conjoin.methods.solar.masking import Threshold, evolutionary_mask, qda_threshold, window_scores
+from conjoin.models.joint_encoder import READOUTS, JointEncoderModel, JointEncoderOutput
 from conjoin.models.joint_encoder.intersection import IntersectionMasks, Modality, unit
 
 SCORES = ("global", "windows")
@@ -125,3 +125,40 @@ def mask_tokens(scores: LocalScores, exists: Tensor, rho: float, name: str) -> t
     for sign, population in (("positive", scores.positive), ("negative", scores.negative)):
         metrics |= {f"{name}_{sign}_mean": population.mean, f"{name}_{sign}_std": population.std}
     return evolutionary_mask(scores.scores, exists, tau, rho), metrics
+
+
+@torch.no_grad()
+def set_readout(
+    model: PreTrainedModel,
+    readout: str,
+    processor: ProcessorMixin | None = None,
+    pairs: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Change the readout of a joint encoder in place; see `JointEncoderConfig`. Vectors made before no longer fit.
+
+    Args:
+        model: The joint encoder.
+        readout: `"fused"`, `"sum"` or `"intersection"`.
+        processor: Its processor, for `"intersection"`.
+        pairs: For `"intersection"`, items with `"image"` and `"text"` like those it was trained on, some hundreds: the
+            thresholds of shared patches and words are fitted to them.
+
+    Raises:
+        ValueError: The model is no joint encoder, the readout is unknown, or the pairs are too few or incomplete.
+    """
+    if not isinstance(model, JointEncoderModel):
+        raise ValueError(f"a readout is chosen for a joint encoder, not for {type(model).__name__}")
+    if readout not in READOUTS:
+        raise ValueError(f"readout={readout!r}; expected one of {READOUTS}")
+    masks = None
+    if readout == "intersection":
+        if processor is None or len(pairs) < 2:
+            raise ValueError(f"readout='intersection' is fitted to pairs of image and text; got {len(pairs)}")
+        for index, pair in enumerate(pairs):
+            if not isinstance(pair, Mapping) or any(pair.get(part) is None for part in ("image", "text")):
+                raise ValueError(f"pair {index} is no image with a text: {pair!r:.80}")
+        inputs = processor([{"image": pair["image"], "text": pair["text"]} for pair in pairs])
+        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+        masks = fit_intersection(model, pair_tokens(model.eval()(**inputs, views=(), output_tokens=True)))
+    model.intersection = masks
+    model.config.readout = readout

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from conjoin.losses import AlignmentTerms, ContrastiveLoss, GclLoss, global_distillation, local_distillation
-from conjoin.methods.solar.masking.evolutionary import mask_schedule
+from conjoin.methods.solar.masking import mask_schedule
 from conjoin.methods.solar.scores import PairTokens, align, check_scores, mask_tokens, pair_tokens, score_windows
 from conjoin.methods.solar.teachers import TeacherTargets, TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from conjoin.losses import ContrastiveLoss, LocalScores, Temperature, multi_positive
-from conjoin.methods.solar.masking.samples import ConstructedSamples, construct_samples, mask_pixels
-from conjoin.methods.solar.masking.segments import segment_patches
+from conjoin.methods.solar.masking import ConstructedSamples, construct_samples, mask_pixels, segment_patches
 from conjoin.methods.solar.rows import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.scores import align, check_scores, pair_tokens, score_windows, separation, threshold_of
 from conjoin.methods.solar.stage1 import (

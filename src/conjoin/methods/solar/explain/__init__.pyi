@@ -5,8 +5,8 @@ from .charts import (
     read_log as read_log,
     score_histogram as score_histogram,
 )
-from .constructed import construct_masked as construct_masked
 from .pair import (
+    construct_masked as construct_masked,
     explain_pair as explain_pair,
     render_explanation as render_explanation,
     score_populations as score_populations,

@@ -1,7 +1,7 @@
 """Show which image parts a joint encoder finds in the text, and vice versa (SOLAR Fig. 12-14)."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,16 @@ from torch import Tensor
 from conjoin.evaluation.report.page import write_page
 from conjoin.evaluation.results import Curve, picture
 from conjoin.methods.solar.explain.pictures import Word, heat_map, masked_picture, relative, segment_map, strip, warmth
+from conjoin.methods.solar.masking import construct_samples, segment_patches
 from conjoin.processing.input_types import apply_input_type, concatenated
 
 PANEL_PIXELS = 640
+ROLES = {
+    "positive": "positive: intersection of one masked",
+    "image_difference": "negative: difference of image masked",
+    "text_difference": "negative: difference of text masked",
+    "intersection": "negative: both intersections masked",
+}
 
 
 @dataclass(frozen=True)
@@ -238,3 +245,35 @@ def _denormalise(pixels: Tensor, image_processor: Any) -> Image.Image:  # noqa: 
 def _check_joint_encoder(model: Any) -> None:  # noqa: ANN401
     if model.config.model_type != "joint_encoder":
         raise ValueError(f"only a joint encoder has local scores, got {type(model).__name__}")
+
+
+def construct_masked(
+    explanation: Explanation, thresholds: Mapping[str, float | None], seed: int = 0
+) -> tuple[Tensor, list[MaskedSample]]:
+    """Return the segment `(P,)` of each patch and, if both thresholds are known, the samples of stage 2.
+
+    Args:
+        explanation: Scores of the pair.
+        thresholds: Thresholds of `"image"` and `"text"`.
+        seed: Seed of the sampling.
+    """
+    segments = segment_patches(explanation.patches[None])
+    image_threshold, text_threshold = thresholds["image"], thresholds["text"]
+    if image_threshold is None or text_threshold is None:
+        return segments[0], []
+    built = construct_samples(
+        explanation.image_scores[None],
+        torch.ones(1, len(explanation.image_scores), dtype=torch.bool),
+        image_threshold,
+        explanation.text_scores[None],
+        torch.ones(1, len(explanation.text_scores), dtype=torch.bool),
+        text_threshold,
+        segments,
+        torch.Generator().manual_seed(seed),
+    )
+    samples = [
+        MaskedSample(name, built.image_weights[role, 0], built.text_weights[role, 0])
+        for role, name in enumerate(ROLES.values())
+        if built.valid[role, 0]
+    ]
+    return segments[0], samples

@@ -10,10 +10,14 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
-from conjoin.methods.solar.masking.evolutionary import SCHEDULES, evolutionary_mask, mask_schedule
-from conjoin.methods.solar.masking.segments import segment_patches
-from conjoin.methods.solar.masking.threshold import qda_threshold
-from conjoin.methods.solar.masking.windows import window_scores
+from conjoin.methods.solar.masking import (
+    SCHEDULES,
+    evolutionary_mask,
+    mask_schedule,
+    qda_threshold,
+    segment_patches,
+    window_scores,
+)
 from conjoin.models.joint_encoder.intersection import Modality
 
 SEEDS = st.integers(0, 99)

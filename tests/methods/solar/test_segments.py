@@ -4,7 +4,8 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from conjoin.methods.solar.masking import segment_patches, segments
+from conjoin.methods.solar import masking
+from conjoin.methods.solar.masking import segment_patches
 
 
 def images(count=24, patches=30, width=16):
@@ -43,7 +44,7 @@ def assert_same_partition(found, expected):
 
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_equals_clustering_anew_for_every_cut(block, monkeypatch):
-    monkeypatch.setattr(segments, "IMAGES_PER_BLOCK", block)
+    monkeypatch.setattr(masking, "IMAGES_PER_BLOCK", block)
     features, seen = images(), []
     for found, image in zip(segment_patches(features), features, strict=True):
         expected, moves = algorithm_1(image)

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conjoin.methods.solar.masking.windows import window_scores
+from conjoin.methods.solar.masking import window_scores
 from conjoin.models.joint_encoder.intersection import Modality, own_window_scores
 
 
