@@ -25,7 +25,8 @@ from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.serving import Limits
-from conjoin.serving.app import SearchPage
+from conjoin.serving.app import Asked, SearchPage
+from conjoin.serving.html import columns_html
 from conjoin.serving.searcher import Searcher
 from hostile import CANARY, TEXTS, corpus, images, items, outside_paths, requests, summary, texts
 from hostile_images import EITHER, ERROR, Hostile
@@ -263,7 +264,7 @@ def test_the_app(searcher, folder):
     loaded = Future()
     loaded.set_result([searcher])
     page = SearchPage(loaded, searcher.limits)
-    assert is_inert(page.describe()[1])
+    assert is_inert(page.describe()) and is_inert(columns_html(page.filters.columns))
     queries = [(hostile, "a", hostile.value, 3, "") for hostile in images()]
     queries += [(hostile._replace(allowed=EITHER), hostile.value, None, 3, "") for hostile in texts()]
     queries += [(hostile._replace(allowed=EITHER), "a", None, 3, hostile.value) for hostile in texts()]
@@ -275,10 +276,12 @@ def test_the_app(searcher, folder):
         _, text, data, k, where = by_input[id(hostile)]
         if data is not None:
             (folder / "upload.png").write_bytes(data)
-        (shown,), code, query = page.search(text, data is not None and [(str(folder / "upload.png"), None)], k, where)
+        files = None if data is None else [(str(folder / "upload.png"), None)]
+        (shown,), code, query = page.search(Asked(text, files, k, where))
         assert is_inert(shown), shown[:300]
         if query is None:
-            return "error" if 'role="alert"' in shown else "no message"
+            is_blank = not text.strip() and 'class="cj-card"' in shown  # rows of the collection
+            return "error" if 'role="alert"' in shown or is_blank else "no message"
         compile(code, "code", "exec")
         return "vector" if data is not None or where or is_inert(page.why(query, 0, 1)) else "a script"
 

@@ -6,6 +6,7 @@ import io
 from PIL import Image
 
 from conjoin.serving import Limits
+from conjoin.serving.app import FILTERS, Asked
 
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 LIMITS = Limits(items=4, images=2, image_bytes=20_000, image_pixels=10_000, text_characters=200, results=10)
@@ -19,3 +20,8 @@ def png(colour="red", size=(8, 8)):
 
 def uri(data, kind="png"):
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def asked(text, images=None, k=3):
+    """What a browser sends for a search: the values of all components, the sliders where they are at first."""
+    return [*Asked(text, images, k, "", -1e15, 1e15)[:-1], *[[]] * FILTERS]

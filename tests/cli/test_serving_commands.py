@@ -70,12 +70,12 @@ def test_the_page_imports_nothing_while_the_model_is_loaded():
 import sys, threading, time
 from concurrent.futures import Future
 from conjoin.serving import Limits
-from conjoin.serving.app import SearchPage
+from conjoin.serving.app import Asked, SearchPage
 loaded = Future()
 page = SearchPage(loaded, Limits())
 known = set(sys.modules)
 found = []
-asking = threading.Thread(target=lambda: found.append(page.search("a red apple", None, 3, "")), daemon=True)
+asking = threading.Thread(target=lambda: found.append(page.search(Asked("a red apple"))), daemon=True)
 asking.start()
 time.sleep(0.5)
 print(sorted(set(sys.modules) - known), asking.is_alive())

@@ -4,12 +4,14 @@ import csv
 import shlex
 
 import pytest
+from conjoin.data.image_files import ALLOW_ROOTS
 from huggingface_hub import constants
 from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.demo.products import find_products
 from conjoin.demo.start import PUBLIC_MODEL, choose_model, start_commands
+from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval import Collection
 
 GERMAN = {
@@ -28,6 +30,8 @@ GERMAN = {
 def shop(tmp_path, monkeypatch):
     """`shop(columns)` writes a table beside three pictures, into the current folder."""
     monkeypatch.chdir(tmp_path)
+    for variable in (ALLOW_ROOTS, ALLOW_URLS):
+        monkeypatch.setenv(variable, "")
     (tmp_path / "bilder").mkdir()
     for number, colour in enumerate(("red", "green", "blue")):
         Image.new("RGB", (20, 20), colour).save(tmp_path / f"bilder/{number}.png")
@@ -92,10 +96,13 @@ def test_what_is_no_table(shop, tmp_path):
         find_products("a.xlsx")
 
 
-def test_only_what_there_is_is_encoded(shop):
+def test_only_what_there_is_is_encoded(shop, monkeypatch):
     titles = find_products(shop({"title": ["a lamp", "a chair"]}))
     (encode, _) = start_commands("katalog.csv", titles, "out", "m")
     assert encode[5:] == shlex.split("--text-column title --id-column '' --only text --on-error skip --sync")
+    monkeypatch.setenv(ALLOW_ROOTS, "/a b")
+    monkeypatch.setenv(ALLOW_URLS, "public")
+    assert start_commands("katalog.csv", titles, "out", "m")[0] == [*encode, "--root", "/a b", "--allow-urls"]
     pictures = find_products(shop({"photo": ["bilder/0.png", "bilder/1.png"]}))
     assert (pictures.only, pictures.text) == ("image", None)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conjoin.serving.app import FILTERS, make_app
+from conjoin.serving.app import PageOptions, make_app
 from conjoin.serving.http import run_server
-from tiny_serving import LIMITS, png
+from tiny_serving import LIMITS, asked, png
 
 pytest.importorskip("gradio", minversion="6")
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -20,6 +20,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")]
 SECONDS = 90
+COUNT = "count => document.querySelectorAll('#results-0 .cj-card').length === count"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def url(searcher):
     """The address of the running app."""
     future, started = Future(), Future()
     future.set_result([searcher])
-    app = make_app(future, limits=LIMITS, k=5)
+    app = make_app(future, limits=LIMITS, options=PageOptions(k=5))
     thread = threading.Thread(
         target=run_server, args=(app, "127.0.0.1", 0, lambda *given: started.set_result(given)), daemon=True
     )
@@ -78,6 +79,41 @@ def results(page):
     return page.locator("#results-0 button.cj-card")
 
 
+def test_products_at_first_chips_and_sliders(page, keep):
+    rows = page.locator("#results-0 .cj-card")
+    assert rows.count() == 5 and results(page).count() == 0
+    keep("first")
+    page.locator("#chips").get_by_text("cold").click()
+    page.wait_for_function(COUNT, arg=4)
+    page.get_by_label("number input for price to").fill("3")
+    page.get_by_label("number input for price to").press("Enter")
+    page.wait_for_function(COUNT, arg=2)
+    keep("chips")
+    page.get_by_label("Text", exact=True).fill("a thing")
+    page.keyboard.press("Enter")
+    results(page).nth(1).wait_for()
+    assert rows.count() == 2
+    page.get_by_role("button", name="Clear all").click()
+    page.wait_for_function(COUNT, arg=5)
+    assert results(page).count() == 0 and page.get_by_label("number input for price to").input_value() == "5"
+
+
+def test_weights_and_a_least_score(page, keep):
+    page.get_by_role("button", name="Ranking").click()
+    page.get_by_label("Weight of the image").fill("1")
+    page.get_by_label("Text", exact=True).fill("a thing")
+    page.get_by_role("button", name="Search", exact=True).click()
+    page.get_by_role("alert").get_by_text("Its text has no weight").wait_for()
+    page.get_by_label("Weight of the image").fill("")
+    page.get_by_label("Least score").fill("2")
+    page.get_by_role("button", name="Search", exact=True).click()
+    page.get_by_text("Nothing similar was found").wait_for()
+    keep("least-score")
+    page.get_by_role("button", name="Clear all").click()
+    page.wait_for_function(COUNT, arg=5)
+    assert page.get_by_label("Least score").input_value() == ""
+
+
 def test_search_by_text_and_keyboard(page, keep):
     page.get_by_label("Text", exact=True).focus()
     page.keyboard.type("a red thing")
@@ -111,12 +147,9 @@ def test_search_by_upload_and_bad_upload(page, keep, tmp_path):
     keep("bad-upload")
 
 
-def test_an_empty_query_and_a_bad_filter(page, keep):
+def test_a_filter_and_a_bad_one(page, keep):
     page.get_by_role("button", name="Clear all").click()
     page.get_by_text("Write a text, add an image").wait_for()
-    page.get_by_role("button", name="Search", exact=True).click()
-    page.get_by_role("alert").get_by_text("Nothing to search for").wait_for()
-    keep("empty-query")
     page.get_by_role("button", name="Filter").click()
     page.get_by_label("Condition").fill("price > 3")
     page.get_by_label("Text", exact=True).fill("a thing")
@@ -149,8 +182,9 @@ def test_twenty_visitors_at_once(url):
         target = next(event["id"] for event in json.load(answer)["dependencies"] if len(event["inputs"]) > 4)
 
     def visit(number):
-        query = [f"a thing {number}", None, 5, "", *[[]] * FILTERS]
-        body = json.dumps({"data": query, "fn_index": target, "session_hash": f"visitor{number}"}).encode()
+        body = json.dumps(
+            {"data": asked(f"a thing {number}", k=5), "fn_index": target, "session_hash": f"visitor{number}"}
+        ).encode()
         join = urllib.request.Request(f"{url}/gradio_api/queue/join", body, {"content-type": "application/json"})
         urllib.request.urlopen(join, timeout=SECONDS).close()
         with urllib.request.urlopen(

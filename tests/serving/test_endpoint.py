@@ -92,6 +92,17 @@ def test_concurrent_requests_get_their_own_answers(client, searcher):
         ("/search", {"items": ["a"], "where": "price <"}, 422, None, "'price <' cannot be evaluated"),
         ("/search", {"items": ["a"], "where": "(" * 150 + "price = 1"}, 422, None, "cannot be evaluated"),
         ("/search", {"items": ["a"], "where": "1+" * 500 + "1 = price"}, 422, None, "condition has 1,009 characters"),
+        ("/search", {"items": ["a"], "group_by": "colour"}, 422, None, "the collection has no column 'colour'"),
+        ("/search", {"items": ["a"], "weights": {"image": 1}}, 422, None, "item 0: its text has no weight"),
+        ("/search", {"items": ["a"], "weights": {"title": 1}}, 422, None, "weights.title"),
+        ("/search", {"items": ["a"], "min_score": "high"}, 422, None, "min_score"),
+        (
+            "/search",
+            {"items": ["a", {"text": "b", "image": uri(png()[:45])}], "weights": {"image": 1, "text": 1}},
+            422,
+            1,
+            "item 1: image 'the image': cannot read",
+        ),
         ("/nothing", {}, 404, None, "Not Found"),
     ],
 )
@@ -101,6 +112,24 @@ def test_errors_are_json_that_names_the_item(client, path, body, status, item, p
     error = answer.json()["error"]
     assert problem in error["message"]
     assert error["item"] == item
+
+
+def test_a_search_ranks_by_weights_groups_and_a_least_score(client, searcher):
+    def ask(**asked):
+        items = [{"text": "a red thing", "image": uri(png("blue"))}, "a thing"]
+        return client.post("/search", json={"items": items, "k": 6, **asked}).json()["results"]
+
+    image, text = searcher.encode([{"image": Image.new("RGB", (8, 8), "blue")}, {"text": "a red thing"}])
+    query = 0.25 * image + 0.75 * text
+    scores = searcher.collection.search(query[None] / np.linalg.norm(query), 6).scores[0]
+    weighed = ask(weights={"image": 0.25, "text": 0.75})
+    np.testing.assert_allclose([hit["score"] for hit in weighed[0]], scores, atol=1e-5)
+    assert weighed[1] == ask()[1]  # of one part
+    (best, _), (other, _) = ask(group_by="kind")
+    assert best == ask()[0][0] and other == ask()[1][0]
+    least = weighed[0][2]["score"]
+    assert ask(weights={"image": 0.25, "text": 0.75}, min_score=least)[0] == weighed[0][:3]
+    assert ask(min_score=2) == [[], []]
 
 
 def test_a_search_without_k_keeps_to_the_limit(client, searcher):

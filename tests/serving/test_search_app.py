@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conjoin.retrieval import open_collection
-from conjoin.serving.app import FILTERS, SearchPage, make_app
-from conjoin.serving.html import results_html
+from conjoin.serving.app import Asked, PageOptions, SearchPage, make_app
+from conjoin.serving.html import columns_html, results_html
 from conjoin.serving.snippet import python_code
-from tiny_serving import COLOURS, LIMITS, png
+from tiny_serving import COLOURS, LIMITS, asked, png
 
 
 def ready(*searchers):
@@ -22,9 +22,7 @@ def ready(*searchers):
 
 @pytest.fixture
 def page(searcher):
-    page = SearchPage(ready(searcher), LIMITS)
-    page.describe()
-    return page
+    return SearchPage(ready(searcher), LIMITS)
 
 
 @pytest.fixture
@@ -41,35 +39,75 @@ def ids(html):
 
 
 def test_search_by_text_by_image_and_by_both(page, searcher, upload):
-    (html,), code, query = page.search("a red thing", None, 3, "")
+    (html,), code, query = page.search(Asked("a red thing", None, 3, ""))
     expected = [hit.id for hit in searcher.search([{"text": "a red thing"}], 3)[0]]
     assert ids(html) == expected
     assert html.count("data:image/") == 3
     assert "'a red thing'" in code
     assert query.text == "a red thing"
-    (html,), _, _ = page.search(None, upload("blue.png", png("blue")), 2, None)
+    (html,), _, _ = page.search(Asked(None, upload("blue.png", png("blue")), 2, None))
     assert len(ids(html)) == 2
-    (html,), code, _ = page.search("in green", upload("blue.png", png("blue")), 1, "")
+    (html,), code, _ = page.search(Asked("in green", upload("blue.png", png("blue")), 1, ""))
     assert "{'image'" not in code
     assert "\"image\": 'blue.png', \"text\": 'in green'" in code
 
 
 def test_filters_are_a_condition_and_choices(page):
-    _, columns, choices = page.describe()
-    assert choices == [("kind", ["<b>warm</b>", "cold"])]
-    assert "price" in columns
-    (html,), code, _ = page.search("x", None, 5, "price > 0", ["<b>warm</b>"])
+    assert page.filters.choices == [("kind", ["<b>warm</b>", "cold"])]
+    assert page.filters.number == ("price", 0, 5)
+    assert "price" in columns_html(page.filters.columns)
+    (html,), code, _ = page.search(Asked("x", None, 5, "price > 0", chosen=[["<b>warm</b>"]]))
     assert ids(html) == ["id-yellow"]
     assert "kind in (" in code
-    (html,), _, _ = page.search("x", None, 5, "price > 100")
+    (html,), _, _ = page.search(Asked("x", None, 5, "price > 100"))
     assert "no row fulfils the filter" in html
+
+
+def test_sliders_are_a_condition_unless_they_stand_at_their_ends(page, searcher):
+    assert len(ids(page.search(Asked("x", k=6, least=0, most=5))[0][0])) == 6
+    (html,), code, _ = page.search(Asked("x", k=6, least=2, most=3, where="price != 3"))
+    assert ids(html) == ["id-blue"]
+    assert "where='price >= 2 and price <= 3 and (price != 3)'" in code
+
+
+def test_without_a_query_rows_that_fulfil_the_filter_are_shown(page, searcher):
+    (html,), code, query = page.search(Asked(k=3))
+    assert ids(html) == ["id-red", "id-blue", "id-purple"]  # spread evenly
+    assert (code, query) == ("", None) and "data-rank" not in html and html.count("data:image/") == 3
+    assert 'cj-number">price 4<' in html and "price:" not in html
+    (html,), _, _ = page.search(Asked(" ", k=6, most=3, chosen=[["cold"]]))
+    assert ids(html) == ["id-green", "id-blue"]
+    assert "no row fulfils the filter" in page.search(Asked(where="price > 100", k=3))[0][0]
+    grouped = SearchPage(ready(searcher), LIMITS, PageOptions(group_by="kind"))
+    assert ids(grouped.search(Asked(k=6))[0][0]) == ["id-red", "id-green"]
+
+
+def test_one_result_of_each_group(page, searcher):
+    grouped = SearchPage(ready(searcher), LIMITS, PageOptions(group_by="kind"))
+    every = [(hit.id, hit.row["kind"]) for hit in searcher.search(["a thing"], 6)[0]]
+    best = [next(id_ for id_, kind in every if kind == each) for each in dict.fromkeys(kind for _, kind in every)]
+    (html,), code, _ = grouped.search(Asked("a thing", k=6))
+    assert ids(html) == best and "group_by='kind'" in code
+
+
+def test_weights_of_the_parts_and_a_least_score(page, searcher, upload):
+    files = upload("blue.png", png("blue"))
+    (html,), code, query = page.search(Asked("a red thing", files, 6, image_weight=1, text_weight=0))
+    alone = page.search(Asked(None, files, 6))[2]
+    assert [hit.id for hit in query.found[0]] == [hit.id for hit in alone.found[0]]
+    assert "weights={'image': 1, 'text': 0}" in code
+    assert "Its text has no weight" in page.search(Asked("a red thing", files, 6, image_weight=1))[0][0]
+    scores = [hit.score for hit in query.found[0]]
+    (html,), _, kept = page.search(Asked(None, files, 6, min_score=scores[2]))
+    assert [hit.score for hit in kept.found[0]] == scores[:3] and html.count("data-rank") == 3
+    (html,), _, _ = page.search(Asked(None, files, 6, min_score=2))
+    assert f"Nothing similar was found: the best score is {scores[0]:.4f}." in html
 
 
 @pytest.mark.parametrize(
     ("text", "where", "problem"),
     [
-        ("", "", "Nothing to search for"),
-        ("  \n", "", "Nothing to search for"),
+        ("  \n", "price <", "cannot be evaluated"),
         ("a" * 201, "", "201 characters"),
         ("a", "price <", "cannot be evaluated"),
         ("a", "<script>alert(1)</script>", "&lt;script&gt;alert(1)"),
@@ -78,7 +116,7 @@ def test_filters_are_a_condition_and_choices(page):
     ],
 )
 def test_mistakes_are_messages_on_the_page(page, text, where, problem):
-    (html,), code, query = page.search(text, None, 3, where)
+    (html,), code, query = page.search(Asked(text, None, 3, where))
     assert problem in html
     assert 'role="alert"' in html
     assert "<script>" not in html
@@ -96,42 +134,44 @@ def test_mistakes_are_messages_on_the_page(page, text, where, problem):
     ],
 )
 def test_bad_uploads_are_messages_on_the_page(page, upload, data, problem):
-    (html,), _, _ = page.search("with a text", upload("photo.png", data), 3, "")
+    (html,), _, _ = page.search(Asked("with a text", upload("photo.png", data), 3, ""))
     assert problem in html
 
 
 def test_values_of_rows_are_escaped_also_for_templates_of_the_browser(page):
-    (html,), _, _ = page.search("x", None, 5, "kind = '<b>warm</b>'")
+    (html,), _, _ = page.search(Asked("x", None, 5, "kind = '<b>warm</b>'"))
     assert "&lt;b&gt;warm&lt;/b&gt;" in html
     assert "<b>warm" not in html
-    (html,), _, _ = page.search("x", None, 5, "{{constructor}} ${alert(1)} `")
+    (html,), _, _ = page.search(Asked("x", None, 5, "{{constructor}} ${alert(1)} `"))
     assert not set("{}$`") & set(html)
 
 
 def test_two_models_side_by_side(searcher, make_searcher):
     other = make_searcher(seed=1)
     page = SearchPage(ready(searcher, other), LIMITS)
-    first, second = page.search("a red thing", None, 3, "")[0]
+    first, second = page.search(Asked("a red thing", None, 3, ""))[0]
     shared = len(set(ids(first)) & set(ids(second)))
     assert f"{shared} found by both" in first
     assert "<strong>A: " in first
     assert "<strong>B: " in second
-    problem, empty = page.search("", None, 3, "")[0]
-    assert "Nothing to search for" in problem
+    problem, empty = page.search(Asked("a", None, 0))[0]
+    assert "K must be an integer" in problem
     assert empty == ""
 
 
 def test_a_row_without_its_picture_says_so(make_searcher):
     searcher = make_searcher()
     Path(searcher.search(["x"], 1)[0][0].row["image"]).unlink()
-    (html,), _, _ = SearchPage(ready(searcher), LIMITS).search("x", None, 1, "")
+    (html,), _, _ = SearchPage(ready(searcher), LIMITS).search(Asked("x", None, 1, ""))
     assert "the picture is not at this path here" in html
     assert 'class="cj-face"' in html
 
 
 def test_results_have_a_title_and_the_id_once(make_searcher):
     searcher = make_searcher()
-    (html,), _, query = SearchPage(ready(searcher), LIMITS, "kind").search("x", None, 6, "kind = 'cold'")
+    (html,), _, query = SearchPage(ready(searcher), LIMITS, PageOptions(title_column="kind")).search(
+        Asked("x", None, 6, "kind = 'cold'")
+    )
     titles = re.findall('cj-name">([^<]*)<', html)
     assert titles == ["cold"] * len(query.found[0]) and "kind:" not in html and "text: a " in html
     found = query.found[0][0]
@@ -145,10 +185,10 @@ def test_the_page_says_how_to_show_pictures_that_are_elsewhere(make_searcher, mo
     folder = Path(searcher.search(["x"], 1)[0][0].row["image"]).parent
     shutil.move(folder / "collection", folder.parent / "moved")
     searcher.collection = open_collection(folder.parent / "moved")
-    assert "--root" not in SearchPage(ready(searcher), LIMITS).describe()[0]
+    assert "--root" not in SearchPage(ready(searcher), LIMITS).describe()
     monkeypatch.setenv("CONJOIN_ROOTS", "")
-    assert f"add --root {folder}<" in SearchPage(ready(searcher), LIMITS).describe()[0]
-    lines, _, _ = SearchPage(ready(searcher), LIMITS, is_local=False).describe()
+    assert f"add --root {folder}<" in SearchPage(ready(searcher), LIMITS).describe()
+    lines = SearchPage(ready(searcher), LIMITS, is_local=False).describe()
     assert "--root" not in lines and str(folder) not in lines
 
 
@@ -156,13 +196,13 @@ def test_thumbnails_that_the_collection_keeps_are_shown(make_searcher):
     searcher = make_searcher(keep_pictures=4)
     for colour in COLOURS:
         Path(searcher.collection.rows([f"id-{colour}"])[0]["image"]).unlink()
-    (html,), _, query = SearchPage(ready(searcher), LIMITS).search("x", None, 6, "")
+    (html,), _, query = SearchPage(ready(searcher), LIMITS).search(Asked("x", None, 6, ""))
     assert html.count("data:image/") == 6 and "picture:" not in html
     assert {hit.row["picture"][:2] for hit in query.found[0]} == {b"\xff\xd8"}
 
 
 def test_only_a_joint_encoder_is_explained(page, monkeypatch):
-    _, _, query = page.search("a red thing", None, 3, "")
+    _, _, query = page.search(Asked("a red thing", None, 3, ""))
     assert "Only a joint encoder" in page.why(query, 0, 1)
     with monkeypatch.context() as patch:  # as an ONNX export of one
         patch.setitem(page.searchers[0].encoder.model.config.values, "model_type", "joint_encoder")
@@ -264,7 +304,7 @@ class TestGradio:
         target = _search_event(client)
         path = searcher.search(["x"], 1)[0][0].row["image"] if path == "ROW" else path
         file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        data = ["x", None, 3, "", *[[]] * FILTERS]
+        data = asked("x")
         data[place] = [{"image": file, "caption": None}] if place else file
         before = set(Path(os.environ["GRADIO_TEMP_DIR"]).rglob("*"))
         completed = _send(client, target, data)
@@ -275,9 +315,7 @@ class TestGradio:
     def test_an_upload_is_searched(self, client):
         path = client.post("/gradio_api/upload", files={"files": ("a.png", png(), "image/png")}).json()[0]
         file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        completed = _send(
-            client, _search_event(client), ["", [{"image": file, "caption": None}], 3, "", *[[]] * FILTERS]
-        )
+        completed = _send(client, _search_event(client), asked("", [{"image": file, "caption": None}]))
         assert completed["success"]
         assert len(ids(completed["output"]["data"][0])) == 3
 

@@ -4,9 +4,11 @@ import argparse
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
+from conjoin.cli.options import add_ranking_options
 from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "app",
         help=COMMANDS["app"],
-        description="Open a page that searches COLLECTION by text, images or both, with filters, and shows what a "
-        "query and a result share. Two collections are shown side by side. Needs pip install "
+        description="Open a page that shows what COLLECTION holds, searches it by text, images or both, with filters, "
+        "and shows what a query and a result share. Two collections are shown side by side. Needs pip install "
         '"conjoin[app]" and no network.',
         epilog="examples: conjoin app runs/photos; conjoin app runs/a runs/b --port 7861",
     )
@@ -38,6 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--title-column", metavar="COLUMN", help="column that names the results (default: the text, or else the id)"
     )
+    add_ranking_options(parser)
     add_serving_options(parser, port=7860)
     parser.set_defaults(func=run, quiet=False)
 
@@ -54,13 +57,18 @@ def run(args: argparse.Namespace) -> None:
     if not 1 <= args.k <= limits.results:
         raise ValueError(f"-k must be from 1 to {limits.results} (--max-results), got {args.k}")
 
-    from conjoin.serving.app import make_app
+    from conjoin.serving.app import PageOptions, make_app
     from conjoin.serving.http import print_line, run_server
 
     loaded: Future[list[Searcher]] = Future()
-    app = make_app(
-        loaded, len(args.collections), limits=limits, k=args.k, host=args.host, title_column=args.title_column
+    options = PageOptions(
+        k=args.k,
+        title_column=args.title_column,
+        group_by=args.group_by,
+        weights=dict(args.weight),
+        min_score=args.min_score,
     )
+    app = make_app(loaded, len(args.collections), limits=limits, host=args.host, options=options)
 
     def load(url: str, stop: Callable[[], None]) -> None:
         try:
@@ -85,8 +93,8 @@ def _load(args: argparse.Namespace, limits: "Limits") -> "list[Searcher]":
     from conjoin.retrieval.search import check_column
     from conjoin.serving.searcher import Searcher
 
-    for uri in args.collections if args.title_column is not None else ():
-        check_column(open_collection(uri), args.title_column)
+    for uri, column in product(args.collections, filter(None, (args.title_column, args.group_by))):
+        check_column(open_collection(uri), column)
     models = args.model or [None] * len(args.collections)
     options = encoder_options(args)
     return [Searcher.load(uri, model, limits, **options) for uri, model in zip(args.collections, models, strict=True)]

@@ -234,6 +234,39 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", **_COMPUTE["--revision"])
 
 
+def add_ranking_options(parser: argparse.ArgumentParser) -> None:
+    """Add how the parts of a query are weighed, and which rows are results."""
+    group = parser.add_argument_group("how to rank")
+    group.add_argument(
+        "--weight",
+        nargs="+",
+        type=_weight,
+        default=[],
+        metavar="PART=W",
+        help="image=0.3 text=0.7: search for the weighted sum of the vectors of the query's parts, in place of the "
+        "model's vector of both",
+    )
+    group.add_argument(
+        "--group-by", metavar="COLUMN", help="show only the best row of each value of a kept column, such as a product"
+    )
+    group.add_argument(
+        "--min-score",
+        type=float,
+        metavar="X",
+        help="do not show rows with a score below; `conjoin evaluate --benchmark pairs` suggests one",
+    )
+
+
+def _weight(text: str) -> tuple[str, float]:
+    part, _, weight = text.partition("=")
+    if part not in ("image", "text"):
+        raise argparse.ArgumentTypeError(f"expected image=NUMBER or text=NUMBER, got {text!r}")
+    try:
+        return part, float(weight)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {part}=NUMBER, got {text!r}") from None
+
+
 def add_rerank_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `make_reranker`."""
     group = parser.add_argument_group("how to rerank")

@@ -9,6 +9,7 @@ from conjoin.cli.options import (
     COLLECTION_HELP,
     add_compute_options,
     add_image_options,
+    add_ranking_options,
     add_rerank_options,
     add_revision,
     make_encoder,
@@ -56,29 +57,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="also find the words of --text in the texts, and fuse both rankings by rank",
     )
-    parser.add_argument(
-        "--weight",
-        nargs="+",
-        type=_weight,
-        default=[],
-        metavar="PART=W",
-        help="image=0.3 text=0.7: search for the weighted sum of the vectors of the query's parts, in place of the "
-        "model's vector of both",
-    )
-    parser.add_argument(
-        "--group-by", metavar="COLUMN", help="show only the best row of each value of a kept column, such as a product"
-    )
-    parser.add_argument(
-        "--min-score",
-        type=float,
-        metavar="X",
-        help="do not show rows with a score below; `conjoin evaluate --benchmark pairs` suggests one",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON, with full texts, instead of a table")
     parser.add_argument("--html", metavar="FILE", help="also write a page of the results, with their pictures")
     parser.add_argument(
         "--title-column", metavar="COLUMN", help="column that names the results of --html (default: the text)"
     )
+    add_ranking_options(parser)
     add_image_options(parser)
     add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
     add_rerank_options(parser)
@@ -184,16 +168,6 @@ def _write_page(
     write_search_page(item, results, args.html, args.where, folders, title=args.title_column, notes=notes)
     for result in results:
         result["row"].pop("picture", None)
-
-
-def _weight(text: str) -> tuple[str, float]:
-    part, _, weight = text.partition("=")
-    if part not in ("image", "text"):
-        raise argparse.ArgumentTypeError(f"expected image=NUMBER or text=NUMBER, got {text!r}")
-    try:
-        return part, float(weight)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected {part}=NUMBER, got {text!r}") from None
 
 
 def _table(results: "list[dict[str, Any]]") -> list[str]:

@@ -110,7 +110,9 @@ def search_items(
     if weights is None:
         vectors = query_vectors(collection, encoder.encode(items))
     else:
-        vectors = _weighted_vectors(collection, encoder, items, weights)
+        parts = weighted_parts(items, weights)
+        encoded = encoder.encode([{part: items[index][part]} for index, part in parts])
+        vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
     if group_by is not None:
         return search_groups(collection, vectors, k, group_by, where=where, text=text)
     return collection.search(vectors, k, where=where, text=text)
@@ -124,6 +126,7 @@ def search_groups(
     *,
     where: str | None = None,
     text: str | Sequence[str] | None = None,
+    most: int | None = None,
 ) -> SearchResult:
     """Find the best row of each of the k best groups: the rows with one value of a column, such as a product.
 
@@ -136,6 +139,7 @@ def search_groups(
         column: Its name.
         where: As for `Collection.search`.
         text: As for `Collection.search`.
+        most: Rows after which no search goes deeper, though there are fewer than k groups; None for all.
 
     Raises:
         ValueError: There is no such column; and as `Collection.search`.
@@ -149,7 +153,8 @@ def search_groups(
         for id_, row in zip(new, collection.rows(new), strict=True):
             groups[id_] = f"row {id_}" if row.get(column) is None else f"value {row[column]}"
         best = [_first_of_each([groups[id_] for id_ in ids])[:k] for ids in found.ids]
-        if all(len(places) == k or len(ids) < depth for places, ids in zip(best, found.ids, strict=True)):
+        is_deepest = most is not None and depth >= most
+        if is_deepest or all(len(rows) == k or len(ids) < depth for rows, ids in zip(best, found.ids, strict=True)):
             return as_result([([ids[place] for place in places], scores[places])
                               for ids, scores, places in zip(found.ids, found.scores, best, strict=True)])  # fmt: skip
         depth *= 4
@@ -176,15 +181,24 @@ def _first_of_each(groups: Sequence[str]) -> list[int]:
     return list(first.values())
 
 
-def _weighted_vectors(
-    collection: Searchable, encoder: ItemEncoder, items: Sequence[Any], weights: Mapping[str, float]
-) -> np.ndarray:
-    """The weighted sums of the vectors of the parts of items, L2-normalised."""
-    parts = [(place, part) for place, item in enumerate(items) for part in _parts(item, weights, f"item {place}")]
-    vectors = query_vectors(collection, encoder.encode([{part: items[place][part]} for place, part in parts]))
-    sums = np.zeros((len(items), vectors.shape[1]))
-    for (place, part), vector in zip(parts, vectors, strict=True):
-        sums[place] += weights[part] * vector
+def weighted_parts(items: Sequence[Any], weights: Mapping[str, float]) -> list[tuple[int, str]]:
+    """The parts of items that `weights` are of, each as the index of its item and `"image"` or `"text"`.
+
+    Raises:
+        ItemError: An item has no parts, or a part without a weight.
+    """
+    return [(index, part) for index, item in enumerate(items) for part in _parts(item, weights, f"item {index}")]
+
+
+def weighted_sums(vectors: np.ndarray, parts: Sequence[tuple[int, str]], weights: Mapping[str, float]) -> np.ndarray:
+    """The weighted sums `(N, D)` of the vectors `(P, D)` of the parts of `N` items, L2-normalised.
+
+    Raises:
+        ItemError: A sum is zero.
+    """
+    sums = np.zeros((1 + parts[-1][0] if parts else 0, vectors.shape[1]))
+    for (index, part), vector in zip(parts, vectors, strict=True):
+        sums[index] += weights[part] * vector
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     if not norms.all():
         raise ItemError(f"item {int(norms.argmin())}", f"the weights {dict(weights)} leave nothing of its parts")
@@ -196,6 +210,8 @@ def _parts(item: Any, weights: Mapping[str, float], name: str) -> list[str]:  # 
     if not isinstance(item, Mapping) or not set(item) <= {"image", "text"}:
         raise ItemError(name, 'only items {"text": ..., "image": ...} have parts to weight')
     parts = [part for part, value in item.items() if value is not None]
+    if not parts:
+        raise ItemError(name, "has neither an image nor a text to weight")
     if missing := [part for part in parts if part not in weights]:
         raise ItemError(name, f"its {missing[0]} has no weight; the weights are {dict(weights)}")
     return parts

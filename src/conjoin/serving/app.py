@@ -3,15 +3,17 @@
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conjoin.serving.batching import BusyError
-from conjoin.serving.columns import condition
-from conjoin.serving.html import CLICK, STYLE, columns_html, message, results_html
+from conjoin.serving.columns import Column, condition
+from conjoin.serving.html import CLICK, NOTHING, STYLE, Face, browse_html, columns_html, message, results_html
 from conjoin.serving.http import LOCAL, missing, protect
 from conjoin.serving.limits import Limits, Picture, check_results, check_where, count_pixels, make_item, read_picture
 from conjoin.serving.snippet import python_code
@@ -22,9 +24,45 @@ if TYPE_CHECKING:
 FILTERS = 4
 """Columns with few values that get a list to choose from."""
 
+_FAR = 1e15
+"""Where the sliders stand before there is a column for them: beyond every price."""
 START = "Write a text, add an image, or both. Choose a result to see what it shares with the query."
 _FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", "Arial", "sans-serif"]
 _MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
+
+
+class Asked(NamedTuple):
+    """What a visitor asks for: the values of the components of the page, in their order.
+
+    Attributes:
+        text: Of the query.
+        files: Its images.
+        k: Results.
+        where: A condition.
+        least: Of the column with the sliders.
+        most: Likewise.
+        image_weight: Of the query's image; without any weight, the model embeds image and text together.
+        text_weight: Of its text.
+        min_score: Results with a lower score are left out.
+        chosen: Values of each column that has a list of them.
+    """
+
+    text: str | None = None
+    files: Sequence[Any] | None = None
+    k: float = 12
+    where: str | None = None
+    least: float | None = None
+    most: float | None = None
+    image_weight: float | None = None
+    text_weight: float | None = None
+    min_score: float | None = None
+    chosen: Sequence[Sequence[str] | None] = ()
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """The weights of the parts; None without any."""
+        weights = {"image": self.image_weight, "text": self.text_weight}
+        return {part: weight for part, weight in weights.items() if weight is not None} or None
 
 
 class Query(NamedTuple):
@@ -35,13 +73,46 @@ class Query(NamedTuple):
     found: "list[list[Found]]"
 
 
+class Filters(NamedTuple):
+    """What a visitor may filter by.
+
+    Attributes:
+        columns: Those that a condition may name.
+        choices: Columns with few values, and these.
+        number: A column of numbers, such as prices, and its least and greatest, without decimals; None without one.
+    """
+
+    columns: list[Column]
+    choices: list[tuple[str, list[str]]]
+    number: tuple[str, float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """What the page shows at first, and how it names and groups results.
+
+    Attributes:
+        k: Results.
+        title_column: The column that names a result; its text, or else its id, if None.
+        group_by: A column, such as a product's id: only the best row of each of its values is shown.
+        weights: Of the parts `"image"` and `"text"` of a query; the model embeds both together if empty.
+        min_score: Results with a lower score are not shown.
+    """
+
+    k: int = 12
+    title_column: str | None = None
+    group_by: str | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    min_score: float | None = None
+
+
 class SearchPage:
     """What the page does, without the page.
 
     Args:
         searchers: One or two; a future, so that the page answers before the models are loaded.
         limits: What is accepted.
-        title_column: The column that names a result; its text, or else its id, if None.
+        options: What is shown.
         is_local: Whether only this machine sees the page, so that it may name folders.
     """
 
@@ -49,71 +120,121 @@ class SearchPage:
         self,
         searchers: "Future[list[Searcher]]",
         limits: Limits,
-        title_column: str | None = None,
+        options: PageOptions = PageOptions(),
         is_local: bool = True,
     ) -> None:
         self._searchers, self.limits = searchers, limits
-        self.title_column, self.is_local = title_column, is_local
-        self._choices: list[str] = []
+        self.options, self.is_local = options, is_local
+        self.first = Asked(
+            k=options.k,
+            image_weight=options.weights.get("image"),
+            text_weight=options.weights.get("text"),
+            min_score=options.min_score,
+        )
 
     @property
     def searchers(self) -> "list[Searcher]":
         """The searchers, once they are loaded."""
         return self._searchers.result()
 
-    def describe(self) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """Lines on the collections, their columns as HTML, and the columns with few values."""
+    @cached_property
+    def filters(self) -> Filters:
+        """What a visitor may filter by: what all collections have."""
+        own, *others = [searcher.columns for searcher in self.searchers]
+        shared = [column for column in own if all(column.name in [other.name for other in some] for some in others)]
+        choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
+        ends = ((column.name, *column.ends) for column in shared if column.ends and column.name != "id")
+        numbers = [(name, least // 1, -(-most // 1)) for name, least, most in ends if least < most]
+        return Filters(shared, choices[:FILTERS], next(iter(numbers), None))
+
+    def describe(self) -> str:
+        """Lines on the collections, as HTML."""
         shown = []
         for searcher in self.searchers:
             rows = 0 if searcher.collection is None else len(searcher.collection)
             shown.append(f"{searcher.model_name}: {rows:,} rows")
-        columns = [searcher.columns for searcher in self.searchers]
-        shared = [column for column in columns[0] if all(column.name in [c.name for c in some] for some in columns)]
-        choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
-        self._choices = [name for name, _ in choices[:FILTERS]]
         hidden = {searcher.hidden_pictures for searcher in self.searchers if self.is_local}
-        lines = [" · ".join(shown), *sorted(filter(None, hidden))]
-        return "".join(map(message, lines)), columns_html(shared), choices[:FILTERS]
+        return "".join(map(message, [" · ".join(shown), *sorted(filter(None, hidden))]))
 
-    def search(
-        self, text: str | None, files: Sequence[Any] | None, k: float, where: str | None, *chosen: Sequence[str] | None
-    ) -> tuple[list[str], str, Query | None]:
+    def search(self, asked: Asked) -> tuple[list[str], str, Query | None]:
         """Search; returns the results of each collection as HTML, the code, and the query.
 
-        What is asked while the models are loaded waits for them, and imports nothing: two threads that import packages
-        in circles fail.
+        Without a text or an image it shows rows that fulfil the filter. What is asked while the models are loaded
+        waits for them, and imports nothing: two threads that import packages in circles fail.
         """
         searchers = self.searchers
-        from conjoin.retrieval.pictures import picture_folders
+        from conjoin.serving.searcher import Ranking
 
         try:
-            query, item, names = self._read(text, files)
-            k = check_results(int(k) if isinstance(k, float) and k.is_integer() else k, self.limits)
-            filters = {name: list(values or ()) for name, values in zip(self._choices, chosen, strict=False)}
-            where = condition(filters, check_where(where or "", self.limits))
+            k = int(asked.k) if isinstance(asked.k, float) and asked.k.is_integer() else asked.k
+            k, where = check_results(k, self.limits), self._where(asked)
+            if not asked.files and not (asked.text and asked.text.strip()):
+                return self._browse(k, where), "", None
+            query, item, names = self._read(asked.text, asked.files)
+            ranking = Ranking(None, asked.weights, self.options.group_by)
             pixels = count_pixels(query.pictures, self.limits)
             found, times = [], []
             for searcher in searchers:
                 started = time.perf_counter()
-                found.append(searcher.search([item], k, where, pictures=True, pixels=pixels)[0])
+                found.append(searcher.search([item], k, where, ranking, pictures=True, pixels=pixels)[0])
                 times.append(1000 * (time.perf_counter() - started))
         except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
             return [problem, *[""] * (len(searchers) - 1)], "", None
-        shared = None
-        if len(found) > 1:
-            shared = len(set.intersection(*({hit.id for hit in hits} for hits in found)))
-        pages = [
-            results_html(
-                self.title(place), hits, spent, shared, picture_folders(searchers[place].source), self.title_column
-            )
-            for place, (hits, spent) in enumerate(zip(found, times, strict=True))
-        ]
+        query = query._replace(found=[_above(hits, asked.min_score) for hits in found])
+        given = {name: value for name, value in ranking._asdict().items() if value is not None}
         codes = [
-            python_code(one.source, one.encoder.name, query.text, names, k, where, one.encoder.input_type)
+            python_code(one.source, one.encoder.name, query.text, names, k, where, one.encoder.input_type, given)
             for one in searchers
         ]
-        return pages, "\n".join(codes), query._replace(found=found)
+        return self._results(query.found, found, times), "\n".join(codes), query
+
+    def _results(self, shown: "list[list[Found]]", found: "list[list[Found]]", times: Sequence[float]) -> list[str]:
+        """The results of each collection as HTML.
+
+        Args:
+            shown: Those to show.
+            found: Also those below the least score.
+            times: Milliseconds that each search took.
+        """
+        from conjoin.retrieval.pictures import picture_folders
+
+        shared = None
+        if len(shown) > 1:
+            shared = len(set.intersection(*({hit.id for hit in hits} for hits in shown)))
+        pages = []
+        for index, (hits, every, spent) in enumerate(zip(shown, found, times, strict=True)):
+            nothing = f"Nothing similar was found: the best score is {every[0].score:.4f}." if every else NOTHING
+            folders = picture_folders(self.searchers[index].source)
+            pages.append(results_html(self.title(index), hits, spent, shared, folders, self._face, nothing))
+        return pages
+
+    def _browse(self, k: int, where: str | None) -> list[str]:
+        """Rows of each collection as HTML."""
+        from conjoin.retrieval.pictures import picture_folders
+
+        pages = []
+        for index, searcher in enumerate(self.searchers):
+            rows = searcher.browse(k, where, self.options.group_by)
+            pages.append(browse_html(self.title(index), START, rows, picture_folders(searcher.source), self._face))
+        return pages
+
+    @property
+    def _face(self) -> Face:
+        number = self.filters.number
+        return Face(self.options.title_column, None if number is None else number[0])
+
+    def _where(self, asked: Asked) -> str | None:
+        """The condition that all filters together are; sliders at their ends filter nothing."""
+        choices = {
+            name: list(values or ()) for (name, _), values in zip(self.filters.choices, asked.chosen, strict=False)
+        }
+        ranges: dict[str, tuple[float | None, float | None]] = {}
+        if self.filters.number is not None:
+            name, least, most = self.filters.number
+            low = None if asked.least is None or asked.least <= least else _plain(asked.least)
+            ranges[name] = low, None if asked.most is None or asked.most >= most else _plain(asked.most)
+        return condition(choices, check_where(asked.where or "", self.limits), ranges)
 
     def why(self, query: Query | None, side: int, rank: Any) -> str:  # noqa: ANN401 - what the browser sent
         """What a query and the result of a rank share, as HTML."""
@@ -129,7 +250,7 @@ class SearchPage:
             shared = explain_result(self.searchers[side], query.text, images, hit.row)
         except NotExplainedError as error:
             return message(str(error))
-        name = row_title(hit.row, hit.id, self.title_column)
+        name = row_title(hit.row, hit.id, self.options.title_column)
         return message(f"Result {rank}, score {hit.score:.4f}: {name}") + shared
 
     def title(self, place: int) -> str:
@@ -141,8 +262,6 @@ class SearchPage:
         """The query, the item, and the names of its files."""
         paths = [Path(file[0] if isinstance(file, list | tuple) else file) for file in files or ()]
         text = text.strip() or None if text else None
-        if text is None and not paths:
-            raise ValueError("nothing to search for: write a text, add an image, or both")
         pictures = [self._picture(path) for path in paths]
         return Query(text, pictures, []), make_item(text, pictures, self.limits), [path.name for path in paths]
 
@@ -159,9 +278,8 @@ def make_app(
     sides: int = 1,
     *,
     limits: Limits | None = None,
-    k: int = 12,
     host: str = LOCAL[0],
-    title_column: str | None = None,
+    options: PageOptions = PageOptions(),
 ) -> Any:  # noqa: ANN401 - a FastAPI application
     """Make the app.
 
@@ -171,9 +289,8 @@ def make_app(
         searchers: As many as `sides`, now or later.
         sides: One collection, or two side by side.
         limits: What is accepted.
-        k: Results at first.
         host: The address that it will listen at.
-        title_column: The column that names a result; its text, or else its id, if None.
+        options: What is shown.
 
     Raises:
         ImportError: Gradio is not installed.
@@ -190,7 +307,7 @@ def make_app(
         from fastapi import FastAPI
     except ImportError as error:
         missing("app", error)
-    blocks = _blocks(SearchPage(searchers, limits, title_column, host in LOCAL), sides, k)
+    blocks = _blocks(SearchPage(searchers, limits, options, host in LOCAL), sides)
     _accept_only_uploads(blocks, Path(uploads.name).resolve())
 
     @asynccontextmanager
@@ -217,14 +334,10 @@ def make_app(
 
 
 class _Parts(NamedTuple):
-    """The components of the page."""
+    """The components of the page; `asked` are those of `Asked`, with those of `chosen` behind."""
 
     status: Any
-    text: Any
-    images: Any
-    count: Any
-    where: Any
-    chosen: list[Any]
+    asked: list[Any]
     columns: Any
     button: Any
     clear: Any
@@ -234,11 +347,11 @@ class _Parts(NamedTuple):
     last: Any
 
 
-def _blocks(page: SearchPage, sides: int, k: int) -> Any:  # noqa: ANN401 - gradio.Blocks
+def _blocks(page: SearchPage, sides: int) -> Any:  # noqa: ANN401 - gradio.Blocks
     import gradio as gr
 
     with gr.Blocks(title="conjoin search", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
-        parts = _lay_out(sides, page.limits.results, k)
+        parts = _lay_out(sides, page.limits.results, page.first)
         _connect(page, parts, blocks)
     return blocks.queue(max_size=256, default_concurrency_limit=16)
 
@@ -260,7 +373,7 @@ def _accept_only_uploads(blocks: Any, root: Path) -> None:  # noqa: ANN401
         block.async_move_resource_to_block_cache = own
 
 
-def _lay_out(sides: int, most: int, k: int) -> _Parts:
+def _lay_out(sides: int, most: int, first: Asked) -> _Parts:
     import gradio as gr
 
     gr.HTML("<h1>Search</h1>")
@@ -283,22 +396,31 @@ def _lay_out(sides: int, most: int, k: int) -> _Parts:
             with gr.Row():
                 button = gr.Button("Search", variant="primary", elem_id="search")
                 clear = gr.Button("Clear all", elem_id="clear")
-            count = gr.Slider(1, most, k, step=1, label="Results", elem_id="count")
+            count = gr.Slider(1, most, first.k, step=1, label="Results", elem_id="count")
             with gr.Accordion("Filter", open=False, elem_id="filter"):
-                chosen = [gr.Dropdown(choices=[], multiselect=True, visible=False) for _ in range(FILTERS)]
+                lists = [gr.Dropdown(choices=[], multiselect=True, visible=False) for _ in range(FILTERS - 1)]
                 where = gr.Textbox(label="Condition", placeholder="price < 50 and kind = 'shoes'", elem_id="where")
                 columns = gr.HTML()
+            with gr.Accordion("Ranking", open=False, elem_id="ranking"):
+                weights = [
+                    gr.Number(weight, label=f"Weight of the {part}", placeholder="as the model does")
+                    for part, weight in (("image", first.image_weight), ("text", first.text_weight))
+                ]
+                least_score = gr.Number(first.min_score, label="Least score", placeholder="none")
         with gr.Column(scale=3, min_width=320):
             why = gr.HTML(elem_id="why")
+            chips = gr.CheckboxGroup(choices=[], visible=False, elem_id="chips")
+            with gr.Row():
+                ends = [gr.Slider(-_FAR, _FAR, end, visible=False, buttons=[]) for end in (-_FAR, _FAR)]
             with gr.Row():
                 results = [
-                    gr.HTML("" if place else message(START), js_on_load=CLICK, elem_id=f"results-{place}")
-                    for place in range(sides)
+                    gr.HTML("" if index else message(START), js_on_load=CLICK, elem_id=f"results-{index}")
+                    for index in range(sides)
                 ]
             with gr.Accordion("Copy as Python", open=False, elem_id="python"):
                 code = gr.Code(language="python", interactive=False, show_label=False)
-    last = gr.State()
-    return _Parts(status, text, images, count, where, chosen, columns, button, clear, results, why, code, last)
+    asked = [text, images, count, where, *ends, *weights, least_score, chips, *lists]
+    return _Parts(status, asked, columns, button, clear, results, why, code, gr.State())
 
 
 def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN401 - gradio.Blocks
@@ -306,38 +428,63 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
     import gradio as gr
 
     hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-    inputs = [parts.text, parts.images, parts.count, parts.where, *parts.chosen]
+    fixed = len(Asked._fields) - 1
+    text, _, _, where, least, most, *_ = parts.asked
+    ends, chosen = [least, most], parts.asked[fixed:]
 
     def describe() -> list[Any]:
-        lines, table, choices = page.describe()
-        shown = [gr.Dropdown(label=name, choices=values, visible=True) for name, values in choices]
-        return [lines, table, *shown, *[gr.skip()] * (FILTERS - len(shown))]
+        filters = page.filters
+        lists = [gr.update(label=name, choices=values, visible=True) for name, values in filters.choices]
+        lists += [gr.skip()] * (FILTERS - len(lists))
+        return [page.describe(), columns_html(filters.columns), *lists, *_sliders(page), *page.search(page.first)[0]]
 
     def search(*values: Any) -> list[Any]:  # noqa: ANN401 - what the components hold
-        pages, code, query = page.search(*values)
+        pages, code, query = page.search(Asked._make([*values[:fixed], values[fixed:]]))
         return [*pages, "", code, query]
 
     def clear() -> list[Any]:
-        empty = [*[[] for _ in parts.chosen], message(START), *[""] * (len(parts.results) - 1)]
-        return ["", None, "", *empty, "", "", None]
+        first = ["", None, page.first.k, "", *_sliders(page), *page.first[6:fixed], *[[] for _ in chosen]]
+        return [*first, *page.search(page.first)[0], "", "", None]
 
-    blocks.load(describe, outputs=[parts.status, parts.columns, *parts.chosen], **hidden)
     shown = [*parts.results, parts.why, parts.code, parts.last]
+    blocks.load(describe, outputs=[parts.status, parts.columns, *chosen, *ends, *parts.results], **hidden)
     gr.on(
-        [parts.button.click, parts.text.submit, parts.where.submit],
+        [*(parts.button.click, text.submit, where.submit), *(some.input for some in (*ends, *chosen))],
         search,
-        inputs,
+        parts.asked,
         shown,
         trigger_mode="always_last",
         **hidden,
     )
-    parts.clear.click(clear, outputs=[parts.text, parts.images, parts.where, *parts.chosen, *shown], **hidden)
+    parts.clear.click(clear, outputs=[*parts.asked, *shown], **hidden)
     for side, found in enumerate(parts.results):
 
         def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
             return page.why(query, side, event._data.get("rank") if isinstance(event._data, dict) else None)
 
         found.select(explain, parts.last, parts.why, scroll_to_output=True, concurrency_limit=1, **hidden)
+
+
+def _sliders(page: SearchPage) -> list[Any]:
+    """The sliders at the ends of the column of numbers, if there is one."""
+    import gradio as gr
+
+    if page.filters.number is None:
+        return [gr.skip(), gr.skip()]
+    name, least, most = page.filters.number
+    step = 1 if most - least > 10 or isinstance(least, int) else 0.01
+    ends = {"minimum": least, "maximum": most, "step": step, "visible": True}
+    return [gr.update(label=f"{name} from", value=least, **ends), gr.update(label=f"{name} to", value=most, **ends)]
+
+
+def _plain(number: float) -> float:
+    """A number as a condition on a column of integers needs it, if it is one."""
+    return int(number) if number == int(number) else float(number)
+
+
+def _above(hits: "Sequence[Found]", least: float | None) -> "list[Found]":
+    """The results with at least a score."""
+    return [hit for hit in hits if least is None or hit.score >= least]
 
 
 def _sentence(text: str) -> str:

@@ -1,6 +1,8 @@
 """The columns of a collection, as somebody who filters by them needs to know them."""
 
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,12 +23,14 @@ class Column(NamedTuple):
         type: Of its values.
         values: All of them, sorted, if they are few and short texts; None otherwise.
         example: A value, or the least and the greatest number; empty if there is none.
+        ends: The least and the greatest number; None if they are no numbers.
     """
 
     name: str
     type: str
     values: list[str] | None
     example: str
+    ends: tuple[float, float] | None = None
 
     @property
     def quoted(self) -> str:
@@ -52,13 +56,26 @@ def describe_columns(collection: "Searchable") -> list[Column]:
     return [describe_column(name, whole[name], len(collection) <= rows) for name in whole.column_names]
 
 
-def condition(choices: dict[str, list[str]], where: str | None) -> str | None:
-    """A condition for some values by column, and for what else was written; None for neither."""
+def condition(
+    choices: Mapping[str, Sequence[str]],
+    where: str | None,
+    ranges: Mapping[str, tuple[float | None, float | None]] = MappingProxyType({}),
+) -> str | None:
+    """A condition for values and ranges by column, and for what else was written; None for neither.
+
+    Args:
+        choices: The values of each column, any of which may be; none for all.
+        where: A condition; None or blank for none.
+        ranges: The least and the greatest value of each column; None for no limit.
+    """
     parts = [
         f"{quote_name(name)} in ({', '.join(_quote_text(value) for value in values)})"
         for name, values in choices.items()
         if values
     ]
+    for name, ends in ranges.items():
+        limits = zip((">=", "<="), ends, strict=True)
+        parts += [f"{quote_name(name)} {sign} {limit!r}" for sign, limit in limits if limit is not None]
     if where is not None and where.strip():
         parts.append(f"({where.strip()})" if parts else where.strip())
     return " and ".join(parts) or None
@@ -96,6 +113,7 @@ def describe_column(name: str, column: Any, is_whole: bool) -> Column:  # noqa: 
         return Column(name, "text", values if few and short else None, str(known[0].as_py())[:_LONGEST])
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
         ends = pc.min_max(known).as_py()
-        return Column(name, str(kind), None, f"{ends['min']} to {ends['max']}")
+        numbers = None if pa.types.is_temporal(kind) else (ends["min"], ends["max"])
+        return Column(name, str(kind), None, f"{ends['min']} to {ends['max']}", numbers)
     first = "" if name == "image" else str(known[0].as_py())[:_LONGEST]  # a path of this machine
     return Column(name, "true or false" if pa.types.is_boolean(kind) else str(kind), None, first)

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import math
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -22,7 +23,7 @@ from conjoin.serving.batching import BusyError
 from conjoin.serving.http import LOCAL, Stopping, protect
 from conjoin.serving.limits import ItemError, TooLargeError, check_length, check_results, check_where, read_items
 from conjoin.serving.reference import reference_page
-from conjoin.serving.searcher import Found, Searcher
+from conjoin.serving.searcher import Found, Ranking, Searcher
 
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 _Header = Annotated[str | None, Depends(APIKeyHeader(name="X-API-Key", auto_error=False))]
@@ -61,6 +62,11 @@ class SearchRequest(EmbedRequest):
 
     k: int | None = Field(None, description="results for each query; by default 10, or the server's limit if lower")
     where: str | None = Field(None, description="a condition on the columns of the collection: price < 50")
+    weights: dict[Literal["image", "text"], FiniteFloat] | None = Field(
+        None, description="of the parts of each item; their weighted sum in place of the model's vector of both"
+    )
+    group_by: str | None = Field(None, description="a column: only the best row of each of its values is a result")
+    min_score: FiniteFloat | None = Field(None, description="results with a lower score are left out")
 
 
 class Embeddings(BaseModel):
@@ -215,9 +221,15 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         k = min(_RESULTS, limits.results) if request.k is None else check_results(request.k, limits)
         items, pixels = read_items(request.items, limits)
         where = None if request.where is None else check_where(request.where, limits)
-        found = searcher.search(items, k, where, _instruction(request, searcher), pixels=pixels)
+        weights: Any = request.weights
+        ranking = Ranking(_instruction(request, searcher), weights, request.group_by)
+        found = searcher.search(items, k, where, ranking, pixels=pixels)
+        least = -math.inf if request.min_score is None else request.min_score
         return SearchResults(
-            results=[[Hit(**hit._replace(row=_public(hit))._asdict()) for hit in hits] for hits in found]
+            results=[
+                [Hit(**hit._replace(row=_public(hit))._asdict()) for hit in hits if hit.score >= least]
+                for hits in found
+            ]
         )
 
     @app.get("/pictures/{row:path}", dependencies=checks, response_class=Response)

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conjoin.serving.columns import Column
 
@@ -19,6 +19,8 @@ _LONGEST = 160
 _TEMPLATE = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
 
 STYLE = (Path(__file__).parent / "app.css").read_text(encoding="utf-8")
+
+NOTHING = "Nothing was found: no row fulfils the filter."
 
 CLICK = """
 element.addEventListener('click', event => {
@@ -40,13 +42,26 @@ def message(text: str, kind: str = "note") -> str:
     return f'<div class="cj-{kind}" role="{role}">{escape(text)}</div>'
 
 
+class Face(NamedTuple):
+    """What names a row on its card.
+
+    Attributes:
+        title: The column of its title; its text, or else its id, if None.
+        number: A column of numbers, such as prices, that stands below the title; None without one.
+    """
+
+    title: str | None = None
+    number: str | None = None
+
+
 def results_html(
     title: str,
     results: "Sequence[Found]",
     milliseconds: float,
     shared: int | None = None,
     folders: tuple[str, ...] = (),
-    title_column: str | None = None,
+    face: Face = Face(),  # noqa: B008 - it cannot change
+    nothing: str = NOTHING,
 ) -> str:
     """The results of a query as buttons, best first.
 
@@ -56,16 +71,23 @@ def results_html(
         milliseconds: How long it took.
         shared: How many of them another collection found too.
         folders: Where files may be that rows name as their pictures; see `conjoin.retrieval.pictures`.
-        title_column: The column that names a result; its text, or else its id, if None.
+        face: What names a result.
+        nothing: What to say without results.
     """
     other = "" if shared is None else f" · {shared} found by both"
     head = f'<div class="cj-head"><strong>{escape(title)}</strong><span class="cj-dim">{len(results)} results in '
     head += f"{milliseconds:.0f} ms{other}</span></div>"
-    if not results:
-        return head + message("Nothing was found: no row fulfils the filter.")
-    return (
-        head + '<div class="cj-grid">' + "".join(_card(result, folders, title_column) for result in results) + "</div>"
-    )
+    return head + _grid([_result(result, folders, face) for result in results], nothing)
+
+
+def browse_html(title: str, hint: str, rows: "Sequence[Found]", folders: tuple[str, ...], face: Face) -> str:
+    """Rows of a collection as cards, below a hint what to do; further arguments as for `results_html`."""
+    head = f'<div class="cj-head"><strong>{escape(title)}</strong><span class="cj-dim">{escape(hint)}</span></div>'
+    return head + _grid([f'<div class="cj-card">{_card(row, folders, face)}</div>' for row in rows], NOTHING)
+
+
+def _grid(cards: Sequence[str], nothing: str) -> str:
+    return f'<div class="cj-grid">{"".join(cards)}</div>' if cards else message(nothing)
 
 
 def columns_html(columns: Sequence[Column]) -> str:
@@ -87,34 +109,54 @@ def data_uri(image: "Image.Image", side: int) -> str:
     return picture(image, side)
 
 
-def _card(found: "Found", folders: tuple[str, ...], title_column: str | None) -> str:
+def _result(found: "Found", folders: tuple[str, ...], face: Face) -> str:
+    """A card with a score, to choose."""
+    from conjoin.evaluation.report.search_page import row_title
+
+    name = escape(_short(row_title(found.row, found.id, face.title)))
+    width = 100 * max(0.0, min(1.0, found.score))
+    score = (
+        f'<span class="cj-line"><b>{found.rank}</b><span class="cj-score">{found.score:.4f}</span></span>'
+        f'<span class="cj-bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
+    )
+    return (
+        f'<button type="button" class="cj-card" data-rank="{found.rank}" '
+        f'aria-label="Result {found.rank}, score {found.score:.3f}: {name}. Explain it.">'
+        f"{_card(found, folders, face, score)}</button>"
+    )
+
+
+def _card(found: "Found", folders: tuple[str, ...], face: Face, score: str = "") -> str:
+    """The picture of a row, its title, its price or another number, and further facts."""
     from conjoin.evaluation.report.search_page import row_title
 
     row = found.row
-    name = row_title(row, found.id, title_column)
+    name = row_title(row, found.id, face.title)
     picture, note = _thumbnail(row, folders)
     if picture:
-        face = f'<img src="{picture}" alt="{escape(_short(name))}">'
+        shown = f'<img src="{picture}" alt="{escape(_short(name))}">'
     else:
-        face = f'<span class="cj-face">{escape(_short(name))}</span>'
+        shown = f'<span class="cj-face">{escape(_short(name))}</span>'
+    number = None if face.number is None else row.get(face.number)
     further = [
         (key, value)
         for key, value in row.items()
-        if key not in ("image", "picture") and value not in (None, "") and str(value) != name
+        if key not in ("image", "picture", face.number) and value not in (None, "") and str(value) != name
     ]
     facts = "" if name == found.id else f"<span>{escape(found.id)}</span>"
     facts += "".join(f"<span>{escape(key)}: {escape(_short(str(value)))}</span>" for key, value in further[:_SHOWN])
-    width = 100 * max(0.0, min(1.0, found.score))
+    facts += f"<span>{escape(note)}</span>" if note else ""
     return (
-        f'<button type="button" class="cj-card" data-rank="{found.rank}" '
-        f'aria-label="Result {found.rank}, score {found.score:.3f}: {escape(_short(name))}. Explain it.">'
-        f"{face}"
-        f'<span class="cj-line"><b>{found.rank}</b><span class="cj-score">{found.score:.4f}</span></span>'
-        f'<span class="cj-bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
+        f"{shown}{score}"
         f'<span class="cj-name">{escape(_short(name)) if picture else ""}</span>'
-        f'<span class="cj-facts">{facts}'
-        f"{f'<span>{escape(note)}</span>' if note else ''}</span></button>"
+        f'<span class="cj-number">{"" if number is None else escape(_amount(str(face.number), number))}</span>'
+        f'<span class="cj-facts">{facts}</span>'
     )
+
+
+def _amount(name: str, number: float) -> str:
+    """A number with its name: two decimals if it has any."""
+    return f"{name} {number:,.2f}" if number % 1 else f"{name} {number:,.0f}"
 
 
 def _thumbnail(row: Mapping[str, Any], folders: tuple[str, ...]) -> tuple[str | None, str | None]:

@@ -1,7 +1,7 @@
 """A collection with the model that made it: what the app and the endpoint search."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,19 +11,44 @@ from PIL import Image
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
 from conjoin.retrieval.collection_table import PICTURE, open_table, published_version
 from conjoin.retrieval.pictures import has_picture, hidden_pictures, make_thumbnail, picture_folders, read_picture
-from conjoin.retrieval.search import SERVED_BYTES, recorded_model
+from conjoin.retrieval.search import (
+    SERVED_BYTES,
+    check_column,
+    query_vectors,
+    recorded_model,
+    search_groups,
+    weighted_parts,
+    weighted_sums,
+)
 from conjoin.serving.batching import MicroBatcher
 from conjoin.serving.columns import Column, describe_columns
-from conjoin.serving.limits import Limits, check_results
+from conjoin.serving.limits import ItemError, Limits, check_results
+
+_ROWS = 10_000
+"""The most rows that one request without a query, or for groups, looks at."""
 
 
 class Found(NamedTuple):
-    """A result: its rank from 1, its score, its id, and what the collection keeps of the row."""
+    """A result: its rank from 1, its score (not a number without a query), its id, and what is kept of the row."""
 
     rank: int
     score: float
     id: str
     row: dict[str, Any]
+
+
+class Ranking(NamedTuple):
+    """How the rows are ranked for a query.
+
+    Attributes:
+        instruction: What to look for, for models that take instructions.
+        weights: Of the parts `"image"` and `"text"` of the query; see `search_items`.
+        group_by: A column: only the best row of each of its values is a result.
+    """
+
+    instruction: str | None = None
+    weights: Mapping[str, float] | None = None
+    group_by: str | None = None
 
 
 class Searcher:
@@ -145,7 +170,7 @@ class Searcher:
         items: Sequence[Any],
         k: int = 10,
         where: str | None = None,
-        instruction: str | None = None,
+        ranking: Ranking = Ranking(),  # noqa: B008 - it cannot change
         pictures: bool = False,
         pixels: int = 0,
     ) -> list[list[Found]]:
@@ -155,20 +180,27 @@ class Searcher:
             items: The queries.
             k: Results of each.
             where: Search only the rows that this condition holds for.
-            instruction: What to look for, for models that take instructions.
+            ranking: How the rows are ranked.
             pictures: Also give the thumbnails of the rows, as `"picture"`, where the collection keeps them.
             pixels: Of the images of the items.
 
         Raises:
             BusyError: Too many items or pixels wait for the model.
             ItemError: An item cannot be used.
-            ValueError: There is no collection, `k` is out of range, or the condition cannot be evaluated.
+            ValueError: There is no collection, `k` is out of range, the condition cannot be evaluated, there is no
+                column `group_by`, or a part of an item has no weight.
         """
         if self.collection is None:
             raise ValueError("there is no collection to search; start with one: conjoin serve COLLECTION")
         check_results(k, self.limits)
-        vectors, collection = self.encode(items, instruction, pixels), self.collection
-        found = collection.search(vectors, k, where=where)
+        collection = self.collection
+        if ranking.group_by is not None:
+            check_column(collection, ranking.group_by)
+        vectors = self._query_vectors(collection, items, ranking, pixels)
+        if ranking.group_by is None:
+            found = collection.search(vectors, k, where=where)
+        else:
+            found = search_groups(collection, vectors, k, ranking.group_by, where=where, most=_ROWS)
         results = []
         for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
             hits = zip(ids, scores, collection.rows(ids, pictures), strict=False)  # scores are padded
@@ -176,6 +208,53 @@ class Searcher:
                 [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(hits, 1)]
             )
         return results
+
+    def _query_vectors(
+        self, collection: Searchable, items: Sequence[Any], ranking: Ranking, pixels: int
+    ) -> np.ndarray:
+        """The vectors `(N, D)` of queries, of their parts by weight if there are weights."""
+        if ranking.weights is None:
+            return query_vectors(collection, self.encode(items, ranking.instruction, pixels))
+        parts = weighted_parts(items, ranking.weights)
+        try:
+            vectors = self.encode([{part: items[index][part]} for index, part in parts], ranking.instruction, pixels)
+        except ItemError as error:
+            raise ItemError(parts[error.item][0], error.problem) from error
+        return weighted_sums(query_vectors(collection, vectors), parts, ranking.weights)
+
+    def browse(self, k: int, where: str | None = None, group_by: str | None = None) -> list[Found]:
+        """Rows spread evenly over the first ones that a condition holds for, with thumbnails and without scores.
+
+        Args:
+            k: How many at most.
+            where: Only rows that this condition holds for.
+            group_by: A column: one row of each of its values.
+
+        Raises:
+            ValueError: The condition cannot be evaluated, or there is no such column; or the collection, such as one
+                in Milvus, has no order of its rows.
+        """
+        collection = self.collection
+        if not isinstance(collection, Collection):
+            raise ValueError("nothing to search for: write a text, add an image, or both")
+        if group_by is not None:
+            check_column(collection, group_by)
+        first: dict[str, str] = {}
+        rows = 0
+        for batch in collection.scan([*dict.fromkeys(("id", group_by or "id"))], where):
+            for row in batch.to_pylist():
+                value = row.get(group_by or "id")
+                first.setdefault(f"row {row['id']}" if value is None else f"value {value}", row["id"])
+            rows += batch.num_rows
+            if rows >= _ROWS:
+                break
+        ids = [*first.values()]
+        chosen = [ids[number * len(ids) // k] for number in range(k)] if len(ids) > k else ids
+        shown = collection.rows(chosen, pictures=True)
+        return [
+            Found(rank, math.nan, id_, _plain_row(row))
+            for rank, (id_, row) in enumerate(zip(chosen, shown, strict=True), 1)
+        ]
 
 
 def _plain_row(row: dict[str, Any]) -> dict[str, Any]:

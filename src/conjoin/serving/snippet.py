@@ -1,6 +1,8 @@
 """A search as Python code."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 
 def python_code(
@@ -11,6 +13,7 @@ def python_code(
     k: int,
     where: str | None,
     input_type: str = "seq",
+    ranking: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The code that repeats a search.
 
@@ -22,6 +25,7 @@ def python_code(
         k: Number of results.
         where: The condition, if any.
         input_type: How several images are read.
+        ranking: Further arguments of `search_items`.
     """
     lines = ["from conjoin import load_encoder, open_collection, search_items"]
     if images and "<image>" in (text or ""):
@@ -34,7 +38,8 @@ def python_code(
             parts.append(f'"text": {text!r}')
         query = "{" + ", ".join(parts) + "}"
     several = f", input_type={input_type!r}" if len(images) > 1 else ""
-    arguments = f"collection, encoder, [query], k={k}" + (f", where={where!r}" if where else "")
+    given = {"k": k} | ({"where": where} if where else {}) | dict(ranking)
+    arguments = ", ".join(["collection, encoder, [query]", *(f"{name}={value!r}" for name, value in given.items())])
     lines += [
         "",
         f"collection = open_collection({collection!r})",
