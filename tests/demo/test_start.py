@@ -4,11 +4,11 @@ import csv
 import shlex
 
 import pytest
-from conjoin.data.image_files import ALLOW_ROOTS
 from huggingface_hub import constants
 from PIL import Image
 
 from conjoin.cli.main import main
+from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.demo.products import find_products
 from conjoin.demo.start import PUBLIC_MODEL, choose_model, start_commands
 from conjoin.processing.item_images import ALLOW_URLS
