@@ -1,7 +1,6 @@
 """The benchmark scripts that need no data."""
 
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -138,10 +137,9 @@ def test_what_is_missing_or_other_of_the_solar_claims_is_said(tmp_path, claims):
         claims.compare("GCL", "CL", tmp_path, tmp_path, [0])
 
 
-def test_the_life_of_a_collection_is_timed(tmp_path):
-    spec = importlib.util.spec_from_file_location("collection_lifecycle", SCRIPTS / "collection_lifecycle.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_life_of_a_collection_is_timed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = importlib.import_module("collection_lifecycle")
     found = {name: step() for name, step in script.steps(300, 16, tmp_path).items() if "ivf" not in name}
     assert found["encode"].changes.added == 300 and found["encode again"].changes.unchanged == 300
     assert found["sync"].changes[:3] == found["sync back"].changes[:3] == (3, 3, 3)
