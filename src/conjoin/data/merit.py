@@ -23,7 +23,7 @@ from conjoin.processing.item_error import ItemError
 PRODUCT_FEATURES = datasets.Features(
     {
         "image": datasets.Image(),
-        **{name: datasets.Value("string") for name in ("title", "idx", "class", "country", "language", "attribute")},
+        **dict.fromkeys(("title", "idx", "class", "country", "language", "attribute"), datasets.Value("string")),
     }
 )
 """The columns of the published Parquet files; `attribute` is a JSON object as a text."""

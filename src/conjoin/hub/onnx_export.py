@@ -24,7 +24,7 @@ from conjoin.storage import model_fingerprint, text_digest, write_checksums
 if TYPE_CHECKING:
     import onnx
 
-GRAPHS = {name: f"model_{name}.onnx" for name in ("text", "image", "fused")}
+GRAPHS = {"text": "model_text.onnx", "image": "model_image.onnx", "fused": "model_fused.onnx"}
 """Of each kind of item, the file of the graph that embeds it."""
 WEIGHTS = "model.onnx.data"
 SETTINGS = "model.onnx.json"

@@ -69,7 +69,7 @@ def _check_onnx(path: str | Path, device: str | torch.device | None, dtype: torc
 
 def _load(path: str | Path, trust_remote_code: bool, revision: str | None) -> tuple[Any, Any]:
     if path == SAMPLE_MODEL:
-        from conjoin.retrieval.stock_encoder import load_sample_towers
+        from conjoin.retrieval.sample_encoder import load_sample_towers
 
         return load_sample_towers()
     has_config = has_file(path, "config.json", revision)
