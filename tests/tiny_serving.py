@@ -23,5 +23,5 @@ def uri(data, kind="png"):
 
 
 def asked(text, images=None, k=3):
-    """What a browser sends for a search: the values of all components, the sliders where they are at first."""
-    return [*Asked(text, images, k, "", -1e15, 1e15)[:-1], *[[]] * FILTERS]
+    """What a browser sends for a search: the values of all components."""
+    return [*Asked(text, images, k, "")[:-1], *[[]] * FILTERS]

@@ -59,7 +59,12 @@ def page(browser, url):
     )
     page.on("pageerror", lambda error: page.problems.append(str(error)))
     page.goto(url)
+    page.get_by_label("Text", exact=True).fill("a thing")
+    page.keyboard.press("Enter")  # before the page knows the collection
     page.get_by_text("6 rows").wait_for()
+    page.locator("#results-0 button.cj-card").first.wait_for()
+    page.get_by_role("button", name="Clear all").click()
+    page.get_by_text("Write a text, add an image").wait_for()
     return page
 
 

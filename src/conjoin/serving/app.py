@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 FILTERS = 4
 """Columns with few values that get a list to choose from."""
 
-_FAR = 1e15
-"""Where the sliders stand before there is a column for them: beyond every price."""
 START = "Write a text, add an image, or both. Choose a result to see what it shares with the query."
 _FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", "Arial", "sans-serif"]
 _MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
@@ -338,6 +336,7 @@ class _Parts(NamedTuple):
 
     status: Any
     asked: list[Any]
+    sliders: list[Any]
     columns: Any
     button: Any
     clear: Any
@@ -411,7 +410,7 @@ def _lay_out(sides: int, most: int, first: Asked) -> _Parts:
             why = gr.HTML(elem_id="why")
             chips = gr.CheckboxGroup(choices=[], visible=False, elem_id="chips")
             with gr.Row():
-                ends = [gr.Slider(-_FAR, _FAR, end, visible=False, buttons=[]) for end in (-_FAR, _FAR)]
+                sliders = [gr.Slider(visible=False, buttons=[]) for _ in range(2)]
             with gr.Row():
                 results = [
                     gr.HTML("" if index else message(START), js_on_load=CLICK, elem_id=f"results-{index}")
@@ -419,8 +418,9 @@ def _lay_out(sides: int, most: int, first: Asked) -> _Parts:
                 ]
             with gr.Accordion("Copy as Python", open=False, elem_id="python"):
                 code = gr.Code(language="python", interactive=False, show_label=False)
+    ends = [gr.State(), gr.State()]  # a slider that has no column yet sends what is outside of that column's ends
     asked = [text, images, count, where, *ends, *weights, least_score, chips, *lists]
-    return _Parts(status, asked, columns, button, clear, results, why, code, gr.State())
+    return _Parts(status, asked, sliders, columns, button, clear, results, why, code, gr.State())
 
 
 def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN401 - gradio.Blocks
@@ -429,34 +429,32 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
 
     hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
     fixed = len(Asked._fields) - 1
-    text, _, _, where, least, most, *_ = parts.asked
-    ends, chosen = [least, most], parts.asked[fixed:]
+    text, _, _, where, *ends = parts.asked[:6]
+    chosen = parts.asked[fixed:]
 
     def describe() -> list[Any]:
         filters = page.filters
         lists = [gr.update(label=name, choices=values, visible=True) for name, values in filters.choices]
         lists += [gr.skip()] * (FILTERS - len(lists))
-        return [page.describe(), columns_html(filters.columns), *lists, *_sliders(page), *page.search(page.first)[0]]
+        return [page.describe(), columns_html(filters.columns), *lists, *_sliders(page)]
 
     def search(*values: Any) -> list[Any]:  # noqa: ANN401 - what the components hold
         pages, code, query = page.search(Asked._make([*values[:fixed], values[fixed:]]))
         return [*pages, "", code, query]
 
     def clear() -> list[Any]:
-        first = ["", None, page.first.k, "", *_sliders(page), *page.first[6:fixed], *[[] for _ in chosen]]
-        return [*first, *page.search(page.first)[0], "", "", None]
+        first = ["", None, page.first.k, "", None, None, *page.first[6:fixed], *[[] for _ in chosen]]
+        return [*first, *_sliders(page), *page.search(page.first)[0], "", "", None]
 
     shown = [*parts.results, parts.why, parts.code, parts.last]
-    blocks.load(describe, outputs=[parts.status, parts.columns, *chosen, *ends, *parts.results], **hidden)
-    gr.on(
-        [*(parts.button.click, text.submit, where.submit), *(some.input for some in (*ends, *chosen))],
-        search,
-        parts.asked,
-        shown,
-        trigger_mode="always_last",
-        **hidden,
-    )
-    parts.clear.click(clear, outputs=[*parts.asked, *shown], **hidden)
+    loaded = blocks.load(describe, outputs=[parts.status, parts.columns, *chosen, *parts.sliders], **hidden)
+    loaded.then(search, parts.asked, shown, **hidden)  # perhaps somebody has asked already
+    asks = [parts.button.click, text.submit, where.submit, *(some.input for some in chosen)]
+    gr.on(asks, search, parts.asked, shown, trigger_mode="always_last", **hidden)
+    for slider, end in zip(parts.sliders, ends, strict=True):
+        moved = slider.input(lambda value: value, slider, end, trigger_mode="always_last", **hidden)
+        moved.then(search, parts.asked, shown, **hidden)
+    parts.clear.click(clear, outputs=[*parts.asked, *parts.sliders, *shown], **hidden)
     for side, found in enumerate(parts.results):
 
         def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
