@@ -73,6 +73,7 @@ from conjoin.data.merit import (
     MeritTraining as MeritTraining,
     merit_queries as merit_queries,
 )
+from conjoin.data.mmeb import MmebTraining as MmebTraining
 from conjoin.data.nli import NLI_FEATURES as NLI_FEATURES, load_nli as load_nli
 from conjoin.data.pair_sources import SAMPLE_SOURCE as SAMPLE_SOURCE
 from conjoin.data.pair_stream import PairStream as PairStream, StreamMark as StreamMark

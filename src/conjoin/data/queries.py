@@ -16,6 +16,7 @@ from conjoin.data.columns import IMAGE, unknown_column
 from conjoin.data.json_files import JsonLines
 from conjoin.data.mbeir import MbeirTraining
 from conjoin.data.merit import MeritTraining
+from conjoin.data.mmeb import MmebTraining
 from conjoin.data.nli import load_nli
 from conjoin.data.pair_sources import PairSource, SplitError, open_source
 from conjoin.data.row_checks import check_ids, read_id, read_rows, row_name
@@ -448,4 +449,5 @@ QUERY_FORMATS = {
     "nli": QueryFormat(load_nli, ("columns",)),
     "mbeir": QueryFormat(_load_mbeir, ("datasets", "instructions"), benchmark="mbeir"),
     "merit": QueryFormat(MeritTraining, ("ood",)),
+    "mmeb": QueryFormat(MmebTraining, ("datasets",), benchmark="mmeb"),
 }

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from conjoin.cli.evaluate import parse
-from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb, find_subsets
+from conjoin.data.mmeb import find_subsets
+from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
 from tiny_encoder import tiny_encoder
 
 

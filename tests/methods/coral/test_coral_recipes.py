@@ -14,6 +14,7 @@ from conjoin.cli.main import main
 from conjoin.methods.coral.language_head import load_language_head, prepare_coral
 from conjoin.training import build_model, build_trainer, load_recipe
 from tiny_merit import write_merit
+from tiny_mmeb import write_mmeb
 
 RECIPES = Path(__file__).parents[3] / "training_args/coral"
 
@@ -54,6 +55,20 @@ def test_recipes_of_the_paper_train_all_but_the_vision_tower(name, family, more,
     assert {key for key in before if "language_model.layers." in key and "_proj.weight" in key} < moved
     assert any(key.startswith("decoders.") for key in moved)
     assert not any("visual" in key or "vision_tower" in key for key in moved)
+
+
+def test_the_recipe_of_the_public_tasks(mllm_checkpoints, words, tmp_path):
+    """Rows whose positives are a picture, a text with a picture, and in chunks of one."""
+    write_mmeb(tmp_path / "mmeb")
+    more = {"data.source": str(tmp_path / "mmeb"), "data.datasets": "[CIRR, VisDial]"}
+    more |= {"model.min_pixels": "64", "model.max_pixels": "576"}
+    settings = overrides(words, mllm_checkpoints("qwen2_vl")[0]) | more
+    recipe = load_recipe(RECIPES / "qwen2_vl_2b_mmeb.yaml", settings)
+    trainer = build_trainer(recipe, *build_model(recipe.model))
+    trainer.train()
+    log = trainer.state.log_history[0]
+    losses = [log[key] for key in log if key.endswith("_loss")]
+    assert len(losses) == 5 and all(0 < loss < 100 for loss in losses)
 
 
 def test_the_sample_recipe_gives_a_model_that_loads(mllm_checkpoints, words, tmp_path):

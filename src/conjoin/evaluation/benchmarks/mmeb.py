@@ -7,18 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conjoin.data.json_files import JsonLines
-from conjoin.data.pair_sources import open_table
-from conjoin.data.row_images import path_inside
+from conjoin.data.mmeb import find_subsets, mmeb_item, read_subset
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
 from conjoin.evaluation.metrics import tie_tolerance, unit_rows
 from conjoin.evaluation.results import Headline, Metric, Results, Table
-from conjoin.processing.item_inputs import check_parts
 from conjoin.progress import progress
 from conjoin.retrieval import ItemEncoder
 
 COLUMNS = ("qry_text", "qry_img_path", "tgt_text", "tgt_img_path")
-IMAGE_TOKEN = "<|image_1|>"
 
 
 class MmebSubset(NamedTuple):
@@ -33,33 +29,6 @@ class MmebSubset(NamedTuple):
     name: str
     wins: np.ndarray
     chance: float
-
-
-def find_subsets(folder: str | Path, names: Sequence[str] | None = None) -> dict[str, Path]:
-    """Return the file of each subset: `NAME.jsonl`, `NAME.parquet`, `NAME/test.jsonl` or `NAME/test-*.parquet`.
-
-    Raises:
-        FileNotFoundError: No such folder, or it has no subset.
-        ValueError: There is no subset of one of `names`, or a subset has several files.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {str(folder)!r}")
-    found: dict[str, Path] = {}
-    files = [
-        path for kind in ("*.jsonl", "*.parquet", "*/test*.jsonl", "*/test*.parquet") for path in folder.glob(kind)
-    ]
-    for path in sorted(files):
-        name = path.stem if path.parent == folder else path.parent.name
-        if name in found:
-            raise ValueError(f"the subset {name!r} has several files: {str(found[name])!r} and {str(path)!r}")
-        found[name] = path
-    if not found:
-        raise FileNotFoundError(f"{str(folder)!r} has no subset: expected NAME/test-*.parquet, or NAME.jsonl")
-    unknown = sorted(set(names or ()) - set(found))
-    if unknown:
-        raise ValueError(f"no subset {unknown[0]!r} in {str(folder)!r}; there are {sorted(found)}")
-    return {name: found[name] for name in (names or sorted(found))}
 
 
 def evaluate_mmeb(
@@ -115,7 +84,7 @@ def evaluate_subset(
     A target of several rows is encoded once. What equals the right target of a row is not among the others.
     """
     rows = list(_rows(path))
-    queries = [_item(row["qry_text"], row["qry_img_path"], images, where) for where, row in rows]
+    queries = [mmeb_item(row["qry_text"], row["qry_img_path"], images, where) for where, row in rows]
     index_of: dict[tuple[str, str], int] = {}
     pools: list[np.ndarray] = []
     for where, row in rows:
@@ -125,7 +94,7 @@ def evaluate_subset(
         if len(pools[-1]) < 2:
             raise ValueError(f"{where}: expected two different targets or more")
     items = [
-        _item(text, image, images, f"{path.name}, target {index}") for index, (text, image) in enumerate(index_of)
+        mmeb_item(text, image, images, f"{path.name}, target {index}") for index, (text, image) in enumerate(index_of)
     ]
     targets_vectors = unit_rows(encoder.encode(items, None, show_progress), "targets")
     query_vectors = unit_rows(encoder.encode(queries, [where for where, _ in rows], show_progress), "queries")
@@ -138,8 +107,7 @@ def evaluate_subset(
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows with their names; errors as `evaluate_mmeb`."""
-    rows = JsonLines(path) if path.suffix == ".jsonl" else open_table(path)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(read_subset(path)):
         where = f"{path.parent.name}/{path.name}, row {number}"
         missing = [column for column in COLUMNS if column not in row]
         if missing:
@@ -148,18 +116,6 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not all(isinstance(each, list) for each in lists) or len(lists[0]) != len(lists[1]):
             raise ValueError(f"{where}: tgt_text and tgt_img_path must be lists of one length, got {lists!r:.80}")
         yield where, row
-
-
-def _item(text: str | None, image: str | None, images: Path, where: str) -> dict[str, str]:
-    """The text without the image's mark, the image, or both."""
-    words = (text or "").replace(IMAGE_TOKEN, "").strip()
-    item = {"text": words} if words else {}
-    if image:
-        file = path_inside(images, image, where)
-        if not file.is_file():
-            raise FileNotFoundError(f"{where}: no image {str(file)!r}")
-        item["image"] = str(file)
-    return check_parts(item, where)
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

@@ -1,0 +1,147 @@
+"""MMEB (VLM2Vec, arXiv 2410.05160): its subsets, its items, and its training rows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from conjoin.data.json_files import JsonLines
+from conjoin.data.pair_sources import open_table
+from conjoin.data.row_images import path_inside
+from conjoin.processing.item_error import ItemError
+from conjoin.processing.item_inputs import check_parts
+from conjoin.storage import text_digest
+
+IMAGE_TOKEN = "<|image_1|>"
+"""Marks the one image of an item in its text."""
+TRAINING_COLUMNS = ("qry", "qry_image_path", "pos_text", "pos_image_path")
+
+
+def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: str = "test") -> dict[str, Path]:
+    """Return the file of each subset: `NAME/SPLIT*.parquet` or `.jsonl`; for `test` also `NAME.parquet` or `.jsonl`.
+
+    Raises:
+        FileNotFoundError: No such folder, or it has no subset.
+        ValueError: There is no subset of one of `names`, or a subset has several files.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {str(folder)!r}")
+    found: dict[str, Path] = {}
+    patterns = [f"*/{split}*.jsonl", f"*/{split}*.parquet", *(("*.jsonl", "*.parquet") if split == "test" else ())]
+    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+        name = path.stem if path.parent == folder else path.parent.name
+        if name in found:
+            raise ValueError(f"the subset {name!r} has several files: {str(found[name])!r} and {str(path)!r}")
+        found[name] = path
+    if not found:
+        form = f"NAME/{split}-*.parquet" + (", or NAME.jsonl" if split == "test" else "")
+        raise FileNotFoundError(f"{str(folder)!r} has no subset: expected {form}")
+    unknown = sorted(set(names or ()) - set(found))
+    if unknown:
+        raise ValueError(f"no subset {unknown[0]!r} in {str(folder)!r}; there are {sorted(found)}")
+    return {name: found[name] for name in (names or sorted(found))}
+
+
+def read_subset(path: Path) -> Any:  # noqa: ANN401 - a table
+    """The rows of a subset by number."""
+    return JsonLines(path) if path.suffix == ".jsonl" else open_table(path)
+
+
+def mmeb_item(text: str | None, image: str | None, images: Path, where: str) -> dict[str, str]:
+    """The text without the image's mark, the image inside the folder `images`, or both.
+
+    Raises:
+        FileNotFoundError: There is no such image.
+        ItemError: Neither a text nor an image, or a path that leaves the folder.
+    """
+    words = (text or "").replace(IMAGE_TOKEN, "").strip()
+    item = {"text": words} if words else {}
+    if image:
+        file = path_inside(images, image, where)
+        if not file.is_file():
+            raise FileNotFoundError(f"{where}: no image {str(file)!r}")
+        item["image"] = str(file)
+    return check_parts(item, where)
+
+
+class MmebTraining(Dataset[dict[str, Any]]):
+    """Training queries of MMEB as rows for `RetrievalCollator`.
+
+    A row of the published files has a query, its instruction included, one positive and at most one negative, each a
+    text, an image or both. Rows stay on disk until they are used. Candidates of equal content are one.
+
+    Args:
+        folder: The root: `NAME/original-*.parquet` for each subset, and the images under the paths of the rows.
+        hard_negatives: 1 takes the negative of a row, if it has one.
+        split: `"train"` is the published `"original"`; `"diverse_instruction"` has other instructions.
+        datasets: The subsets; all when empty.
+
+    Attributes:
+        positives: The id of each row's positive.
+        sources: The subset of each row.
+
+    Raises:
+        FileNotFoundError: There is no such folder or image, or it has no subset.
+        ValueError: A malformed row (it is named), a `hard_negatives` other than 0 or 1, or an unknown subset.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, hard_negatives: int = 0, split: str = "train", datasets: Sequence[str] = ()
+    ) -> None:
+        if hard_negatives not in (0, 1):
+            raise ValueError(f"hard_negatives={hard_negatives}; a row of MMEB has one negative, expected 0 or 1")
+        self.folder, self.hard_negatives = Path(folder), hard_negatives
+        files = find_subsets(folder, datasets or None, "original" if split == "train" else split)
+        self.positives: list[tuple[str]] = []
+        self.sources: list[str] = []
+        self._rows: list[tuple[Any, int]] = []
+        for name, path in files.items():
+            rows = read_subset(path)
+            for index, row in enumerate(rows):
+                self.positives.append((_candidate_id(row, "pos", _checked(row, f"{name}, row {index}")),))
+                self.sources.append(name)
+                self._rows.append((rows, index))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rows, number = self._rows[index]
+        row, where = rows[number], f"{self.sources[index]}, row {number}"
+        positive = self._item(row, "pos", where)
+        has_negative = self.hard_negatives and (row.get("neg_text") or row.get("neg_image_path"))
+        negatives = [self._item(row, "neg", where)] if has_negative else []
+        return {
+            "id": f"{self.sources[index]}/{number}",
+            "query": mmeb_item(row["qry"], row["qry_image_path"], self.folder, f"{where}, query"),
+            "positive": positive,
+            "positive_id": self.positives[index][0],
+            "negatives": negatives,
+            "negative_ids": [_candidate_id(row, "neg", where) for _ in negatives],
+            "target_modality": _modality(positive),
+            "negative_modalities": [_modality(negative) for negative in negatives],
+            "dataset": self.sources[index],
+        }
+
+    def _item(self, row: Mapping[str, Any], role: str, where: str) -> dict[str, str]:
+        return mmeb_item(row[f"{role}_text"], row[f"{role}_image_path"], self.folder, f"{where}, {role}")
+
+
+def _checked(row: Mapping[str, Any], where: str) -> str:
+    missing = [column for column in TRAINING_COLUMNS if column not in row]
+    if missing:
+        raise ItemError(where, f"lacks {', '.join(missing)}; expected {', '.join(TRAINING_COLUMNS)}")
+    return where
+
+
+def _candidate_id(row: Mapping[str, Any], role: str, where: str) -> str:
+    text, image = row[f"{role}_text"] or "", row[f"{role}_image_path"] or ""
+    if not isinstance(text, str) or not isinstance(image, str):
+        raise ItemError(where, f"{role}_text and {role}_image_path must be texts, got {text!r:.80} and {image!r:.80}")
+    return text_digest(f"{image}\n{text}")
+
+
+def _modality(item: Mapping[str, str]) -> str:
+    return ",".join(part for part in ("image", "text") if part in item)

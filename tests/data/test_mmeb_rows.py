@@ -1,0 +1,58 @@
+"""Training rows of MMEB: what an item holds, which candidates are equal, and what is refused."""
+
+import json
+
+import datasets
+import pytest
+
+from conjoin.data import MmebTraining
+from conjoin.data.mmeb import TRAINING_COLUMNS
+from tiny_mmeb import write_mmeb
+
+
+def test_rows(tmp_path):
+    write_mmeb(tmp_path)
+    rows = MmebTraining(tmp_path, hard_negatives=1)
+    assert rows.sources == ["CIRR"] * 3 + ["VisDial"] * 3
+    composed, dialogue = rows[0], rows[3]
+    assert composed["id"] == "CIRR/0" and composed["dataset"] == "CIRR"
+    assert composed["query"] == {"text": "Find it: with a hat", "image": str(tmp_path / "images/0.png")}
+    assert composed["positive"] == {"text": "It is", "image": str(tmp_path / "images/1.png")}
+    assert (composed["target_modality"], composed["negative_modalities"]) == ("image,text", ["text"])
+    assert composed["negatives"] == [{"text": "no hat"}]
+    assert dialogue["query"] == {"text": "Q: is it red?"} and dialogue["target_modality"] == "image"
+    assert dialogue["negatives"] == dialogue["negative_ids"] == []
+    assert rows.positives[0] == rows.positives[3 - 1] != rows.positives[1]  # equal content, one candidate
+    assert [rows[index]["positive_id"] for index in range(6)] == [each for (each,) in rows.positives]
+    assert len(MmebTraining(tmp_path, datasets=["VisDial"])) == 3 and rows[0]["negatives"]
+    assert not MmebTraining(tmp_path)[0]["negatives"]
+    (tmp_path / "images/1.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"CIRR, row 0, pos: no image .*1\.png"):
+        rows[0]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"pos_text": "", "pos_image_path": ""}, "CIRR, row 1, pos"),
+    ({"pos_text": 7}, "CIRR, row 1: pos_text and pos_image_path must be texts, got 7"),
+    ({"qry_image_path": "../secret.png"}, "leaves the folder"),
+])  # fmt: skip
+def test_a_bad_row_is_named(tmp_path, change, message):
+    path = write_mmeb(tmp_path)["CIRR"]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1] |= change
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=message):
+        MmebTraining(tmp_path)[1]
+
+
+def test_refusals(tmp_path):
+    write_mmeb(tmp_path)
+    with pytest.raises(ValueError, match="hard_negatives=2; a row of MMEB has one negative"):
+        MmebTraining(tmp_path, hard_negatives=2)
+    with pytest.raises(ValueError, match=r"no subset 'WebQA' .*; there are \['CIRR', 'VisDial'\]"):
+        MmebTraining(tmp_path, datasets=["WebQA"])
+    with pytest.raises(FileNotFoundError, match=r"has no subset: expected NAME/diverse_instruction-\*\.parquet"):
+        MmebTraining(tmp_path, split="diverse_instruction")
+    datasets.Dataset.from_dict({"qry": ["a"]}).to_parquet(str(tmp_path / "VisDial/original-00000-of-00001.parquet"))
+    with pytest.raises(ValueError, match=f"VisDial, row 0: lacks {', '.join(TRAINING_COLUMNS[1:])}; expected"):
+        MmebTraining(tmp_path)
