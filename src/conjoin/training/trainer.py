@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import torch
@@ -42,9 +42,6 @@ from conjoin.training.run_folder import (
     remove_old,
 )
 from conjoin.training.sharded import Sharding
-
-if TYPE_CHECKING:
-    from .trainer import RetrievalTrainer
 
 
 class StreamTraining:
