@@ -3,6 +3,7 @@
 import csv
 import shlex
 
+import datasets
 import pytest
 from huggingface_hub import constants
 from PIL import Image
@@ -67,6 +68,18 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
     assert found.numbers == {"x": (":number", 7, 8), "v": (":number", 3, 1299)}
     found = find_products("katalog.csv", text_column="u", id_column="")
     assert (found.text, found.id, found.others) == ("u", "", ["y"])
+
+
+def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"name": "a", "cost": 1.5, "tags": ["x"]}\n{"name": "b", "cost": 3, "tags": []}\n'
+    )
+    found = find_products("a.jsonl")
+    assert (found.text, found.keep, found.others) == ("name", ["cost"], ["tags"])
+    pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "n": [3, 9]})
+    pictures.cast_column("pic", datasets.Image()).to_parquet(tmp_path / "a.parquet")
+    found = find_products("a.parquet")
+    assert (found.image, found.only, found.id, found.keep) == ("pic", "image", "n", [])
 
 
 @pytest.mark.parametrize(

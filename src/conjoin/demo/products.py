@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import datasets
 
 from conjoin.data import COMMON_COLUMNS, load_pairs
-from conjoin.data.columns import NUMBERS, image_column, is_text, read_number, undecoded, unknown_column
+from conjoin.data.columns import NUMBERS, element_of, image_column, is_text, read_number, undecoded, unknown_column
 from conjoin.data.pair_sources import open_source
 from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
@@ -182,11 +182,13 @@ class _Columns:
     def _is_image(self, name: str) -> bool:
         """Whether most values are paths or URLs of pictures, or the column holds pictures."""
         feature: Any = self.dataset.features[name]
-        if name not in self.texts:
-            is_plain = isinstance(feature, datasets.Value) and "binary" not in feature.dtype
+        kind: Any = element_of(feature) or feature
+        if not is_text(kind):
+            is_plain = isinstance(kind, datasets.Value) and "binary" not in kind.dtype
             return not is_plain and image_column(self.first.select([]), name) is not None
+        values = self.texts.get(name) or [path for paths in self.first[name][:] for path in paths or ()]
         known = name.lower() in COMMON_COLUMNS["image"]
-        return _share(self.texts[name], lambda value: _is_picture(value) or (known and is_url(value))) > _OFTEN
+        return _share(values, lambda value: _is_picture(value) or (known and is_url(value))) > _OFTEN
 
     def _is_title(self, name: str) -> bool:
         """Whether most values are several words, and most differ."""
@@ -224,7 +226,7 @@ class _Columns:
         found: dict[str, Sequence[str]] = {}
         for name in (name for name in self.free if len({*self.texts.get(name, ())}) > 1):
             column = self.first.select_columns(name).with_format("arrow")[:][name]
-            values = describe_column(name, column, len(self.first) == len(self.dataset)).values
+            values = describe_column(name, column, is_whole=True).values
             if values is not None:
                 found[name] = values
         return found
@@ -245,7 +247,7 @@ def _as_numbers(values: Sequence[str]) -> tuple[str, list[float]]:
     Of several ways it is the one that leaves the fewest numbers with three decimals: 1.299 is more often 1299.
     """
     ways: list[tuple[int, str, list[float]]] = []
-    for kind, mark in NUMBERS.items() if not any(map(_CODE.fullmatch, values)) else ():
+    for kind, mark in NUMBERS.items() if values and not any(map(_CODE.fullmatch, values)) else ():
         try:
             numbers = [read_number(value, "", "", mark) or 0.0 for value in values]
         except ItemError:

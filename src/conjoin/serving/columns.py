@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from conjoin.retrieval import Searchable
 
-_ROWS = 50_000
+_ROWS = 500_000
 _CHOICES = 40
 _LONGEST = 60
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

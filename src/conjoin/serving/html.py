@@ -138,6 +138,7 @@ def _card(found: "Found", folders: tuple[str, ...], face: Face, score: str = "")
     else:
         shown = f'<span class="cj-face">{escape(_short(name))}</span>'
     number = None if face.number is None else row.get(face.number)
+    amount = "" if number is None else f"{face.number} {number:{',.2f' if isinstance(number, float) else ','}}"
     further = [
         (key, value)
         for key, value in row.items()
@@ -149,14 +150,9 @@ def _card(found: "Found", folders: tuple[str, ...], face: Face, score: str = "")
     return (
         f"{shown}{score}"
         f'<span class="cj-name">{escape(_short(name)) if picture else ""}</span>'
-        f'<span class="cj-number">{"" if number is None else escape(_amount(str(face.number), number))}</span>'
+        f'<span class="cj-number">{escape(amount)}</span>'
         f'<span class="cj-facts">{facts}</span>'
     )
-
-
-def _amount(name: str, number: float) -> str:
-    """A number with its name: two decimals if it has any."""
-    return f"{name} {number:,.2f}" if number % 1 else f"{name} {number:,.0f}"
 
 
 def _thumbnail(row: Mapping[str, Any], folders: tuple[str, ...]) -> tuple[str | None, str | None]:
