@@ -55,7 +55,7 @@ def make_features(folder):
     images = {"ids": torch.arange(3), "image_features": torch.rand(3, 1, 2), "text_rows": torch.arange(3)[:, None]}
     parts = {"images": images, "texts": {"text_features": torch.rand(3, 2)}}
     for name, tensors in parts.items():
-        FeatureCache.make(folder / name, 3, 8, {"data": "x"}, lambda _, tensors=tensors: tensors, show_progress=False)
+        FeatureCache.make(folder / name, 3, 8, {"data": "x"}, lambda _, tensors=tensors: tensors)
 
 
 def read_features(folder):

@@ -62,7 +62,7 @@ def cache(out):
     def tensors(rows):
         return {"numbers": torch.tensor(rows) * 2}
 
-    Cache.make(out, 8, 3, {"k": 1}, tensors, show_progress=False)
+    Cache.make(out, 8, 3, {"k": 1}, tensors)
 
 
 def read_index(out):

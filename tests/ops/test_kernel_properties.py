@@ -82,6 +82,6 @@ def test_two_scales(count, width, scale, group_scale, labels, block_size, kept_b
         groups[0][:, None] == groups[1], group_scale
     )
     options = {"block_size": block_size, "kept_bytes": kept_bytes}
-    found = grouped_logsumexp(rows, columns, scale, group_scale, *groups, exclusion, **options)
+    found = grouped_logsumexp(rows, columns, scale, group_scale, groups, exclusion, **options)
     finite = ~mask.all(1)
     check(found[finite], dense(rows @ columns.T * scales, mask)[finite], (rows, columns))

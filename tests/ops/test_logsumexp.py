@@ -151,8 +151,7 @@ def test_grouped_has_two_scales(name, block_size, kept_bytes):
         columns,
         scale,
         group_scale,
-        row_groups,
-        column_groups,
+        (row_groups, column_groups),
         exclusion,
         block_size=block_size,
         kept_bytes=kept_bytes,
@@ -167,7 +166,7 @@ def test_grouped_holds_in_float32(largest, kept_bytes):
     inputs += [scalar(7.0, torch.float32), scalar(largest, torch.float32)]
     groups = torch.arange(N) % 4, torch.arange(M) % 3
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    found = grouped_logsumexp(*inputs, *groups, Exclusion(), kept_bytes=kept_bytes)
+    found = grouped_logsumexp(*inputs, groups, Exclusion(), kept_bytes=kept_bytes)
     matrix = torch.where(groups[0][:, None] == groups[1], exact[3], exact[2])
     expected = dense(*exact[:2], matrix, Exclusion())
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

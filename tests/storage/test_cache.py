@@ -41,7 +41,7 @@ def make(folder, kind=Cache, rows=10, key=KEY, stop=None, made=None, **options):
             raise KeyboardInterrupt
         return tensors(chosen, made)
 
-    return kind.make(folder, rows, 4, key, stopping, show_progress=False, **options)
+    return kind.make(folder, rows, 4, key, stopping, **options)
 
 
 def contents(folder):
@@ -183,7 +183,7 @@ class TestResuming:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
         try:
             with pytest.raises(OSError, match=r"while writing '.*shard-00001.*': 2 rows are safe; make room and run"):
-                Cache.make(tmp_path, 4, 2, {}, large, show_progress=False)
+                Cache.make(tmp_path, 4, 2, {}, large)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert set(contents(tmp_path)) == {"cache.json", "SHA256SUMS", "shard-00000.safetensors"}
@@ -234,7 +234,7 @@ def _hold(folder, ready):
         ready.set()
         time.sleep(60)
 
-    Cache.make(folder, 10, 4, KEY, slow, show_progress=False)
+    Cache.make(folder, 10, 4, KEY, slow)
 
 
 class TestTwoWriters:

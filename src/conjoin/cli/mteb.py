@@ -26,11 +26,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="results folder")
     parser.add_argument("--languages", nargs="+", metavar="CODE", help="languages of multilingual tasks, e.g. eng deu")
     parser.add_argument("--overwrite", action="store_true", help="compute again what is in the results folder")
-    told = parser.add_mutually_exclusive_group()
-    told.add_argument(
+    instructions = parser.add_mutually_exclusive_group()
+    instructions.add_argument(
         "--instructions", metavar="JSON", help="file: instructions by name or type of task (default: those of MTEB)"
     )
-    told.add_argument("--no-instructions", action="store_true", help="give no instructions")
+    instructions.add_argument("--no-instructions", action="store_true", help="give no instructions")
     add_compute_options(parser)
     parser.set_defaults(func=run)
 

@@ -268,13 +268,13 @@ class MbeirCandidates:
         return map(self._row, self.lines)
 
     def __contains__(self, did: str) -> bool:
-        return self._place(did) is not None
+        return self._index(did) is not None
 
     def __getitem__(self, did: str) -> dict[str, Any]:
-        place = self._place(did)
-        if place is None:
+        index = self._index(did)
+        if index is None:
             raise ValueError(f"candidate {did!r} is not in the pool {str(self.lines.path)!r}")
-        return self._row(self.lines[place])
+        return self._row(self.lines[index])
 
     @property
     def ids(self) -> list[str]:
@@ -294,11 +294,11 @@ class MbeirCandidates:
             raise ItemError(name, "its modality is text, but txt is empty")
         return {"id": row["did"], "image": image, "text": text or None, "modality": modality}
 
-    def _place(self, did: str) -> int | None:
+    def _index(self, did: str) -> int | None:
         number = _candidate_number(did)
-        place = int(np.searchsorted(self._sorted, number))
-        is_there = place < len(self._sorted) and self._sorted[place] == number
-        return int(self._order[place]) if is_there else None
+        index = int(np.searchsorted(self._sorted, number))
+        is_there = index < len(self._sorted) and self._sorted[index] == number
+        return int(self._order[index]) if is_there else None
 
     def _number(self, row: Mapping[str, Any], index: int) -> int:
         return _candidate_number(_field(row, "did", f"{str(self.lines.path)!r}, line {index + 1}"))
@@ -351,19 +351,19 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         self.lines = JsonLines(self.folder / queries if queries else query_file(self.folder, None, "train"))
         self.sources: list[str] = []
         self.positives: list[tuple[int, ...]] = []
-        self._places: list[int] = []
+        self._indices: list[int] = []
         wanted, owners = array("q"), array("q")  # all candidates of the rows, and the line of each
-        for place, row in enumerate(self.lines):
-            name = f"{str(self.lines.path)!r}, line {place + 1}"
+        for index, row in enumerate(self.lines):
+            name = f"{str(self.lines.path)!r}, line {index + 1}"
             source = MBEIR_DATASETS[dataset_of(_field(row, "qid", name))]
             if datasets is None or source in datasets:
                 self.sources.append(source)
                 self.positives.append(_numbers(row, "pos_cand_list"))
-                self._places.append(place)
+                self._indices.append(index)
                 drawn = self.positives[-1] + (_numbers(row, "neg_cand_list") if hard_negatives else ())
                 wanted.extend(drawn)
-                owners.extend([place] * len(drawn))
-        if not self._places:
+                owners.extend([index] * len(drawn))
+        if not self._indices:
             raise ValueError(f"{str(self.lines.path)!r} has no queries of {', '.join(datasets or ())}")
         pool = self.folder / candidates if candidates else pool_file(self.folder, None, "train")
         self.candidates = MbeirCandidates(self.folder, pool)
@@ -372,10 +372,10 @@ class MbeirTraining(Dataset[dict[str, Any]]):
             raise ValueError(f"query {qid!r}: candidate {did!r} is not in the pool {str(pool)!r}")
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.lines[self._places[index]]
+        row = self.lines[self._indices[index]]
         qid, name = row["qid"], f"query {row['qid']!r}"
         positive_id = draw_ids(_dids(row, "pos_cand_list"), 1)[0]
         positive = self._candidate(positive_id, name)
@@ -421,8 +421,8 @@ def mbeir_queries(
     folder = Path(folder)
     prompts = load_instructions(folder) if instructions else None
     rows: dict[str, dict[str, Any]] = {}
-    for place, row in enumerate(JsonLines(query_file(folder, cell, split))):
-        qid = _field(row, "qid", f"{cell.name} {split}, line {place + 1}")
+    for index, row in enumerate(JsonLines(query_file(folder, cell, split))):
+        qid = _field(row, "qid", f"{cell.name} {split}, line {index + 1}")
         name = f"query {qid!r}"
         if qid in rows:
             raise repeated_id(qid, f"the queries of {cell.name}")

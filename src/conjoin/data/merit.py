@@ -459,22 +459,22 @@ class MeritTraining(Dataset[dict[str, Any]]):
         products = self.items.products
         held_out = {each.id for each in products if ood is not None and is_held_out(each, ood, values)}
         self.positives: list[tuple[str, ...]] = []
-        self._places: list[int] = []
-        for place, query in enumerate(_read(self.lines, products)):
+        self._indices: list[int] = []
+        for index, query in enumerate(_read(self.lines, products)):
             if held_out.isdisjoint(query.touched):
                 self.positives.append(query.positives)
-                self._places.append(place)
-        if not self._places:
+                self._indices.append(index)
+        if not self._indices:
             raise ValueError(f"{str(self.lines.path)!r}: the out-of-distribution test of {ood} leaves no query")
-        self.sources = ["merit"] * len(self._places)
+        self.sources = ["merit"] * len(self._indices)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def query(self, index: int) -> MeritQuery:
         """Read the query of a row."""
-        place = self._places[index]
-        return read_query(self.lines[place], self.lines.path, place + 1)
+        number = self._indices[index]
+        return read_query(self.lines[number], self.lines.path, number + 1)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         query = self.query(index)

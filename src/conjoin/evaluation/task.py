@@ -232,10 +232,10 @@ class TaskVectors:
             return self._sum(rows)
         if rows.instruction is not None and not isinstance(rows.instruction, str):
             named = zip(rows.rows, rows.instruction, strict=True)
-            told = [pair for pair in named if rows.view is None or pair[0].get(rows.view) is not None]
-            ids = [row["id"] for row, _ in told]
-            items = [_item(_part(row, rows.view) if rows.view else row, row["id"]) for row, _ in told]
-            instructions = [instruction for _, instruction in told]
+            shown = [pair for pair in named if rows.view is None or pair[0].get(rows.view) is not None]
+            ids = [row["id"] for row, _ in shown]
+            items = [_item(_part(row, rows.view) if rows.view else row, row["id"]) for row, _ in shown]
+            instructions = [instruction for _, instruction in shown]
             return _Vectors(ids, self.encoder.encode(items, ids, show, instruction=instructions))
         options: dict[str, Any] = {"instruction": rows.instruction, "dtype": self.options.dtype, "show_progress": show}
         return encode_collection(rows.seen(), self.encoder, self.folder / rows.folder, sync=True, **options)
@@ -431,10 +431,10 @@ def _score(task: RetrievalTask, results: SearchResult, vectors: TaskVectors, out
         results = results._replace(scores=np.where(is_excluded, -np.inf, results.scores))
     if options.reranker is not None and ids:
         instructions = task.queries.instruction
-        told = None if instructions is None or isinstance(instructions, str) else instructions
+        by_query = None if instructions is None or isinstance(instructions, str) else instructions
         items = [task.queries.item(id_) for id_ in ids]
         top, show = options.rerank_top, options.show_progress
-        results = rerank(results, items, task.candidate, options.reranker, top, told, show)
+        results = rerank(results, items, task.candidate, options.reranker, top, by_query, show)
     ranks = torch.full((len(ids),), task.size)
     if ids:
         relevant = torch.tensor(

@@ -213,9 +213,9 @@ def export_stock_clip(
             "normalize_inputs=True cannot be exported: both vectors are normalised before their sum, but the features "
             "of a CLIP checkpoint are not"
         )
-    told = {name: text for name, text in (prompts or processor.prompts or {}).items() if text}
-    if told:
-        logger.warning("a CLIP checkpoint has no prompts; put them before the texts: %s", told)
+    given = {name: text for name, text in (prompts or processor.prompts or {}).items() if text}
+    if given:
+        logger.warning("a CLIP checkpoint has no prompts; put them before the texts: %s", given)
     with staged(folder) as staging:
         _stock_clip(model).save_pretrained(staging)
         drop_local_paths(staging / "config.json")

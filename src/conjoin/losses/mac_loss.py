@@ -47,7 +47,7 @@ def mac(
     check_positions(count, c, positive_indices, "queries")
     exclusion = exclude_own(c, count, positive_indices, candidate_ids, "candidate_ids")
     target_modality = own_columns(candidate_modality, count, positive_indices)
-    negatives = grouped_logsumexp(q, c, scale, hard_scale, target_modality, candidate_modality, exclusion)
+    negatives = grouped_logsumexp(q, c, scale, hard_scale, (target_modality, candidate_modality), exclusion)
     positive = (q * own_columns(c, count, positive_indices)).sum(-1) * hard_scale
     return mean_cross_entropy(negatives, positive)
 

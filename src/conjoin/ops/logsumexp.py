@@ -362,8 +362,7 @@ def grouped_logsumexp(
     columns: Tensor,
     scale: Tensor | float,
     group_scale: Tensor | float,
-    row_groups: Tensor,
-    column_groups: Tensor,
+    groups: tuple[Tensor, Tensor],
     exclusion: Exclusion,
     *,
     block_size: int | None = None,
@@ -376,8 +375,7 @@ def grouped_logsumexp(
         columns: `(M, D)` unit vectors.
         scale: 1 / temperature across groups.
         group_scale: 1 / temperature within a group.
-        row_groups: `(N,)` integers.
-        column_groups: `(M,)` integers.
+        groups: `(N,)` and `(M,)` integers of rows and columns.
         exclusion: Which columns are not negatives.
         block_size: As in `cross_logsumexp`.
         kept_bytes: As in `cross_logsumexp`.
@@ -387,7 +385,7 @@ def grouped_logsumexp(
     """
     layout, tensor = _layout(rows, scale, exclusion, block_size, kept_bytes)
     group_tensor, value = _scale_tensor(group_scale, rows)
-    layout = layout._replace(groups=Groups(value, row_groups, column_groups))
+    layout = layout._replace(groups=Groups(value, *groups))
     return _LogSumExp.apply(rows, columns, tensor, group_tensor, layout)[0]
 
 

@@ -139,14 +139,14 @@ class PromptWriter:
     ) -> None:
         """Truncate the texts of prompts of more than `limit` tokens."""
         cut = []
-        for place, (ask, lengths, prompt) in enumerate(zip(asks, image_lengths, prompts, strict=True)):
+        for index, (ask, lengths, prompt) in enumerate(zip(asks, image_lengths, prompts, strict=True)):
             over = sum(map(len, prompt)) + sum(lengths) - limit
             if over > 0:
-                asks[place] = self._fit(ask, over, limit, names[place])
-                cut.append(place)
-        warn_of_cuts([names[place] for place in cut], limit, self.tokenizer)
-        for place, prompt in zip(cut, self._tokenize([asks[place] for place in cut]), strict=True):
-            prompts[place] = prompt
+                asks[index] = self._fit(ask, over, limit, names[index])
+                cut.append(index)
+        warn_of_cuts([names[index] for index in cut], limit, self.tokenizer)
+        for index, prompt in zip(cut, self._tokenize([asks[index] for index in cut]), strict=True):
+            prompts[index] = prompt
 
     def _packed(
         self,
@@ -174,18 +174,18 @@ class PromptWriter:
 
     def gaps(self, ask: Ask) -> list[list[Run]]:
         """Return what is tokenised at once, before, between and after the images."""
-        return [self._runs(gap, first=place == 0) for place, gap in enumerate(self._chunks(ask))]
+        return [self._runs(gap, first=index == 0) for index, gap in enumerate(self._chunks(ask))]
 
-    def text_before(self, ask: Ask, place: int) -> str:
+    def text_before(self, ask: Ask, index: int) -> str:
         """Return what is on one line with a text, before it: the instruction and a space before the first text."""
-        is_first = all(part is None for part in ask.parts[:place])
+        is_first = all(part is None for part in ask.parts[:index])
         return f"{ask.instruction} " if is_first and ask.instruction is not None else ""
 
     def _chunks(self, ask: Ask) -> list[list[_Chunk]]:
         """Return the texts before, between and after the images."""
         parts, instruction = list(ask.parts), ask.instruction
         if instruction is not None:
-            first = next((place for place, part in enumerate(parts) if part is not None), len(parts))
+            first = next((index for index, part in enumerate(parts) if part is not None), len(parts))
             if first < len(parts):
                 instruction = f"{instruction} {parts.pop(first)}"
             parts.insert(first, instruction)
@@ -208,8 +208,8 @@ class PromptWriter:
         text = ""
         for chunk in gap:
             parts = self._special.split(chunk.text) if chunk.template else [chunk.text]
-            for place, part in enumerate(parts):  # every second one is a special token
-                if place % 2 == 0:
+            for index, part in enumerate(parts):  # every second one is a special token
+                if index % 2 == 0:
                     text += part
                     continue
                 runs += [Run(text, False, not first or bool(runs)), Run(part, True, False)]
@@ -249,9 +249,9 @@ class PromptWriter:
         """Truncate each text, with the instruction before it, to `limit` tokens."""
         cut = []
         for number, ask in enumerate(asks):
-            for place, part in enumerate(ask.parts):
+            for index, part in enumerate(ask.parts):
                 if part is not None and len(part.encode()) + len((ask.instruction or "").encode()) + 2 > limit:
-                    asks[number] = self._cut(asks[number], place, limit=limit)
+                    asks[number] = self._cut(asks[number], index, limit=limit)
             cut += [names[number]] if asks[number] is not ask else []
         warn_of_cuts(cut, limit, self.tokenizer)
 
@@ -263,9 +263,9 @@ class PromptWriter:
         """
         (prompt,) = self._tokenize([ask])
         room = sum(map(len, prompt)) - over
-        for place in reversed(range(len(ask.parts))):
-            while over > 0 and ask.parts[place] is not None:
-                shorter = self._cut(ask, place, over=over)
+        for index in reversed(range(len(ask.parts))):
+            while over > 0 and ask.parts[index] is not None:
+                shorter = self._cut(ask, index, over=over)
                 if shorter is ask:
                     break
                 ask = shorter
@@ -280,17 +280,17 @@ class PromptWriter:
             )
         return ask
 
-    def _cut(self, ask: Ask, place: int, limit: int | None = None, over: int = 0) -> Ask:
+    def _cut(self, ask: Ask, index: int, limit: int | None = None, over: int = 0) -> Ask:
         """Truncate one text to `limit` tokens, or by `over` tokens, to no less than its first token."""
-        text = ask.parts[place] or ""
-        before = self.text_before(ask, place)
+        text = ask.parts[index] or ""
+        before = self.text_before(ask, index)
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         spans = self.tokenizer(before + text, return_offsets_mapping=True, **options)["offset_mapping"]
         kept = max(1, len(spans) - over if limit is None else limit)
         if kept >= len(spans):
             return ask
         end = max(min(spans[kept - 1][1], spans[kept][0]) - len(before), 1)
-        parts = [*ask.parts[:place], text[:end], *ask.parts[place + 1 :]]
+        parts = [*ask.parts[:index], text[:end], *ask.parts[index + 1 :]]
         return ask if end >= len(text) else ask._replace(parts=tuple(parts))
 
 
@@ -323,7 +323,7 @@ class ChatPromptWriter(PromptWriter):
         self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
         self._ends = _ends(tokenizer)
 
-    def text_before(self, ask: Ask, place: int) -> str:
+    def text_before(self, ask: Ask, index: int) -> str:
         """Return nothing: the instruction is a message of its own."""
         return ""
 
@@ -341,12 +341,12 @@ class ChatPromptWriter(PromptWriter):
             )
         named = self.tokenizer.special_tokens_map
         before, after = (str(named.get(f"{side}_image_token", "")) for side in ("start", "end"))
-        for place in range(len(texts) - 1):
-            texts[place] += before
-            texts[place + 1] = after + texts[place + 1]
+        for index in range(len(texts) - 1):
+            texts[index] += before
+            texts[index + 1] = after + texts[index + 1]
         first, last = self._ends if not _starts_with_bos(self.tokenizer, rendered) else ("", "")
         texts[0], texts[-1] = first + texts[0], texts[-1] + last
-        return [self._split(text, first=place == 0) for place, text in enumerate(texts)]
+        return [self._split(text, first=index == 0) for index, text in enumerate(texts)]
 
     def _render(self, ask: Ask) -> str:
         content = [
@@ -354,8 +354,8 @@ class ChatPromptWriter(PromptWriter):
         ]
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if ask.instruction is not None:
-            told = [{"type": "text", "text": self._guarded(ask.instruction)}]
-            messages.insert(0, {"role": "system", "content": told})
+            instruction = [{"type": "text", "text": self._guarded(ask.instruction)}]
+            messages.insert(0, {"role": "system", "content": instruction})
         named = self.tokenizer.special_tokens_map
         options = named | self.options
         try:
@@ -385,7 +385,7 @@ def _ends(tokenizer: Any) -> tuple[str, str]:  # noqa: ANN401
     """Return the special tokens that the tokenizer puts before and after every text."""
     (alone,) = tokenizer(["a"], add_special_tokens=False)["input_ids"]
     (whole,) = tokenizer(["a"])["input_ids"]
-    start = next(place for place in range(len(whole)) if whole[place : place + len(alone)] == alone)
+    start = next(index for index in range(len(whole)) if whole[index : index + len(alone)] == alone)
     first, last = whole[:start], whole[start + len(alone) :]
     return "".join(tokenizer.convert_ids_to_tokens(first)), "".join(tokenizer.convert_ids_to_tokens(last))
 

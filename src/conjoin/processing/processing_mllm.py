@@ -227,12 +227,12 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
         if self.sentence_files is not None:
             default = default_prompt(self.sentence_files)
-            instructions = [default if told is None else told for told in instructions]
+            instructions = [default if each is None else each for each in instructions]
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
         asks = [
-            Ask(tuple(part if isinstance(part, str) else None for part in item.parts), told)
-            for item, told in zip(parsed, instructions, strict=True)
+            Ask(tuple(part if isinstance(part, str) else None for part in item.parts), instruction)
+            for item, instruction in zip(parsed, instructions, strict=True)
         ]
         writer = self._writer()
         image_lengths = [[image.tokens for image in item.images] for item in parsed]

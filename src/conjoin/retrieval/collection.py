@@ -287,7 +287,7 @@ class Collection:
         names = np.unique(ids, return_inverse=True)[1] if ids else np.empty(0, int)
         order = np.lexsort((names, -scores, owners))
         bounds = np.searchsorted(owners[order], np.arange(len(queries) + 1))
-        return [([ids[place] for place in order[first:end]], scores[order[first:end]])
+        return [([ids[index] for index in order[first:end]], scores[order[first:end]])
                 for first, end in itertools.pairwise(bounds)]  # fmt: skip
 
     def _fused(self, queries: np.ndarray, k: int, where: str | None, texts: list[str]) -> SearchResult:
@@ -399,8 +399,8 @@ class Collection:
         Args:
             queries: How many vectors of the collection to search for, spread evenly.
         """
-        places = np.unique(np.linspace(0, len(self) - 1, min(queries, len(self))).round().astype(int)).tolist()
-        sample = self._table.take_offsets(places).select(["id", VECTOR]).to_arrow()
+        indices = np.unique(np.linspace(0, len(self) - 1, min(queries, len(self))).round().astype(int)).tolist()
+        sample = self._table.take_offsets(indices).select(["id", VECTOR]).to_arrow()
         names = sample["id"].to_pylist()
         vectors = join([matrix(chunk, self.dimension) for chunk in sample[VECTOR].chunks], self.dimension)
         wanted = self.search(vectors, _DEPTH + 1, exact=True).ids

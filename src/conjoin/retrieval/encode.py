@@ -229,22 +229,22 @@ class CollectionWriter:
         is_same = found & (np.array(stamps, dtype=np.int64) == before)
         changed = np.flatnonzero(~is_same).tolist()
         contents = {
-            place: (
-                _digest(item_digest, parts[place])
-                if rows[place].get("metadata") or "image" in parts[place]
-                else stamps[place]
+            index: (
+                _digest(item_digest, parts[index])
+                if rows[index].get("metadata") or "image" in parts[index]
+                else stamps[index]
             )
-            for place in changed
+            for index in changed
         }
-        numbers, vectors = self._stored({ids[place]: place for place in changed if found[place]}, contents)
+        numbers, vectors = self._stored({ids[index]: index for index in changed if found[index]}, contents)
         known = [*np.flatnonzero(is_same).tolist(), *vectors]
-        for place in known:
-            self.rows.note(parts[place])
+        for index in known:
+            self.rows.note(parts[index])
         bar.update(len(known))
-        new = [place for place in changed if place not in vectors]
-        chosen = [ids[place] for place in new], [rows[place] for place in new], [parts[place] for place in new]
+        new = [index for index in changed if index not in vectors]
+        chosen = [ids[index] for index in new], [rows[index] for index in new], [parts[index] for index in new]
         encoded, reasons = self.rows.encode(*chosen, bar)
-        vectors |= zip((place for number, place in enumerate(new) if number not in reasons), encoded, strict=True)
+        vectors |= zip((index for number, index in enumerate(new) if number not in reasons), encoded, strict=True)
         for number, reason in reasons.items():
             self._skip(Skipped(None, start + new[number], ids[new[number]], reason), bool(found[new[number]]))
         used = sorted(vectors)
@@ -252,11 +252,11 @@ class CollectionWriter:
         unchanged = int(is_same.sum())
         self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(reasons), len(new) - len(reasons)))
         if used:
-            self._replaced += [numbers[place] for place in used if place in numbers]
+            self._replaced += [numbers[index] for index in used if index in numbers]
             table = self._records(
                 [ids[p] for p in used], [rows[p] for p in used], np.stack([vectors[p] for p in used])
             )
-            digests = [contents[place] for place in used], [stamps[place] for place in used]
+            digests = [contents[index] for index in used], [stamps[index] for index in used]
             for name, values in zip(DIGESTS, digests, strict=True):
                 table = table.append_column(name, pa.array(values, pa.int64()))
             self._pending.append(table)
@@ -386,20 +386,20 @@ class CollectionWriter:
         )
 
     def _stored(
-        self, places: Mapping[str, int], contents: Mapping[int, int]
+        self, indices: Mapping[str, int], contents: Mapping[int, int]
     ) -> tuple[dict[int, int], dict[int, np.ndarray]]:
         """Lance's numbers of the rows that the table has, and their vectors where what was encoded is the same now."""
         numbers: dict[int, int] = {}
         vectors: dict[int, np.ndarray] = {}
-        for where in id_conditions(list(places)):
+        for where in id_conditions(list(indices)):
             search = self._open_table().search().where(where).select(["id", "content", VECTOR]).with_row_id(True)
             with reading(self.uri):
                 stored = search.to_arrow().to_pylist()
             for row in stored:
-                place = places[row["id"]]
-                numbers[place] = row["_rowid"]
-                if row["content"] == contents[place]:
-                    vectors[place] = np.array(row[VECTOR], dtype=np.float32)
+                index = indices[row["id"]]
+                numbers[index] = row["_rowid"]
+                if row["content"] == contents[index]:
+                    vectors[index] = np.array(row[VECTOR], dtype=np.float32)
         return numbers, vectors
 
     def _records(self, ids: list[str], rows: list[Row], vectors: np.ndarray) -> pa.Table:

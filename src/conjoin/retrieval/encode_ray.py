@@ -104,7 +104,7 @@ def encode_on_ray(
 
 @dataclass(frozen=True)
 class _Read:
-    """Gives the rows of a part of the data, some at a time: the part, the place of the first row in it, the rows."""
+    """Gives the rows of a part of the data, some at a time: the part, the index of the first row in it, the rows."""
 
     stream: datasets.IterableDataset
     rows_per_task: int
@@ -163,8 +163,8 @@ class _Worker:
         suffix = f" of part {part}" if self.settings.has_parts else ""
         rows = enumerate(pa.ipc.open_stream(serialised).read_all().to_pylist(), start)
         pairs: list[Row] = []
-        for place, row in rows:
-            pairs += self.settings.reader.pairs(row, f"{place}{suffix}")
+        for index, row in rows:
+            pairs += self.settings.reader.pairs(row, f"{index}{suffix}")
         ids = [pair["id"] for pair in pairs]
         with writing(self.settings.uri, self.name):
             self.writer.take(0, ids, pairs, SimpleNamespace(update=lambda count: None))

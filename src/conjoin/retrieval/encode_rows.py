@@ -62,9 +62,9 @@ class RowDigests:
         self._sort()
         found, values = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int64)
         for own, numbers, seen in zip(self._keys, self._values, self._seen, strict=True):
-            places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-            hit = own[places] == keys
-            values[hit], found[hit], seen[places[hit]] = numbers[places[hit]], True, True
+            indices = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            hit = own[indices] == keys
+            values[hit], found[hit], seen[indices[hit]] = numbers[indices[hit]], True, True
         return found, values
 
     def unseen(self, keys: np.ndarray) -> np.ndarray:
@@ -72,8 +72,8 @@ class RowDigests:
         self._sort()
         left = np.zeros(len(keys), dtype=bool)
         for own, seen in zip(self._keys, self._seen, strict=True):
-            places = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-            left |= (own[places] == keys) & ~seen[places]
+            indices = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+            left |= (own[indices] == keys) & ~seen[indices]
         return left
 
 
@@ -110,14 +110,14 @@ class RowSource:
             self._iterator = iter(rows)
 
     def __iter__(self) -> Iterator[tuple[int, list[str], list[Row] | None]]:
-        """The place and the ids of each chunk, and its rows if they are for this process; process 0 sees all ids."""
+        """The first row and the ids of each chunk, and its rows if they are for this process; process 0 sees all."""
         for number in itertools.count():
             is_own = number % self.world_size == self.rank
             rows = self._next(is_own)
             if not rows:
                 self._ids = UniqueIds()  # publishing needs the memory
                 return
-            ids = [self._id(row, place) for place, row in enumerate(rows)] if is_own or self.rank == 0 else []
+            ids = [self._id(row, index) for index, row in enumerate(rows)] if is_own or self.rank == 0 else []
             self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(self._ids.add(ids, self.position)))
             start = self.position
             self.position += len(rows)
@@ -133,8 +133,8 @@ class RowSource:
         columns = self._dataset[chosen.start : chosen.stop] if chosen else {}
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    def _id(self, row: Row, place: int) -> str:
-        name = f"row {self.position + place}"
+    def _id(self, row: Row, index: int) -> str:
+        name = f"row {self.position + index}"
         if not isinstance(row, Mapping):
             raise ItemError(name, f'expected a mapping with "id" and "image" and/or "text", got {row!r:.80}')
         id_ = row.get("id")
@@ -179,14 +179,14 @@ class RowEncoder:
         """
         inputs: list[Any] = []
         reasons: dict[int, str] = {}
-        for place, (id_, row) in enumerate(zip(ids, rows, strict=True)):
-            item, problem = _input(id_, row, parts[place])
+        for index, (id_, row) in enumerate(zip(ids, rows, strict=True)):
+            item, problem = _input(id_, row, parts[index])
             inputs.append(item)
             if problem is not None and not self.skip:
                 raise ValueError(problem)
             if problem is not None:
-                reasons[place] = problem
-        usable = [place for place in range(len(rows)) if place not in reasons]
+                reasons[index] = problem
+        usable = [index for index in range(len(rows)) if index not in reasons]
         bar.update(len(reasons))
         if not usable:
             return np.empty((0, 0), dtype=np.float32), reasons
@@ -195,9 +195,9 @@ class RowEncoder:
             reasons[usable[position]] = str(error)
 
         options: dict[str, Any] = {"on_unusable": skip_item} if self.skip else {}
-        chosen = [inputs[place] for place in usable], [ids[place] for place in usable]
+        chosen = [inputs[index] for index in usable], [ids[index] for index in usable]
         vectors = self.encoder.encode(*chosen, on_batch=bar.update, instruction=self.instruction, **options)
-        used = [position for position, place in enumerate(usable) if place not in reasons]
+        used = [position for position, index in enumerate(usable) if index not in reasons]
         for position in used:
             self.note(parts[usable[position]])
         return vectors[used], reasons
@@ -367,8 +367,8 @@ def _rename(table: Table, name: str, new: str) -> None:
 def _new_fields(given: pa.DataType, known: pa.DataType) -> list[str]:
     """The fields of mappings, within lists too, that a column does not know: a cast would drop them."""
     if pa.types.is_struct(given) and pa.types.is_struct(known):
-        fields = [given.field(place) for place in range(given.num_fields)]
-        known_names = {known.field(place).name for place in range(known.num_fields)}
+        fields = [given.field(index) for index in range(given.num_fields)]
+        known_names = {known.field(index).name for index in range(known.num_fields)}
         new = [field.name for field in fields if field.name not in known_names]
         return new or [name for field in fields for name in _new_fields(field.type, known.field(field.name).type)]
     if pa.types.is_list(given) and pa.types.is_list(known):

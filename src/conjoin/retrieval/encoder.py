@@ -75,15 +75,15 @@ class InputMaker(NamedTuple):
         batch: list[tuple[Any, str | None, str | None]] = []
         held = 0
         known = ids or [None] * len(items)
-        for place, item in enumerate(items):
-            parts = apply_input_type(item, self.input_type, f"item {place}")
+        for index, item in enumerate(items):
+            parts = apply_input_type(item, self.input_type, f"item {index}")
             counts.append(len(parts))
             for part in parts:
                 pixels = 0 if decodes_one else _count_pixels(part)
                 if batch and (len(batch) == self.batch_size or held + pixels > BATCH_PIXELS):
                     batches.append(self._batch(batch))
                     batch, held = [], 0
-                batch.append((part, instructions[place], known[place]))
+                batch.append((part, instructions[index], known[index]))
                 held += pixels
         return Inputs([*batches, self._batch(batch)], counts)
 
@@ -108,7 +108,7 @@ class _Batch(NamedTuple):
 
     Attributes:
         inputs: Of the model, for the items that can be used; None without such items.
-        unusable: What is wrong with each of the other items, by its place.
+        unusable: What is wrong with each of the other items, by its index.
         error: What is wrong with the batch although every item can be used alone.
     """
 
@@ -398,24 +398,24 @@ def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
     try:
         return _Batch(make(items, instructions, ids))
     except (ValueError, FileNotFoundError) as error:
-        found = {place: _what_is_wrong(make, each) for place, each in enumerate(named)}
-        unusable = {place: wrong for place, wrong in found.items() if wrong is not None}
+        found = {index: _what_is_wrong(make, each) for index, each in enumerate(named)}
+        unusable = {index: wrong for index, wrong in found.items() if wrong is not None}
         if not unusable:
             return _Batch(error=error)
-    usable = [place for place in range(len(named)) if place not in unusable]
-    again = _process(make, [named[place] for place in usable]) if usable else _Batch()
-    return again._replace(unusable=unusable | {usable[place]: wrong for place, wrong in again.unusable.items()})
+    usable = [index for index in range(len(named)) if index not in unusable]
+    again = _process(make, [named[index] for index in usable]) if usable else _Batch()
+    return again._replace(unusable=unusable | {usable[index]: wrong for index, wrong in again.unusable.items()})
 
 
 def _usable(chunk: Sequence[int], batch: _Batch, on_unusable: Callable[[int, ItemError], object] | None) -> list[int]:
     """Return the positions of the items that can be used, after reporting or raising what is wrong with the others."""
-    for place, error in batch.unusable.items():
+    for index, error in batch.unusable.items():
         if on_unusable is None:
             raise error
-        on_unusable(chunk[place], error)
+        on_unusable(chunk[index], error)
     if batch.error is not None:
         raise batch.error
-    return [position for place, position in enumerate(chunk) if place not in batch.unusable]
+    return [position for index, position in enumerate(chunk) if index not in batch.unusable]
 
 
 def _what_is_wrong(make: InputMaker, each: _NamedItem) -> ItemError | None:

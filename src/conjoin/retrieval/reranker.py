@@ -65,7 +65,7 @@ class Reranker:
         if not candidates:
             return np.empty(0, dtype=np.float32)
         first = _input(parse_item(query, "the query"))
-        pairs = [(first, _input(parse_item(item, f"candidate {place}"))) for place, item in enumerate(candidates)]
+        pairs = [(first, _input(parse_item(item, f"candidate {index}"))) for index, item in enumerate(candidates)]
         options: dict[str, Any] = {} if instruction is None else {"prompt": instruction}
         if not activate:
             options["activation_fn"] = torch.nn.Identity()
@@ -139,17 +139,17 @@ def rerank(
     for row, query in enumerate(progress(queries, desc="reranking", unit="query", show=show_progress)):
         usable = np.isfinite(all_scores[row, : len(found.ids[row])])
         order = np.argsort(~usable, kind="stable")  # those that are left out go last
-        ids = [found.ids[row][place] for place in order]
+        ids = [found.ids[row][index] for index in order]
         others = all_scores[row, order]
         count = min(top, int(usable.sum()))
-        told = None if instructions is None else instructions[row]
-        scores = reranker.score(query, [item_of(id_) for id_ in ids[:count]], told)
+        instruction = None if instructions is None else instructions[row]
+        scores = reranker.score(query, [item_of(id_) for id_ in ids[:count]], instruction)
         best = np.argsort(-scores, kind="stable")
         if count:
             others[count:] += scores.min() - 1 - others[count] if count < usable.sum() else 0.0
         others[:count] = scores[best]
         all_scores[row, : len(ids)] = others
-        all_ids.append([ids[place] for place in best] + ids[count:])
+        all_ids.append([ids[index] for index in best] + ids[count:])
     return SearchResult(all_ids, all_scores)
 
 

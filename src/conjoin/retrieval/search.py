@@ -155,8 +155,8 @@ def search_groups(
         best = [_first_of_each([groups[id_] for id_ in ids])[:k] for ids in found.ids]
         is_deepest = most is not None and depth >= most
         if is_deepest or all(len(rows) == k or len(ids) < depth for rows, ids in zip(best, found.ids, strict=True)):
-            return as_result([([ids[place] for place in places], scores[places])
-                              for ids, scores, places in zip(found.ids, found.scores, best, strict=True)])  # fmt: skip
+            return as_result([([ids[row] for row in rows], scores[rows])
+                              for ids, scores, rows in zip(found.ids, found.scores, best, strict=True)])  # fmt: skip
         depth *= 4
 
 
@@ -176,8 +176,8 @@ def check_column(collection: Searchable, column: str) -> None:
 def _first_of_each(groups: Sequence[str]) -> list[int]:
     """Where each group is first."""
     first: dict[str, int] = {}
-    for place, group in enumerate(groups):
-        first.setdefault(group, place)
+    for index, group in enumerate(groups):
+        first.setdefault(group, index)
     return list(first.values())
 
 
@@ -245,7 +245,7 @@ def search_exactly(
     among = None
     if ids is not None:
         wanted = set(ids)
-        among = np.array([place for place, id_ in enumerate(collection.ids) if id_ in wanted], dtype=np.int64)
+        among = np.array([index for index, id_ in enumerate(collection.ids) if id_ in wanted], dtype=np.int64)
         if not len(among):
             raise ValueError(f"none of the ids to search among is in the collection {collection.uri!r}")
     names: list[pa.Array] = []

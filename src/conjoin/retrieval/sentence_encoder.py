@@ -65,7 +65,7 @@ class SentenceTransformerModel(torch.nn.Module):
         self.config = _Settings(model)
 
     def forward(self, groups: list[dict[str, Any]], rows: list[Tensor]) -> EncoderOutput:
-        """Embed the groups of the processor; `rows` holds the places of each group's items in the batch."""
+        """Embed the groups of the processor; `rows` holds the indices of each group's items in the batch."""
         parts = [self.model(features)["sentence_embedding"].float() for features in groups]
         embeddings = torch.cat(parts)[torch.cat(rows).argsort()]
         return EncoderOutput(torch.nn.functional.normalize(embeddings, dim=-1))
@@ -113,18 +113,18 @@ class SentenceTransformerProcessor:
         groups: dict[tuple[str, bool, tuple[str, ...], str | None], list[int]] = {}
         prompts = [None] * len(items) if instruction is None else instruction
         inputs = []
-        for place, (value, item, told) in enumerate(zip(items, parse_items(items), prompts, strict=True)):
+        for index, (value, item, prompt) in enumerate(zip(items, parse_items(items), prompts, strict=True)):
             if not model.supports(_MODALITY_NAMES[item.modality]):
-                raise ItemError(f"item {place}", f"this model cannot take {item.modality!r}")
-            inputs.append(_input(model, place, value, item))
+                raise ItemError(f"item {index}", f"this model cannot take {item.modality!r}")
+            inputs.append(_input(model, index, value, item))
             order = tuple(inputs[-1]) if isinstance(inputs[-1], dict) else ()
-            groups.setdefault((item.modality, _is_chat(value), order, _prompt(model, told)), []).append(place)
+            groups.setdefault((item.modality, _is_chat(value), order, _prompt(model, prompt)), []).append(index)
         return {
             "groups": [
-                model.preprocess([inputs[place] for place in places], prompt=prompt)
-                for (*_, prompt), places in groups.items()
+                model.preprocess([inputs[index] for index in indices], prompt=prompt)
+                for (*_, prompt), indices in groups.items()
             ],
-            "rows": [torch.tensor(places) for places in groups.values()],
+            "rows": [torch.tensor(indices) for indices in groups.values()],
         }
 
     def digest(self) -> str:
@@ -138,7 +138,7 @@ def _prompt(model: "SentenceTransformer", instruction: str | None) -> str | None
     return instruction if instruction[-1].isspace() else f"{instruction} "
 
 
-def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> Any:  # noqa: ANN401
+def _input(model: "SentenceTransformer", index: int, value: Any, item: Item) -> Any:  # noqa: ANN401
     """An item as sentence-transformers takes it: its images decoded, a text never mistaken for a path."""
     if model.supports("message"):
         if _is_chat(value):
@@ -146,7 +146,7 @@ def _input(model: "SentenceTransformer", place: int, value: Any, item: Item) -> 
         parts: dict[str, list[Any]] = {"image": [*item.images], "text": [*item.texts]}
         order = dict.fromkeys(_kind(part) for part in item.parts)
         return {kind: parts[kind] if len(parts[kind]) > 1 else parts[kind][0] for kind in order}
-    image = only_image(item, f"item {place}")
+    image = only_image(item, f"item {index}")
     if image is not None and image.info.get(CONCATENATED):
         image = pad_to_square(image)  # these models may crop
     text = {"text": " ".join(item.texts)} if item.texts else {}

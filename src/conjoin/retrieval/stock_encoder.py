@@ -132,9 +132,9 @@ class StockProcessor(NamedTuple):
             only_image(item, f"item {number}")
             if (item.images and self.image_processor is None) or (item.texts and self.tokenizer is None):
                 raise ItemError(f"item {number}", f"this model cannot take {item.modality!r}")
-        told = [None] * len(parsed) if instruction is None else instruction
+        instructions = [None] * len(parsed) if instruction is None else instruction
         images = [image for item in parsed for image in item.images]
-        pairs = zip(told, parsed, strict=True)
+        pairs = zip(instructions, parsed, strict=True)
         texts = [_joined(own, " ".join(item.texts)) for own, item in pairs if item.texts]
         batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
         if images:

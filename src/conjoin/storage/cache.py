@@ -114,8 +114,7 @@ class RowCache:
         *,
         details: Mapping[str, Any] | None = None,
         replace: bool = False,
-        description: str = "",
-        show_progress: bool = True,
+        description: str | None = None,
     ) -> Self:
         """Make the shards that are missing or damaged, and open the cache; a complete one is only opened.
 
@@ -128,8 +127,7 @@ class RowCache:
                 length.
             details: What else to record; never compared.
             replace: Remove a cache of another key, in place of refusing it.
-            description: Stands beside the progress bar.
-            show_progress: Show a progress bar.
+            description: Stands beside a progress bar; without it, none is shown.
 
         Raises:
             OSError: The disk is full or fails; the message says what is safe.
@@ -146,7 +144,8 @@ class RowCache:
                 return cache
         cls.check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder), progress(total=rows, desc=description, unit="row", show=show_progress) as bar:
+        show = description is not None
+        with locked(folder), progress(total=rows, desc=description or "", unit="row", show=show) as bar:
             size = cls._begin(folder, header, replace)
             for number, start in enumerate(range(0, rows, size)):
                 chosen = range(start, min(start + size, rows))

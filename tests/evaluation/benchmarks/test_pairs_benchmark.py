@@ -96,7 +96,7 @@ def test_instructions_are_for_queries_only_and_vectors_are_kept(pairs, tmp_path)
             return super().encode(items, *args, **kwargs)
 
     encoder = Told(tiny_encoder().model, tiny_encoder().processor)
-    told = {"text_instruction": "Find an image."}
+    told = {"instructions": {"text": "Find an image."}}
     first = evaluate_pairs(encoder, pairs, tmp_path / "collections", **told)
     assert seen == [("Find an image.", 8), (None, 5), (None, 8)]
     assert evaluate_pairs(encoder, pairs, tmp_path / "collections", **told) == first and len(seen) == 3

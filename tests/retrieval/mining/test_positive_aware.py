@@ -160,7 +160,7 @@ def test_a_margin_needs_a_positive(tmp_path):
     groups = mine(pairs(9, groups=True), tmp_path / "groups", [miner])
     assert any(groups.values())
     stream = IterableDataset.from_generator(lambda: iter(pairs(3)))
-    with pytest.raises(ValueError, match="a reranker reads rows by their place"):
+    with pytest.raises(ValueError, match="a reranker reads rows by their index"):
         ViewItems(stream, stream).anchor("text", 0)
 
 

@@ -200,12 +200,12 @@ def _ask_split(split: str, limit: int, cache_dir: str | Path | None) -> dict[str
             continue
         ask = _CELL_QUERIES[cell.name]
         found: list[Asked] = []
-        for place, concept in enumerate(plain):
+        for index, concept in enumerate(plain):
             one = ask(concept)
             if cell.name == "webqa_task1" and concept.other == concept.name:
                 continue
             if cell.dataset in _WITH_NEGATIVES:  # the list is sorted by meaning: neighbours are alike
-                near = [plain[other] for other in (place - 1, place + 1) if 0 <= other < len(plain)]
+                near = [plain[other] for other in (index - 1, index + 1) if 0 <= other < len(plain)]
                 one = one._replace(negatives=tuple(ask(other).positives[0] for other in near))
             found.append(one)
         asked[cell.name] = _spread(found, limit)
@@ -291,7 +291,7 @@ def _path(style: str, concept: str) -> str:
 def _spread(found: Sequence[Asked], limit: int) -> list[Asked]:
     """At most `limit` of `found`, evenly spread over them."""
     count = min(limit, len(found))
-    return [found[place * len(found) // count] for place in range(count)]
+    return [found[index * len(found) // count] for index in range(count)]
 
 
 def _draw_pictures(folder: Path, pictures: set[str], cache_dir: str | Path | None) -> None:

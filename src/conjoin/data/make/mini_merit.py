@@ -215,10 +215,10 @@ class _Sampler:
             # it differs in the other conditions, so that no single product shows two of them
             fits = allowed & same[name] & ~np.any([same[other] for other in chosen if other != name], axis=0)
             fits[list(shown.values())] = False
-            places = np.flatnonzero(fits)
-            if not len(places):
+            indices = np.flatnonzero(fits)
+            if not len(indices):
                 return None
-            shown[name] = int(self.generator.choice(places))
+            shown[name] = int(self.generator.choice(indices))
         inside = allowed & (self.kinds == self.kinds[target])
         positives = np.flatnonzero(inside & np.all(list(same.values()), axis=0))
         if not 0 < len(positives) < _MOST_POSITIVES * len(self.products):
@@ -230,26 +230,26 @@ class _Sampler:
         found = []
         for name in same:
             others = np.all([same[other] for other in same if other != name], axis=0)
-            places = np.setdiff1d(np.flatnonzero(inside & others & ~same[name]), list(shown.values()))
-            found.append(self.generator.permutation(places).tolist())
-        mixed = [places[turn] for turn in range(_HARD_NEGATIVES) for places in found if turn < len(places)]
+            indices = np.setdiff1d(np.flatnonzero(inside & others & ~same[name]), list(shown.values()))
+            found.append(self.generator.permutation(indices).tolist())
+        mixed = [indices[turn] for turn in range(_HARD_NEGATIVES) for indices in found if turn < len(indices)]
         return mixed[:_HARD_NEGATIVES]
 
     def _row(self, query: _Query) -> dict[str, Any]:
         """Return a query as the published files have it: ids are integers but for the keys of `query`."""
         ids = [int(each.row["idx"]) for each in self.products]
         texts = [
-            f"the same {name} as <Product {number}> <image>\n{self.products[place].row['title']} </Product {number}>"
-            for number, (name, place) in enumerate(query.conditions.items(), start=1)
+            f"the same {name} as <Product {number}> <image>\n{self.products[index].row['title']} </Product {number}>"
+            for number, (name, index) in enumerate(query.conditions.items(), start=1)
         ]
         titled = "" if query.language is None else f" with a title in {_LANGUAGE_NAMES[query.language]}"
         kind = self.kinds[query.positives[0]]
         return {
             "query": {
-                str(ids[place]): {name: str(self.values[name][place])} for name, place in query.conditions.items()
+                str(ids[index]): {name: str(self.values[name][index])} for name, index in query.conditions.items()
             },
-            "pos_candidate": [ids[place] for place in query.positives],
-            "hard_negative": [ids[place] for place in query.negatives],
+            "pos_candidate": [ids[index] for index in query.positives],
+            "hard_negative": [ids[index] for index in query.negatives],
             "query instruction": f"Find a product of {kind}{titled} that has {' and '.join(texts)}.",
         }
 
@@ -313,7 +313,7 @@ def dominant_colour(png: bytes) -> str:
     if not len(drawn):
         return "white"
     distances = ((drawn[:, None] - np.array([values for _, *values in _PALETTE])) ** 2).sum(axis=2)
-    counts = Counter(_PALETTE[place][0] for place in distances.argmin(axis=1))
+    counts = Counter(_PALETTE[index][0] for index in distances.argmin(axis=1))
     return max(_COLOURS, key=lambda name: counts[name] / (_BLACK_COUNTS_LESS if name == "black" else 1))
 
 

@@ -271,7 +271,7 @@ def draw_composition(objects: Sequence[str], split: str, generator: np.random.Ge
     while True:
         edit = EDITS[generator.choice(len(EDITS), p=_EDIT_ODDS)]
         shared = int(generator.integers(1, _MAX_SHARED + 1))
-        names = [objects[place] for place in generator.choice(len(objects), size=shared + 2, replace=False)]
+        names = [objects[index] for index in generator.choice(len(objects), size=shared + 2, replace=False)]
         image_only = () if edit == "add" else (names[shared],)
         text_only = () if edit == "remove" else (names[shared + 1],)
         composition = Composition(tuple(names[:shared]), image_only, text_only)
@@ -281,7 +281,7 @@ def draw_composition(objects: Sequence[str], split: str, generator: np.random.Ge
 
 def shuffled(values: Sequence[Item], generator: np.random.Generator) -> list[Item]:
     """Return `values` in random order."""
-    return [values[place] for place in generator.permutation(len(values))]
+    return [values[index] for index in generator.permutation(len(values))]
 
 
 @dataclass(frozen=True)
@@ -310,18 +310,18 @@ class Wording:
         return cls(language, int(generator.choice(numbers)), int(generator.integers(2**31)))
 
     def write(self, objects: Sequence[str], names: dict[str, dict[str, str]]) -> tuple[str, list[dict[str, object]]]:
-        """Return a text that names `objects`, and the place of each: `{"object", "start", "end"}` in characters."""
+        """Return a text that names `objects`, and the span of each: `{"object", "start", "end"}` in characters."""
         frame, form, last = PHRASES[self.language][self.phrase]
         before, after = frame.split("{}")
-        text, places = before, []
+        text, spans = before, []
         for number, name in enumerate(shuffled(objects, np.random.default_rng(self.seed))):
             if number:
                 text += last if number == len(objects) - 1 else ", "
             head, tail = form.split("{}") if number == 0 or not last.endswith("the ") else ("", "")
             start = len(text) + len(head)
             text += head + names[name][self.language] + tail
-            places.append({"object": name, "start": start, "end": start + len(names[name][self.language])})
-        return text + after, places
+            spans.append({"object": name, "start": start, "end": start + len(names[name][self.language])})
+        return text + after, spans
 
 
 def shared_patches(
@@ -353,9 +353,9 @@ def shared_tokens(
     shown = {entry["object"] for entry in image_objects}
     truth = np.full(len(offsets), NEITHER, dtype=np.int8)
     for entry in text_objects:
-        for place, (start, end) in enumerate(offsets):
+        for index, (start, end) in enumerate(offsets):
             if start < entry["end"] and end > entry["start"] and end > start:
-                truth[place] = SHARED if entry["object"] in shown else PRIVATE
+                truth[index] = SHARED if entry["object"] in shown else PRIVATE
     return truth
 
 

@@ -85,8 +85,8 @@ def mbeir_tasks(
     tasks: dict[str, list[RetrievalTask]] = {setting: [] for setting in settings}
     for cell in chosen:
         rows = mbeir_queries(data, cell, split, instructions)
-        told = [row["instruction"] for row in rows] if instructions else None
-        queries = Rows(f"queries-{cell.name}-{split}", [{"id": row["id"], **row["query"]} for row in rows], told)
+        prompts = [row["instruction"] for row in rows] if instructions else None
+        queries = Rows(f"queries-{cell.name}-{split}", [{"id": row["id"], **row["query"]} for row in rows], prompts)
         judged = read_qrels(required(qrels_file(data, cell, split)))
         pool = MbeirCandidates(data, required(pool_file(data, cell, split)))
         absent = next((did for did in pool.ids if did not in union), None) if union is not None else None

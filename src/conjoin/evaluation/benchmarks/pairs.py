@@ -135,8 +135,7 @@ def evaluate_pairs(
     *,
     gallery: datasets.Dataset | None = None,
     train: datasets.Dataset | None = None,
-    text_instruction: str | None = None,
-    image_instruction: str | None = None,
+    instructions: Mapping[str, str | None] | None = None,
     name: str = "pairs",
 ) -> Results:
     """Search the images for each text and the texts for each image; R@1, R@5, R@10 and MRR@10.
@@ -148,15 +147,13 @@ def evaluate_pairs(
         options: Type of the vectors, baselines and so on.
         gallery: Further candidates, such as a whole catalogue.
         train: The pairs that the model was trained on; pairs that are in both are counted and scored by themselves.
-        text_instruction: For texts that search for images.
-        image_instruction: For images that search for texts.
+        instructions: As for `pairs_tasks`: of `"text"`, for texts that search for images, and of `"image"`.
         name: Of the data in the results.
 
     Raises:
         ValueError: There are no pairs, or an item cannot be read (it is named).
     """
     options = options or EvaluateOptions()
-    instructions = {"text": text_instruction, "image": image_instruction}
     tasks = pairs_tasks(pairs, gallery, instructions)
     if train is not None:
         shared = find_duplicates(pairs, train)
@@ -165,7 +162,7 @@ def evaluate_pairs(
     scores = evaluate_tasks(encoder, tasks if options.baselines else tasks[: len(DIRECTIONS)], out, options)
     results = _results(scores, pairs, gallery, name)
     results.model = {"name": encoder.name, "fingerprint": encoder.fingerprint}
-    results.config = {f"{part} instruction": told for part, told in instructions.items()}
+    results.config = {f"{part} instruction": (instructions or {}).get(part) for part in ("text", "image")}
     if train is not None:
         results.tables += _training_tables(scores, pairs, train, shared)
         results.dataset["pairs also in training"] = len(set().union(*shared.values()))
@@ -347,8 +344,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
         pairs,
         out,
         read_options(args),
-        text_instruction=args.text_instruction,
-        image_instruction=args.image_instruction,
+        instructions={"text": args.text_instruction, "image": args.image_instruction},
         name=Path(args.data).stem,
         **{name: load_pairs(source, **columns) for name, source in more.items()},
     )

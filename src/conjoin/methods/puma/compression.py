@@ -70,9 +70,9 @@ class DistillationRows(Dataset[dict[str, Any]]):
         both = item_of(self.pairs[number])
         text, image = {"text": both["text"]}, {"image": both["image"]}
         query, positive = ((text, both), (image, text), (both, image))[kind]
-        told = self.instruction if "text" in query else None
+        instruction = self.instruction if "text" in query else None
         return {"id": f"{number}-{KINDS[kind]}", "query": query, "positive": positive, "positive_id": str(number),
-                "instruction": told}  # fmt: skip
+                "instruction": instruction}  # fmt: skip
 
 
 def item_of(pair: Mapping[str, Any]) -> dict[str, Any]:

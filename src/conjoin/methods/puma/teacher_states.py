@@ -129,8 +129,10 @@ def cache_teacher_states(
         states = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
         return states | {ROW_NAMES: torch.tensor(names[chosen.start : chosen.stop])}
 
-    options: dict[str, Any] = {"description": "Teacher", "show_progress": show_progress}
-    return TeacherStates.make(folder, len(rows), shard_size, key, tensors, details={"name": name}, **options)
+    description = "Teacher" if show_progress else None
+    return TeacherStates.make(
+        folder, len(rows), shard_size, key, tensors, details={"name": name}, description=description
+    )
 
 
 @torch.no_grad()

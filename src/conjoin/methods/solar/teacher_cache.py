@@ -96,9 +96,8 @@ def cache_teachers(
         return _shard_tensors(teachers, loader, device, dtype)
 
     key = _key(teachers, collator, rows, dtype)
-    return TeacherCache.make(
-        folder, len(rows), shard_size, key, tensors, description="Teachers", show_progress=show_progress
-    )
+    description = "Teachers" if show_progress else None
+    return TeacherCache.make(folder, len(rows), shard_size, key, tensors, description=description)
 
 
 class _NamedRows(Dataset[dict[str, Any]]):

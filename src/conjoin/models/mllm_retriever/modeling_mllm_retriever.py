@@ -411,16 +411,16 @@ class MllmRetrieverModel(PreTrainedModel):
         if packed is None:
             return None
         tokens, inputs = self._input_embeddings(packed.input_ids, packed.image_rows, features)
-        positions, places = [], []
+        positions, readouts = [], []
         for number in range(len(masks)):
             ids, rows, lengths, own = packed.view(number)
             at = readout_positions(ids, lengths, self.config.readout, self.config.ret_token_id)
-            places.append(own.gather(1, at[:, None])[:, 0])
+            readouts.append(own.gather(1, at[:, None])[:, 0])
             positions.append(self._positions(ids, rows > 0, features, grid))
         inputs |= {"position_ids": packed.join(positions), "attention_mask": packed.additive_mask(tokens.dtype)}
         states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
         numbers = torch.arange(len(states), device=states.device)
-        return self.norm(torch.cat([states[numbers, at] for at in places]))
+        return self.norm(torch.cat([states[numbers, at] for at in readouts]))
 
     def _input_embeddings(
         self, input_ids: Tensor, image_rows: Tensor, features: ImageFeatures | None

@@ -51,9 +51,9 @@ def readout_positions(input_ids: Tensor, lengths: Tensor, readout: str, ret_toke
     """
     if readout == "last":
         return lengths - 1
-    places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
-    found = (input_ids == ret_token_id) & (places <= lengths[:, None])
-    last = (found * places).amax(1) - 1
+    numbers = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+    found = (input_ids == ret_token_id) & (numbers <= lengths[:, None])
+    last = (found * numbers).amax(1) - 1
     without = (last < 0).nonzero().flatten().tolist()
     if without:
         raise ValueError(
@@ -93,9 +93,9 @@ class PackedViews(NamedTuple):
 
     def view(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return a view in front: ids, image rows, lengths `(N,)`, and where its tokens are, `(N, T')`."""
-        places = torch.arange(self.input_ids.shape[1], device=self.input_ids.device).expand_as(self.input_ids)
-        (ids, rows, places), lengths = move_to_front(self.members[number], self.input_ids, self.image_rows, places)
-        return ids, rows, lengths, places
+        indices = torch.arange(self.input_ids.shape[1], device=self.input_ids.device).expand_as(self.input_ids)
+        (ids, rows, indices), lengths = move_to_front(self.members[number], self.input_ids, self.image_rows, indices)
+        return ids, rows, lengths, indices
 
     def join(self, positions: Sequence[Tensor]) -> Tensor:
         """Join the positions `(..., N, T')` of the tokens of each view to `(..., N, T)`."""

@@ -142,8 +142,8 @@ def _united(
     without, count = 0, len(anchor_ids)
     for start in progress(range(0, count, block_size), desc="uniting", unit="block", show=show_progress):
         rows = [
-            _row(anchor_ids[place], {miner: found.hits(place) for miner, found in results.items()}, k, candidate_ids)
-            for place in range(start, min(start + block_size, count))
+            _row(anchor_ids[index], {miner: found.hits(index) for miner, found in results.items()}, k, candidate_ids)
+            for index in range(start, min(start + block_size, count))
         ]
         without += sum(not row["negatives"] for row in rows)
         yield rows

@@ -66,13 +66,13 @@ class Positives:
 
     def __init__(self, corpus: Embedded, excluded: Excluded, is_same: bool, miner: str) -> None:
         self.corpus, self.excluded, self.is_same, self.miner = corpus, excluded, is_same, miner
-        self._places = {id_: place for place, id_ in enumerate(corpus.ids)}
+        self._indices = {id_: index for index, id_ in enumerate(corpus.ids)}
         self._members: dict[str, list[str]] = defaultdict(list)
         for id_, group in excluded.of_candidates.items():
             self._members[group].append(id_)
 
-    def places(self, anchor: str) -> list[int]:
-        """Return the places of an anchor's positives in the corpus.
+    def indices(self, anchor: str) -> list[int]:
+        """Return the indices of an anchor's positives in the corpus.
 
         Raises:
             ValueError: It has none.
@@ -80,7 +80,7 @@ class Positives:
         members = self._members.get(self.excluded.of_anchors.get(anchor, ""), [])
         names = dict.fromkeys([anchor, *members])
         found = [
-            self._places[name] for name in names if name in self._places and not (self.is_same and name == anchor)
+            self._indices[name] for name in names if name in self._indices and not (self.is_same and name == anchor)
         ]
         if not found:
             raise ValueError(
@@ -92,9 +92,9 @@ class Positives:
 
     def scores(self, ids: list[str], vectors: np.ndarray) -> list[float]:
         """Return the least cosine of each of N anchors, with vectors `(N, D)`, to one of its positives."""
-        places = [self.places(id_) for id_ in ids]
-        rows = np.repeat(np.arange(len(ids)), [len(some) for some in places])
-        different, numbers = np.unique([place for some in places for place in some], return_inverse=True)
+        indices = [self.indices(id_) for id_ in ids]
+        rows = np.repeat(np.arange(len(ids)), [len(some) for some in indices])
+        different, numbers = np.unique([index for some in indices for index in some], return_inverse=True)
         anchors, found = np.asarray(vectors, dtype=np.float32), self.corpus.vectors[different].astype(np.float32)
         least = np.full(len(ids), np.inf)
         for start in range(0, len(rows), _PAIRS_AT_ONCE):
@@ -114,17 +114,17 @@ class ViewItems(NamedTuple):
     anchors: AnyDataset
     corpus: AnyDataset
 
-    def anchor(self, view: str, place: int) -> Any:  # noqa: ANN401 - an item
-        """Return a view of the anchor at a place."""
-        return _item(self.anchors, view, place)
+    def anchor(self, view: str, index: int) -> Any:  # noqa: ANN401 - an item
+        """Return a view of the anchor at an index."""
+        return _item(self.anchors, view, index)
 
-    def candidate(self, view: str, place: int) -> Any:  # noqa: ANN401 - an item
-        """Return a view of the candidate at a place."""
-        return _item(self.corpus, view, place)
+    def candidate(self, view: str, index: int) -> Any:  # noqa: ANN401 - an item
+        """Return a view of the candidate at an index."""
+        return _item(self.corpus, view, index)
 
 
-def _item(rows: AnyDataset, view: str, place: int) -> Any:  # noqa: ANN401 - an item
+def _item(rows: AnyDataset, view: str, index: int) -> Any:  # noqa: ANN401 - an item
     if not isinstance(rows, datasets.Dataset):
-        raise ValueError(f"a reranker reads rows by their place; expected a dataset, got {type(rows).__name__}")
-    row = view_rows(rows, view)[place]
+        raise ValueError(f"a reranker reads rows by their index; expected a dataset, got {type(rows).__name__}")
+    row = view_rows(rows, view)[index]
     return row_item({part: value for part, value in row.items() if part != "id"}, f"row {row['id']!r}")

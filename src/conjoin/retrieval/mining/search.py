@@ -120,9 +120,8 @@ class MinerSearch:
             return _as_tensors(hits)
 
         key = self._key(miner, queries, reranker)
-        return MinerResults.make(
-            folder, len(anchors), self.block, key, search, description=miner.name, show_progress=show_progress
-        )
+        description = miner.name if show_progress else None
+        return MinerResults.make(folder, len(anchors), self.block, key, search, description=description)
 
     def _key(self, miner: Miner, queries: Embedded, reranker: Reranker | None) -> dict[str, Any]:
         """What the results depend on."""
@@ -156,26 +155,26 @@ class MinerSearch:
         while len(pending):
             positions, values = self._search(np.asarray(vectors[pending], dtype=np.float32), depth)
             shallow = []
-            for row, places, scores in zip(pending.tolist(), positions.tolist(), values.tolist(), strict=True):
+            for row, indices, scores in zip(pending.tolist(), positions.tolist(), values.tolist(), strict=True):
                 most = _UNLIMITED if miner.reranker else limits[row]
-                hits[row] = self._sort_out(ids[row], places, scores, miner.duplicate_above, most, wanted)
+                hits[row] = self._sort_out(ids[row], indices, scores, miner.duplicate_above, most, wanted)
                 if len(hits[row].others) < wanted and depth < limit:
                     shallow.append(row)
             pending, depth = np.array(shallow, dtype=np.int64), min(4 * depth, limit)
         return hits
 
     def _sort_out(
-        self, anchor: str, places: list[int], scores: list[float], duplicate_above: float, limit: float, wanted: int
+        self, anchor: str, indices: list[int], scores: list[float], duplicate_above: float, limit: float, wanted: int
     ) -> Hits:
         """Tell the close from the others; scores fall, so once others are found, no close one comes after them."""
         hits = Hits([], [], limit)
-        for place, score in zip(places, scores, strict=True):
-            if place < 0 or self.excluded.excludes(anchor, self.corpus.ids[place]):  # an approximate index finds fewer
+        for index, score in zip(indices, scores, strict=True):
+            if index < 0 or self.excluded.excludes(anchor, self.corpus.ids[index]):  # an approximate index finds fewer
                 continue
             if score >= duplicate_above:
-                hits.close.append((place, score))
+                hits.close.append((index, score))
             elif len(hits.others) < wanted and score <= limit:
-                hits.others.append((place, score))
+                hits.others.append((index, score))
         return hits
 
     def _scored_again(
@@ -189,12 +188,12 @@ class MinerSearch:
         positives: Positives | None,
     ) -> Hits:
         """Return the hits of an anchor with the scores of the reranker, and the limit that follows from them."""
-        own = [] if positives is None else positives.places(anchor)
-        places = [position for position, _ in (*hits.close, *hits.others)]
-        candidates = [items.candidate(miner.candidate, place) for place in (*own, *places)]
+        own = [] if positives is None else positives.indices(anchor)
+        indices = [position for position, _ in (*hits.close, *hits.others)]
+        candidates = [items.candidate(miner.candidate, index) for index in (*own, *indices)]
         scores = reranker.score(items.anchor(miner.query, row), candidates, activate=True).tolist()
         limit = miner.limit(min(scores[: len(own)], default=0.0))
-        found = list(zip(places, scores[len(own) :], strict=True))
+        found = list(zip(indices, scores[len(own) :], strict=True))
         return Hits(found[: len(hits.close)], found[len(hits.close) :], limit)
 
 

@@ -79,7 +79,7 @@ class Catalogue:
     def described(self, product: int) -> dict[str, str]:
         """The attributes that a product has."""
         found = enumerate(self.codes[:, product].tolist())
-        return {self.attributes[place]: self.values[place][code] for place, code in found if code != MISSING}
+        return {self.attributes[index]: self.values[index][code] for index, code in found if code != MISSING}
 
 
 def read_catalogue(

@@ -373,9 +373,9 @@ def write_products(path: Path, catalogue: Catalogue, rows: np.ndarray, split: st
     numbers = progress(rows.tolist(), f"{split} products", unit="product", show=show_progress)
     with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         group: list[dict[str, Any]] = []
-        for place, row in enumerate(numbers, start=1):
+        for index, row in enumerate(numbers, start=1):
             group.append(_product(catalogue, row))
-            if len(group) == _GROUP or place == len(rows):
+            if len(group) == _GROUP or index == len(rows):
                 writer.write_table(pa.Table.from_pylist(group, schema))
                 group.clear()
 

@@ -266,8 +266,8 @@ class _Choice:
         self._ends = np.cumsum([weights[thing] for thing in self._things])
 
     def draw(self, generator: np.random.Generator) -> Any:  # noqa: ANN401
-        place = np.searchsorted(self._ends, generator.random() * self._ends[-1], side="right")
-        return self._things[min(int(place), len(self._things) - 1)]
+        index = np.searchsorted(self._ends, generator.random() * self._ends[-1], side="right")
+        return self._things[min(int(index), len(self._things) - 1)]
 
 
 def cold_products(pool: Pool) -> np.ndarray:

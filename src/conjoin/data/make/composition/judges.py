@@ -111,8 +111,8 @@ def judge_with(model: VisionModel, principle: str, prompt: str | None = None) ->
     def accepts(case: Case) -> bool:
         shown = [*case.products, *([case.positive] if case.positive else [])]
         text = wording.format(
-            products="\n".join(f"{place}. {product.title}" for place, product in enumerate(case.products, start=1)),
-            conditions="; ".join(f"{name} of product {place}" for place, (name, _) in enumerate(case.conditions, 1)),
+            products="\n".join(f"{index}. {product.title}" for index, product in enumerate(case.products, start=1)),
+            conditions="; ".join(f"{name} of product {index}" for index, (name, _) in enumerate(case.conditions, 1)),
             positive=case.positive.title if case.positive else "",
         )
         answer = model.ask([product.image for product in shown], text)

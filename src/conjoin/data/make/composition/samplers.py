@@ -15,7 +15,7 @@ MOST_COMPARED = 512
 
 
 class Condition(NamedTuple):
-    """A product of a query and what the target shares with it; places in the pool and in its attributes."""
+    """A product of a query and what the target shares with it; indices in the pool and in its attributes."""
 
     product: int
     attribute: int
@@ -47,16 +47,16 @@ class Pool:
         self.vectors = None if vectors is None else np.ascontiguousarray(vectors[rows], dtype=np.float32)
         self._order, self._starts, self._usable = [], [], []
         usable = np.zeros(self.codes.shape, dtype=bool)
-        for place, codes in enumerate(self.codes):
+        for index, codes in enumerate(self.codes):
             order = np.argsort(codes, kind="stable").astype(np.int32)
-            starts = np.searchsorted(codes[order], np.arange(len(catalogue.values[place]) + 1))
+            starts = np.searchsorted(codes[order], np.arange(len(catalogue.values[index]) + 1))
             self._order.append(order)
             self._starts.append(starts)
             counts = np.diff(starts)
             if exclude_most_frequent and len(counts):
                 counts[counts.argmax()] = 0
             self._usable.append(np.flatnonzero(counts > 1))
-            usable[place] = np.isin(codes, self._usable[-1])
+            usable[index] = np.isin(codes, self._usable[-1])
         frequency = (self.codes != MISSING).sum(axis=1)
         self._weights = np.where(frequency > 0, np.maximum(frequency, 1.0) ** -damping, 0.0)
         self._has = np.ascontiguousarray(usable.T)
@@ -124,14 +124,14 @@ def _families(groups: Sequence[str | None] | None, rows: np.ndarray) -> Families
     if groups is None:
         return None
     members: dict[str, list[int]] = {}
-    for place, row in enumerate(rows.tolist()):
+    for index, row in enumerate(rows.tolist()):
         group = groups[row]
         if group is not None:
-            members.setdefault(group, []).append(place)
-    several = [np.array(places, dtype=np.int32) for places in members.values() if len(places) > 1]
+            members.setdefault(group, []).append(index)
+    several = [np.array(indices, dtype=np.int32) for indices in members.values() if len(indices) > 1]
     of = np.full(len(rows), -1, dtype=np.int32)
-    for number, places in enumerate(several):
-        of[places] = number
+    for number, indices in enumerate(several):
+        of[indices] = number
     return Families(of, several)
 
 
@@ -282,8 +282,8 @@ def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generat
         lists.append(rank(pool, conditions, found).tolist())
     barred = {condition.product for condition in conditions}
     chosen: list[int] = []
-    for place in range(max(map(len, lists))):
-        chosen += [found[place] for found in lists if place < len(found) and found[place] not in barred | set(chosen)]
+    for index in range(max(map(len, lists))):
+        chosen += [found[index] for found in lists if index < len(found) and found[index] not in barred | set(chosen)]
         if len(chosen) >= count:
             break
     return np.array(chosen[:count], dtype=np.int32)

@@ -123,8 +123,8 @@ def synthesise_with(
             from diffusers import AutoPipelineForText2Image
         except ImportError as error:
             raise ImportError("synthesise_with needs diffusers: pip install diffusers") from error
-        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return AutoPipelineForText2Image.from_pretrained(model, torch_dtype=dtype).to(place)
+        pipeline = AutoPipelineForText2Image.from_pretrained(model, torch_dtype=dtype)
+        return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def synthesise(text: str) -> Image.Image:
         return load()(prompt=text, generator=torch.Generator().manual_seed(seed), **options).images[0]
