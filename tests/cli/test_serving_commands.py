@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 
 from conjoin.cli.main import main
+from conjoin.serving.app import PageOptions
 from conjoin.serving.http import run_server
 
 HEADERS = {"content-type": "application/json"}
@@ -35,6 +36,17 @@ def test_mistakes_are_found_before_anything_is_loaded(words, problem, capsys, tm
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_the_options_of_the_page(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    made = []
+    monkeypatch.setattr("conjoin.serving.app.make_app", lambda *args, **options: made.append(options["options"]))
+    monkeypatch.setattr("conjoin.serving.http.run_server", lambda *args: None)
+    words = "--weight image=0.3 text=0.7 --group-by product --min-score 0.2 --title-column name -k 7"
+    assert main(["app", str(tmp_path), *words.split()]) == 0
+    weights = {"image": 0.3, "text": 0.7}
+    assert made == [PageOptions(k=7, title_column="name", group_by="product", weights=weights, min_score=0.2)]
 
 
 @pytest.mark.parametrize(

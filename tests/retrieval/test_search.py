@@ -39,6 +39,10 @@ def test_fewer_groups_than_asked_for(tmp_path):
     found = search_groups(collection, VECTORS[:2], 10, "size")
     assert [len(ids) for ids in found.ids] == [2, 2] and found.ids[0][0] == names(1)[0]
     assert len(search_groups(collection, VECTORS[:1], 10, "size", where="size = 1").ids[0]) == 1
+    many = made(tmp_path / "many", VECTORS, kept=lambda n: {"size": n // 59})  # the last row has another value
+    depth = 1 + many.search(VECTORS[:1], 60).ids[0].index(names(60)[59])
+    for most in (depth - 1, depth):
+        assert len(search_groups(many, VECTORS[:1], 2, "size", most=most).ids[0]) == 1 + (most == depth)
     with pytest.raises(ValueError, match="no column 'colour'; it has id, text, image, size"):
         search_groups(collection, VECTORS[:2], 10, "colour")
 

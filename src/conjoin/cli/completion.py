@@ -7,7 +7,7 @@ from conjoin.cli.commands import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 _PATHS = {"CATALOGUE", "DATA", "DIR", "FILE", "FOLDER", "INDEX", "JSON", "MODEL", "OUT", "PATH", "RECIPE", "SOURCE"}
-_PATHS |= {"COLLECTION", "YAML"}
+_PATHS |= {"COLLECTION", "TABLE", "YAML"}
 """Names of values in the help that may be files."""
 
 

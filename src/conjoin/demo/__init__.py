@@ -1,4 +1,4 @@
-"""What `conjoin demo` runs, over the public names of the package."""
+"""What `conjoin demo` and `conjoin start` run, over the public names of the package."""
 
 from conjoin.lazy import attach
 

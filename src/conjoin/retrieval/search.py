@@ -157,7 +157,7 @@ def search_groups(
         if is_deepest or all(len(rows) == k or len(ids) < depth for rows, ids in zip(best, found.ids, strict=True)):
             return as_result([([ids[row] for row in rows], scores[rows])
                               for ids, scores, rows in zip(found.ids, found.scores, best, strict=True)])  # fmt: skip
-        depth *= 4
+        depth = 4 * depth if most is None else min(4 * depth, most)
 
 
 def check_column(collection: Searchable, column: str) -> None:
