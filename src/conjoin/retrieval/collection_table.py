@@ -331,6 +331,8 @@ def reading(uri: str | Path, where: str | None = None, columns: pa.Schema | None
 
 def _connect(uri: str | Path, writes: bool) -> Any:  # noqa: ANN401 - lancedb.DBConnection
     folder = local_folder(uri)
+    if folder is not None:  # a search of 10⁶ × 384 then takes 240 to 300 MB instead of 620, and no longer
+        os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(2**25))
     session = lancedb.Session(_CACHED, _CACHED) if writes else None
     return lancedb.connect(f"{str(uri).rstrip('/')}/data" if folder is None else str(folder / "data"), session=session)
 
