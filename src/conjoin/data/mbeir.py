@@ -179,12 +179,7 @@ def load_instructions(folder: str | Path) -> Instructions:
     return instructions
 
 
-def find_prompts(instructions: Instructions, dataset: int, query: str, target: str, name: str) -> list[str]:
-    """Return the prompts for a query.
-
-    Raises:
-        ValueError: There are none; the message starts with `name`.
-    """
+def _find_prompts(instructions: Instructions, dataset: int, query: str, target: str, name: str) -> list[str]:
     prompts = instructions.get((dataset, query, target))
     if prompts is None:
         raise ItemError(name, f"there is no instruction for dataset {dataset}, {query} -> {target}")
@@ -385,7 +380,7 @@ class MbeirTraining(Dataset[dict[str, Any]]):
         modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
         if self.instructions is not None:
-            prompts = find_prompts(self.instructions, dataset_of(qid), modality, positive["modality"], name)
+            prompts = _find_prompts(self.instructions, dataset_of(qid), modality, positive["modality"], name)
             instruction = draw_ids(prompts, 1)[0]
         return {
             "id": qid,
@@ -429,7 +424,7 @@ def mbeir_queries(
         modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
         if prompts is not None:
-            found = find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, name)
+            found = _find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, name)
             instruction = fixed_choice(found, qid)
         rows[qid] = {"id": qid, "query": _query_item(folder, row, instructions), "instruction": instruction}
     return list(rows.values())

@@ -260,12 +260,8 @@ def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuer
     return MeritQuery(str(line), where, conditions, positives, negatives, instruction)
 
 
-def check_products(query: MeritQuery, products: MeritProducts) -> None:
-    """Check that every product that a query names is there.
-
-    Raises:
-        ValueError: One is not; the message starts with file and line.
-    """
+def _check_products(query: MeritQuery, products: MeritProducts) -> None:
+    """Check that every product that a query names is there."""
     for role, ids in (("query", query.products), ("positive", query.positives), ("hard negative", query.negatives)):
         absent = [pid for pid in ids if pid not in products]
         if absent:
@@ -326,12 +322,8 @@ def is_held_out(product: MeritProduct, kind: str, values: Mapping[str, Iterable[
     return (product.language if kind == "language" else product.kind) in values[kind]
 
 
-def check_ood(kind: str | None, values: Mapping[str, Iterable[str]]) -> None:
-    """Refuse an unknown kind of out-of-distribution test; None is none.
-
-    Raises:
-        ValueError: It is unknown.
-    """
+def _check_ood(kind: str | None, values: Mapping[str, Iterable[str]]) -> None:
+    """Refuse an unknown kind of out-of-distribution test; None is none."""
     if kind is not None and kind not in values:
         raise ValueError(f"unknown out-of-distribution test {kind!r}; expected one of {', '.join(values)}")
 
@@ -452,7 +444,7 @@ class MeritTraining(Dataset[dict[str, Any]]):
         if hard_negatives < 0:
             raise ValueError(f"hard_negatives={hard_negatives} must not be negative")
         values = ood_values(folder)
-        check_ood(ood, values)
+        _check_ood(ood, values)
         self.hard_negatives = hard_negatives
         self.lines = JsonLines(query_file(folder, split))
         self.items = MeritItems(MeritProducts(folder, split))
@@ -524,5 +516,5 @@ def read_captions(path: str | Path) -> dict[str, str]:
 def _read(lines: JsonLines, products: MeritProducts) -> Iterator[MeritQuery]:
     for line, row in enumerate(lines, start=1):
         query = read_query(row, lines.path, line)
-        check_products(query, products)
+        _check_products(query, products)
         yield query

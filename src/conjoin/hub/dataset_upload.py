@@ -55,7 +55,8 @@ def dataset_upload(
     elif kind == "merit":
         counts = _pack_merit(source, work, files)
     else:
-        counts = {"triplets/test.parquet": _pack_triplets(source, work / "triplets/test.parquet")}
+        name, rows = "triplets/test.parquet", partial(map, _embedded, load_triplets(source))
+        counts = {name: write_parquet(rows, TRIPLET_FEATURES, work / name)}
     files |= {name: work / name for name in counts if name not in files}
     mini = any((source / marker).is_file() for marker in (MINI_MBEIR, MINI_MERIT))
     license = license or (_SAMPLE_LICENSE if mini else None)
@@ -108,11 +109,6 @@ def _merit_queries(path: Path) -> Iterator[dict[str, Any]]:
     for row in JsonLines(path):
         ids = {name: [str(each) for each in row.get(name) or []] for name in ("pos_candidate", "hard_negative")}
         yield {"query": json.dumps(row["query"]), "instruction": row["query instruction"]} | ids
-
-
-def _pack_triplets(source: Path, file: Path) -> int:
-    triplets = load_triplets(source)
-    return write_parquet(partial(map, _embedded, triplets), TRIPLET_FEATURES, file)
 
 
 def _embedded(row: dict[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def check_model(name: str | Path, revision: str | None = None) -> None:
         raise FileNotFoundError(f"{problem}it is a file; expected a folder or the name of a model on the hub")
     if not _may_be_repository(name):
         raise FileNotFoundError(f"{problem}there is no such folder, and models on the hub are named OWNER/NAME")
-    if any(_is_cached(name, config, revision) for config in CONFIGS):
+    if any(isinstance(try_to_load_from_cache(name, config, revision=revision), str) for config in CONFIGS):
         return
     _ask_hub(name, revision, problem)
 
@@ -227,10 +227,6 @@ def _ask_hub(name: str, revision: str | None, problem: str) -> None:
             f"{problem}there is no such folder, the cache of downloads does not have it, and the hub cannot be "
             f"reached: {' '.join(str(error).split()) or type(error).__name__}"
         ) from error
-
-
-def _is_cached(name: str, file: str, revision: str | None) -> bool:
-    return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
 
 
 def _may_be_repository(name: str) -> bool:

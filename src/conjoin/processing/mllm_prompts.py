@@ -344,7 +344,9 @@ class ChatPromptWriter(PromptWriter):
         for index in range(len(texts) - 1):
             texts[index] += before
             texts[index + 1] = after + texts[index + 1]
-        first, last = self._ends if not _starts_with_bos(self.tokenizer, rendered) else ("", "")
+        bos = self.tokenizer.bos_token
+        is_whole = bos is not None and rendered.startswith(bos)  # as the library's processors take it
+        first, last = ("", "") if is_whole else self._ends
         texts[0], texts[-1] = first + texts[0], texts[-1] + last
         return [self._split(text, first=index == 0) for index, text in enumerate(texts)]
 
@@ -388,11 +390,6 @@ def _ends(tokenizer: Any) -> tuple[str, str]:  # noqa: ANN401
     start = next(index for index in range(len(whole)) if whole[index : index + len(alone)] == alone)
     first, last = whole[:start], whole[start + len(alone) :]
     return "".join(tokenizer.convert_ids_to_tokens(first)), "".join(tokenizer.convert_ids_to_tokens(last))
-
-
-def _starts_with_bos(tokenizer: Any, text: str) -> bool:  # noqa: ANN401
-    """Whether a rendered prompt has all special tokens already, as the library's processors take it."""
-    return tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
 
 
 __all__ = ["NOUNS", "VIEWS", "Ask", "ChatPromptWriter", "Piece", "PromptWriter", "Run"]

@@ -344,13 +344,13 @@ def _exists(database: Any) -> bool:  # noqa: ANN401 - lancedb.DBConnection
 def _move_tag(uri: str | Path, table: Table, before: int | None) -> None:
     version, folder = table.version, local_folder(uri)
     if folder is not None:
-        publish_files(folder, version, before)
+        _publish_files(folder, version, before)
     if before is None:
         table.tags.create(PUBLISHED, version)
     elif before != version:
         table.tags.update(PUBLISHED, version)
     if folder is not None and before not in (None, version):
-        publish_files(folder, version, None)
+        _publish_files(folder, version, None)
 
 
 def check_place(folder: Path) -> None:
@@ -378,14 +378,8 @@ def _first_line(error: BaseException) -> str:
     return _PLACE.split(line)[0].split(" Valid fields are ")[0].removeprefix("Invalid input, ")
 
 
-def publish_files(folder: Path, version: int, before: int | None) -> None:
-    """Write the checksums of the files of a version that is about to be published.
-
-    Args:
-        folder: Of the collection.
-        version: Of the table.
-        before: The version that readers still see, if any.
-    """
+def _publish_files(folder: Path, version: int, before: int | None) -> None:
+    """Write the checksums of a version that is about to be published; readers still see `before`, if any."""
     sums = folder / FOLDER_CHECKSUMS
     known, verified = _known(sums), _recall(folder)
     hashed = {}

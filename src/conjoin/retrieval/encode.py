@@ -286,8 +286,10 @@ class CollectionWriter:
                 rows = pa.concat_tables(self._pending, promote_options="permissive")
                 if self._table is None:
                     self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
-                if not self.is_shared:  # `metadata` of a run that is stopped; several processes report to the first
-                    self._note_parts(self._table)
+                if not self.is_shared:  # a run that is stopped leaves the parts; several processes report to the first
+                    metadata = read_metadata(self._table)
+                    details = self._united(metadata["details"], metadata["details"])
+                    write_metadata(self._table, metadata | {"details": details})
                 self._table.add(fit(rows, self._table, self.is_shared))
                 _delete(self._table, self._replaced)
         self._pending, self._replaced, self._written = [], [], time.monotonic()
@@ -357,11 +359,6 @@ class CollectionWriter:
         }
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
         return {"model": self.encoder.name, "versions": versions, **parts}
-
-    def _note_parts(self, table: Table) -> None:
-        """Record what rows are made of before they are written: the run that publishes them may not have them."""
-        metadata = read_metadata(table)
-        write_metadata(table, metadata | {"details": self._united(metadata["details"], metadata["details"])})
 
     def _united(self, details: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
         """Details with the parts of rows that this run did not see."""

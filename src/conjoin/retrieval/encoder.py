@@ -227,8 +227,8 @@ class ItemEncoder:
             raise ValueError(f"dims must be at least 1, got {dims}")
         self.dims = dims
         self.model = model
-        self.input_type = own_input_type(processor) if input_type is None else check_input_type(input_type)
-        self.processor = in_sequence(processor)
+        self.input_type = _own_input_type(processor) if input_type is None else check_input_type(input_type)
+        self.processor = _in_sequence(processor)
         self.batch_size = batch_size
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = dtype
@@ -377,7 +377,7 @@ class ItemEncoder:
         embeddings = np.concatenate([output.embeddings.float().cpu().numpy() for output in outputs])
         if embeddings.ndim != 2 or len(embeddings) != sum(inputs.counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
-        embeddings = mean_embeddings(embeddings, inputs.counts)
+        embeddings = _mean_embeddings(embeddings, inputs.counts)
         finite = np.isfinite(embeddings).all(axis=1)
         if not finite.all():
             raise ItemError(names[int(finite.argmin())], f"{self.name!r} gave an embedding that is not finite")
@@ -460,30 +460,22 @@ def _count_pixels(item: Any) -> int:  # noqa: ANN401
     return sum(image_pixels(part.source) for part in parts if isinstance(part, ImageSource))
 
 
-def own_input_type(processor: Processor) -> str:
+def _own_input_type(processor: Processor) -> str:
     """Return the input type that a processor was saved with; `seq` for those of other packages."""
     return processor.input_type if isinstance(processor, OWN_PROCESSORS) else "seq"
 
 
-def in_sequence(processor: Processor) -> Processor:
+def _in_sequence(processor: Processor) -> Processor:
     """Return a processor that leaves several images as they are, since the encoder applies the input type."""
-    if own_input_type(processor) == "seq":
+    if _own_input_type(processor) == "seq":
         return processor
     other: Any = copy.copy(processor)
     other.input_type = "seq"
     return other
 
 
-def mean_embeddings(embeddings: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Return the mean of each item's embeddings, L2-normalised; those of items with one are unchanged.
-
-    Args:
-        embeddings: `(M, D)`, the items one after the other.
-        counts: The number of embeddings of each of the N items.
-
-    Returns:
-        `(N, D)`; not finite where embeddings cancel out.
-    """
+def _mean_embeddings(embeddings: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """The means `(N, D)` of the embeddings `(M, D)` of items, L2-normalised; not finite where they cancel out."""
     if len(counts) == len(embeddings):
         return embeddings
     starts = np.cumsum([0, *counts[:-1]])

@@ -55,7 +55,7 @@ def symmetric_triplets(
     if query_style == positive_style:
         raise ValueError(f"query_style and positive_style are both {query_style!r}; the two must differ")
     rows = load_emoji(split, styles=(query_style, positive_style), skin_tones=skin_tones, cache_dir=cache_dir)
-    images = images_by_style(rows)
+    images = _images_by_style(rows)
     drawn = images[query_style].keys() & images[positive_style].keys()
     concepts = [concept for concept in emoji_concepts(skin_tones=skin_tones) if concept.concept in drawn]
     triplets = []
@@ -80,7 +80,7 @@ def symmetric_triplets(
     return datasets.Dataset.from_list(triplets, features=TRIPLET_FEATURES)
 
 
-def images_by_style(rows: datasets.Dataset) -> dict[str, dict[str, Any]]:
+def _images_by_style(rows: datasets.Dataset) -> dict[str, dict[str, Any]]:
     """Return the undecoded images of the emoji sample by style and concept."""
     images: dict[str, dict[str, Any]] = {style: {} for style in rows.unique("style")}
     for row in rows.cast_column("image", datasets.Image(decode=False)):
@@ -88,7 +88,7 @@ def images_by_style(rows: datasets.Dataset) -> dict[str, dict[str, Any]]:
     return images
 
 
-def without_gender(words: Iterable[str]) -> tuple[str, ...]:
+def _without_gender(words: Iterable[str]) -> tuple[str, ...]:
     """Return `words` without gender words and their neutral forms."""
     return tuple(word for word in words if word not in GENDER_WORDS)
 
@@ -96,7 +96,7 @@ def without_gender(words: Iterable[str]) -> tuple[str, ...]:
 def _confusability(concept: EmojiConcept, other: EmojiConcept) -> tuple[float, ...]:
     """Return the rank key of `other` as a hard negative, greater is better; a fixed hash breaks ties."""
     words, other_words = name_words(concept.text), name_words(other.text)
-    is_other_gender = other.gender != concept.gender and without_gender(words) == without_gender(other_words)
+    is_other_gender = other.gender != concept.gender and _without_gender(words) == _without_gender(other_words)
     shared = len({*words} & {*other_words}) / len({*words} | {*other_words})
     tie = int(hashlib.sha256(f"{concept.concept} {other.concept}".encode()).hexdigest()[:8], 16)
     return (
@@ -137,7 +137,7 @@ def edit_triplets(
     """
     styles = tuple(styles or EMOJI_STYLES)
     rows = load_emoji(split, styles=styles, skin_tones=skin_tones, cache_dir=cache_dir)
-    images = images_by_style(rows)
+    images = _images_by_style(rows)
     edits = find_edits(concept for concept in emoji_concepts(skin_tones=skin_tones) if concept.split == split)
     triplets = [
         {

@@ -138,7 +138,7 @@ def make_mini_merit(
     captions: list[str] = []
     first_id, drawn = 1, set[bytes]()
     for number, (split, limit) in enumerate(limits.items()):
-        products = list(mini_products(split, first_id, drawn, cache_dir, show_progress))
+        products = list(_mini_products(split, first_id, drawn, cache_dir, show_progress))
         first_id += len(products)
         _write_products(partial, split, products)
         captions += [json.dumps({"idx": each.row["idx"], "caption": each.caption}) for each in products]
@@ -254,7 +254,7 @@ class _Sampler:
         }
 
 
-def mini_products(
+def _mini_products(
     split: str, first_id: int, drawn: set[bytes], cache_dir: str | Path | None = None, show_progress: bool = False
 ) -> Iterator[MiniProduct]:
     """Yield the products of a split of the emoji sample: each concept in each skin tone by each artist.

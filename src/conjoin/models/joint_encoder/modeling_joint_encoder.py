@@ -25,7 +25,7 @@ _Local = tuple[Tensor | None, Tensor | None, Tensor | None]
 _Parts = dict[str, tuple[Tensor, Tensor, Tensor] | None]
 
 
-def with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+def _with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
     """Return a tower's configuration with `depth` layers: the same object, or a copy if the tower is cut."""
     if config.num_hidden_layers == depth:
         return config
@@ -34,7 +34,7 @@ def with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
     return config
 
 
-def without_unused(tower: PreTrainedModel) -> PreTrainedModel:
+def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
     """Drop the pooling head of BERT-like towers and turn mask tokens into buffers; both are unused here."""
     if "pooler" in dict(tower.named_children()):
         tower.register_module("pooler", None)
@@ -46,7 +46,7 @@ def without_unused(tower: PreTrainedModel) -> PreTrainedModel:
     return tower
 
 
-def tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
+def _tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
     """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
     config = (
         source.config
@@ -64,14 +64,14 @@ def tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedC
     return copy.deepcopy(config)
 
 
-def tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
+def _tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
     """Return the model class for a tower's configuration (the auto classes do not list SigLIP's text tower)."""
     if type(config) in AutoModel._model_mapping:
         return AutoModel._model_mapping[type(config)]
     return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
 
 
-def load_tower(tower: PreTrainedModel, source: str | Path | PreTrainedModel, kind: str) -> None:
+def _load_tower(tower: PreTrainedModel, source: str | Path | PreTrainedModel, kind: str) -> None:
     """Copy weights of the `kind` tower into `tower`, except pooling heads and blocks that were not built."""
     loaded: Any = source
     if not isinstance(source, PreTrainedModel):
@@ -241,9 +241,9 @@ class JointEncoderModel(PreTrainedModel):
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__(config)
-        vision_config = with_depth(config.vision_config, config.num_vision_layers)
-        self.vision_model = without_unused(tower_class(vision_config)(vision_config))
-        self.text_model = without_unused(tower_class(config.text_config)(config.text_config))
+        vision_config = _with_depth(config.vision_config, config.num_vision_layers)
+        self.vision_model = _without_unused(_tower_class(vision_config)(vision_config))
+        self.text_model = _without_unused(_tower_class(config.text_config)(config.text_config))
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
         self.vl_encoder = VLEncoder(config)
@@ -268,11 +268,11 @@ class JointEncoderModel(PreTrainedModel):
         Raises:
             ValueError: The checkpoint has no such tower.
         """
-        text_config = tower_config(text, "text")
+        text_config = _tower_config(text, "text")
         config_kwargs.setdefault("text_attends_padding", text_config.model_type.startswith("siglip"))
-        model = cls(JointEncoderConfig(tower_config(vision, "vision"), text_config, **config_kwargs))
-        load_tower(model.vision_model, vision, "vision")
-        load_tower(model.text_model, text, "text")
+        model = cls(JointEncoderConfig(_tower_config(vision, "vision"), text_config, **config_kwargs))
+        _load_tower(model.vision_model, vision, "vision")
+        _load_tower(model.text_model, text, "text")
         return model
 
     def get_input_embeddings(self) -> nn.Module:

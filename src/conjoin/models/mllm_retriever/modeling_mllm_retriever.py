@@ -66,7 +66,7 @@ def images_at_once(num_patches: list[int]) -> list[int]:
     return groups
 
 
-def existing_grids(grid: Tensor) -> Tensor:
+def _existing_grids(grid: Tensor) -> Tensor:
     """Return the grids `(I, 3)` of existing images in the padded `(N, I', 3)`."""
     grid = grid.flatten(0, 1)
     return grid[grid.prod(1) > 0]
@@ -350,7 +350,7 @@ class MllmRetrieverModel(PreTrainedModel):
             if len(rows):
                 if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
                     raise ValueError("pixel_values need image_grids: the processor is for another model")
-                features = self.run_vision_tower(rows, None if grid is None else existing_grids(grid))
+                features = self.run_vision_tower(rows, None if grid is None else _existing_grids(grid))
                 if len(features.tokens) == num_tokens:
                     return features
                 raise ValueError(
@@ -467,7 +467,7 @@ class MllmRetrieverModel(PreTrainedModel):
         positions, _ = self.backbone.get_rope_index(
             input_ids.cpu(),
             mm_token_type_ids=is_image.int().cpu(),
-            image_grid_thw=existing_grids(grid[is_image.any(1)]).cpu(),
+            image_grid_thw=_existing_grids(grid[is_image.any(1)]).cpu(),
         )
         return positions.to(input_ids.device)
 

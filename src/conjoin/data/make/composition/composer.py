@@ -118,7 +118,7 @@ class Composer:
     ) -> None:
         self.catalogue, self.pool, self.split, self.settings = catalogue, pool, split, settings
         self.templates, self.judges, self.cold_start = list(templates.values()), judges, cold_start
-        self._cold = cold_products(pool)
+        self._cold = _cold_products(pool)
         weights = {name: weight for name, weight in settings.samplers.items() if name != COLD_START or len(self._cold)}
         if not sum(weights.values()):
             raise ValueError("the only sampler is cold_start, and every product has attributes")
@@ -169,7 +169,7 @@ class Composer:
         return Draft(conditions, rank(self.pool, conditions, found), siblings[differs & ~shown])
 
     def _draw_cold(self, generator: np.random.Generator) -> Draft | str:
-        drawn = draw_cold(self.pool, self._cold, generator)
+        drawn = _draw_cold(self.pool, self._cold, generator)
         if isinstance(drawn, str) or self.cold_start is None:
             return drawn if isinstance(drawn, str) else "no model for the cold start"
         product, target, siblings = drawn
@@ -177,7 +177,7 @@ class Composer:
         if isinstance(found, str):
             return found
         barred = [product, target, *siblings.tolist()]
-        other = other_with(self.pool, *found, target, barred, generator)
+        other = _other_with(self.pool, *found, target, barred, generator)
         if other is None:
             return "no other product with a differing value"
         conditions = (Condition(product, -1, -1), Condition(other, *found))
@@ -270,17 +270,13 @@ class _Choice:
         return self._things[min(int(index), len(self._things) - 1)]
 
 
-def cold_products(pool: Pool) -> np.ndarray:
+def _cold_products(pool: Pool) -> np.ndarray:
     """The products without any attribute, ascending."""
     return np.flatnonzero((pool.codes < 0).all(axis=0))
 
 
-def draw_cold(pool: Pool, cold: np.ndarray, generator: np.random.Generator) -> tuple[int, int, np.ndarray] | str:
-    """A product without attributes, a similar product as the target, and the siblings that are neither.
-
-    Raises:
-        ValueError: There are neither families nor vectors to find similar products by.
-    """
+def _draw_cold(pool: Pool, cold: np.ndarray, generator: np.random.Generator) -> tuple[int, int, np.ndarray] | str:
+    """A product without attributes, a similar product as the target, and the siblings that are neither."""
     if pool.vectors is None and pool.families is None:
         raise ValueError("cold-start expansion needs families of products, or vectors to find similar products by")
     product = int(cold[int(generator.integers(len(cold)))])
@@ -313,7 +309,7 @@ def difference(
     return "the model named no value" if value is None else (key, value)
 
 
-def other_with(
+def _other_with(
     pool: Pool, key: int, value: int, target: int, barred: Sequence[int], generator: np.random.Generator
 ) -> int | None:
     """A product with this value, of those compared the most similar to the target."""

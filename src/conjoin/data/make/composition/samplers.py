@@ -175,7 +175,7 @@ def draw_high_similarity(pool: Pool, count: int, generator: np.random.Generator)
     The first condition is a value that both share. Each other one is a value in which the similar product differs, of
     a further product outside of the family.
     """
-    first = draw_of_family(pool, generator)
+    first = _draw_of_family(pool, generator)
     similar = find_similar(pool, first, generator)
     if similar is None:
         return "no similar product"
@@ -206,7 +206,7 @@ SAMPLERS = {
 }
 
 
-def draw_of_family(pool: Pool, generator: np.random.Generator) -> int:
+def _draw_of_family(pool: Pool, generator: np.random.Generator) -> int:
     """A product: of a family drawn uniformly, if there are families."""
     if pool.families is not None and pool.families.members:
         members = pool.families.members

@@ -122,20 +122,6 @@ def score_populations(model: Any, processor: Any, pairs: Sequence[Any]) -> dict[
     return populations
 
 
-def draw_explanation(
-    explanation: Explanation,
-    *,
-    image_threshold: float | None = None,
-    text_threshold: float | None = None,
-    segments: Tensor | None = None,
-    samples: Sequence[MaskedSample] = (),
-) -> Image.Image:
-    """Draw the content of `render_explanation` as one picture."""
-    return strip(
-        _panels(explanation, image_threshold, segments, samples), _lines(explanation, text_threshold, samples)
-    )
-
-
 def render_explanation(
     explanation: Explanation,
     out: str | os.PathLike[str],
