@@ -328,11 +328,15 @@ class CollectionWriter:
         if total == 0:
             raise ValueError("the dataset is empty: there are no rows to encode")
         if self._table is None:
-            raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
+            raise self._none_usable(total)
         with committing(self.uri):
             self._publish(open_table(self.uri, writes=True), total, sync)  # the newest state, of all processes
         self._write_skipped()
         return self.changes
+
+    def _none_usable(self, total: int) -> ValueError:
+        reasons = dict.fromkeys(self.skipped[place].reason for place in (0, -1))  # rows may be wrong, and the model
+        return ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
 
     def _publish(self, table: Table, total: int, sync: bool) -> None:
         if self.is_shared and table.count_rows() != len(self._known) + self.changes.added:
@@ -341,7 +345,7 @@ class CollectionWriter:
         self._known = RowDigests()  # frees its memory
         self.changes = self.changes._replace(removed=len(self._gone) + len(gone))
         if not table.count_rows() - self.changes.removed:
-            raise ValueError(f"none of the {total} rows can be used; {self.skipped[0].reason}")
+            raise self._none_usable(total)
         _delete(table, gone)
         for where in id_conditions(self._gone):
             table.delete(where)
