@@ -50,7 +50,9 @@ def test_a_german_table(shop):
     assert (found.rows, found.image, found.text, found.id, found.group) == (4, "Bild", "Titel", "Artikelnr", "Modell")
     assert found.numbers == {"Preis": (":decimal-comma", 899, 1299)}
     assert found.choices == {"Kategorie": ["Deko", "Licht", "Sitzen"], "Nr": ["007", "008", "009"]}
-    assert found.others == ["Beschreibung"]
+    assert found.others == {"Beschreibung": "Eine Lampe."}
+    found = find_products(shop(GERMAN | {"Preis": ["1.299,00 €", "auf Anfrage", "3 €", "4 €"]}, "anfrage.csv"))
+    assert found.others["Preis"] == "auf Anfrage" and not found.numbers
     (problem,) = found.unusable
     assert "row 3 (id 'A-4')" in problem and "fehlt.png': no such file" in problem
 
@@ -67,7 +69,7 @@ def test_columns_of_unknown_names_are_guessed_by_their_values(shop):
     assert (found.image, found.text, found.id, found.group) == ("z", "y", "u", None)
     assert found.numbers == {"x": (":number", 7, 8), "v": (":number", 3, 1299)}
     found = find_products("katalog.csv", text_column="u", id_column="")
-    assert (found.text, found.id, found.others) == ("u", "", ["y"])
+    assert (found.text, found.id, found.others) == ("u", "", {"y": "an oak chair"})
 
 
 def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_path):
@@ -75,7 +77,7 @@ def test_numbers_and_pictures_of_other_tables_are_kept_as_they_are(shop, tmp_pat
         '{"name": "a", "cost": 1.5, "tags": ["x"]}\n{"name": "b", "cost": 3, "tags": []}\n'
     )
     found = find_products("a.jsonl")
-    assert (found.text, found.keep, found.others) == ("name", ["cost"], ["tags"])
+    assert (found.text, found.keep, found.others) == ("name", ["cost"], {"tags": ""})
     pictures = datasets.Dataset.from_dict({"pic": ["bilder/0.png", "bilder/1.png"], "n": [3, 9]})
     pictures.cast_column("pic", datasets.Image()).to_parquet(tmp_path / "a.parquet")
     found = find_products("a.parquet")

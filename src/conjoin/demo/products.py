@@ -51,7 +51,7 @@ class Products(NamedTuple):
         group: A column with one value for all rows of a product; None without one.
         numbers: Columns of numbers, prices first.
         choices: Columns of few texts, with these.
-        others: The remaining columns.
+        others: The remaining columns, with a value that is no number if there is one.
         unusable: Why some rows cannot be used.
     """
 
@@ -62,7 +62,7 @@ class Products(NamedTuple):
     group: str | None
     numbers: Mapping[str, Numbers]
     choices: Mapping[str, Sequence[str]]
-    others: Sequence[str]
+    others: Mapping[str, str]
     unusable: Sequence[str]
 
     @property
@@ -118,7 +118,8 @@ def find_products(
     columns.take(*numbers)
     choices = columns.choices()
     columns.take(*choices)
-    products = Products(len(dataset), image, text, id_, group, numbers, choices, columns.free, ())
+    others = {name: columns.example(name) for name in columns.free}
+    products = Products(len(dataset), image, text, id_, group, numbers, choices, others, ())
     return products._replace(unusable=_unusable(table, products))
 
 
@@ -230,6 +231,11 @@ class _Columns:
             if values is not None:
                 found[name] = values
         return found
+
+    def example(self, name: str) -> str:
+        """A value of a column of texts, one that is no number if there is any."""
+        values = self.texts.get(name, ())
+        return next((value for value in values if not _as_numbers([value])[1]), next(iter(values), ""))
 
 
 def _is_picture(value: str) -> bool:

@@ -20,6 +20,7 @@ ABOUT = {
     "and pictures with pictures: words find no picture by what it shows. --model names one that does, such as CLIP.",
 }
 _SHOWN = 6
+_LONGEST = 30
 
 
 def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
@@ -96,7 +97,8 @@ def describe(products: Products) -> Iterator[str]:
         more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
         yield f"  categories  {name}: {', '.join(values[:_SHOWN])}{more}"
     if products.others:
-        yield f"  not kept    {', '.join(products.others)}"
+        shown = (f"{name} ({value[:_LONGEST]!r})" if value else name for name, value in products.others.items())
+        yield f"  not kept    {', '.join(shown)}"
     yield "A wrong guess: --image-column, --text-column, --id-column."
 
 
