@@ -71,7 +71,7 @@ LORA = LoraArguments(r=16, alpha=32)
 
 def variants(args: argparse.Namespace) -> Sequence[str]:
     """The variants to measure."""
-    return VARIANTS[2:] if args.mllm else VARIANTS
+    return args.variants or (VARIANTS[2:] if args.mllm else VARIANTS)
 
 
 def save_model(args: argparse.Namespace, folder: Path) -> None:
@@ -234,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="light", help="of the text tower")
     parser.add_argument("--mllm", choices=pruned_mllm.SIZES, help="train a pruned MLLM of this size instead, by LoRA")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="only these; the first is the reference")
     parser.add_argument("--rows", type=int, default=4096, help="pairs of a step")
     parser.add_argument("--chunk", type=int, default=32, help="rows of a mini-batch")
     parser.add_argument("--turns", type=int, default=3)
