@@ -120,6 +120,11 @@ class Handler(BaseHTTPRequestHandler):
         if files is None:
             return self.answer({"error": "no revision"}, 404, X_Error_Code="RevisionNotFound")
         siblings = [{"rfilename": path} for path in files]
+        if "blobs" in self.query:
+            entries = [entry(path, raw) for path, raw in files.items()]
+            lfs = [{"lfs": {"sha256": each["lfs"]["oid"]} | each["lfs"]} if "lfs" in each else {} for each in entries]
+            parts = zip(siblings, entries, lfs, strict=True)
+            siblings = [name | {"size": each["size"], "blobId": each["oid"]} | more for name, each, more in parts]
         sha = found.branches.get(revision, revision)
         self.answer({"id": repo, "sha": sha, "private": found.private, "siblings": siblings, "tags": []})
 

@@ -262,10 +262,10 @@ def test_a_hub_that_does_not_answer_is_given_up(hub, api, model, monkeypatch):
     hub.troubles["POST .*/commit/"] = "hang"
     with pytest.raises(PushError, match=r"nothing was committed to .*did not answer in time"):
         push(model_upload(model, "me/model"), api=api)
-    hub.troubles.clear()
-    hub.troubles["GET /api/models"] = "hang"
-    with pytest.raises(PushError, match="did not answer in time"):
-        push(model_upload(model, "me/model"), api=api)
+    for request in ("GET /api/models/me/model/revision/", "GET /api/models"):
+        hub.troubles = {request: "hang"}
+        with pytest.raises(PushError, match="did not answer in time"):
+            push(model_upload(model, "me/model"), api=api)
 
 
 def test_a_commit_whose_answer_is_lost_is_looked_up(hub, api, model):

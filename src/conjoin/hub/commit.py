@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import get_session, validate_repo_id
 
 _REMEDIES = {
@@ -148,8 +148,9 @@ def push(
             info = api.repo_info(**name, timeout=PATIENCE)
         elif not public and not info.private:
             raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
-        there = {entry.path: entry for entry in api.list_repo_tree(**name, revision=info.sha, recursive=True)}
-        remote = {path: entry for path, entry in there.items() if isinstance(entry, RepoFile)}
+        # `list_repo_tree` would wait for ever for an answer that is lost
+        found = api.repo_info(**name, revision=info.sha, files_metadata=True, timeout=PATIENCE)
+        remote = {entry.rfilename: entry for entry in found.siblings or ()}
         if not replace and not is_new:
             _check_same(upload, remote)
         if revision is not None:
@@ -202,7 +203,7 @@ def _find(api: HfApi, upload: Upload, revision: str | None) -> tuple[Any, bool]:
         return None, False
 
 
-def _check_same(upload: Upload, remote: Mapping[str, RepoFile]) -> None:
+def _check_same(upload: Upload, remote: Mapping[str, RepoSibling]) -> None:
     """Refuse a repository with content that is not this upload's.
 
     Raises:
@@ -217,7 +218,7 @@ def _check_same(upload: Upload, remote: Mapping[str, RepoFile]) -> None:
                 )
 
 
-def _is_equal(entry: RepoFile, file: Path | bytes) -> bool:
+def _is_equal(entry: RepoSibling, file: Path | bytes) -> bool:
     if entry.lfs is not None:
         return entry.lfs.sha256 == _digest(file, "sha256")
     size = len(file) if isinstance(file, bytes) else file.stat().st_size
