@@ -96,7 +96,7 @@ def make_inputs(inputs: Path) -> None:
 def _encode(data: str, *more: str) -> Callable[[Place], list[str]]:
     return lambda place: [
         *("encode", f"{place.inputs}/train", f"{place.inputs}/{data}", "--out", str(place.out), *more),
-        *("--batch-size", "4", "--device", "cpu", "--quiet"),
+        *("--batch-size", "4", "--device", "cpu", "--no-bf16", "--quiet"),
     ]
 
 
