@@ -79,7 +79,7 @@ SIZES = {
     "tiny": Size(
         _dinov2(32, 2, 2), _bert(BertConfig, 32, 2, 2, 100), {"hidden_size": 32, "num_attention_heads": 2}, 56, 12
     ),
-    "small": Size(  # ViT-S and MiniLM with the vision-language encoder of sample/demo.yaml
+    "small": Size(  # ViT-S and MiniLM with the vision-language encoder of gcl/sample.yaml
         _dinov2(384, 12, 6),
         _bert(BertConfig, 384, 6, 12, 30522),
         {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512},

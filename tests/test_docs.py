@@ -64,11 +64,13 @@ def parse(arguments):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_checkpoints, pictures):
-    """A folder as the documents assume it: a trained model, photos and their table."""
+    """A folder as the documents assume it: trained models, photos and their table."""
     folder = tmp_path_factory.mktemp("docs")
     clip = tiny_checkpoints["clip"]
-    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
-    export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs" / "demo" / "model")
+    for path, layers in (("model", 0), ("baselines/joint-encoder", 3)):
+        sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": layers}
+        model = JointEncoderModel.from_backbones(clip, clip, **sizes)
+        export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs/demo" / path)
     rows = []
     for number, picture in enumerate(pictures):
         picture.save(folder / f"p{number}.png")

@@ -39,7 +39,7 @@ STAMPS = Path("/usr/share/tuxpaint/stamps")
 STEP = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 0}
 PIXELS = {"min_pixels": 64, "max_pixels": 576}
 RECIPES = {
-    "gcl/sample.yaml": {"model": {"config": {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 32}}},
+    "sample/demo.yaml": {"model": {"config": {"hidden_size": 24, "num_attention_heads": 2}}},
     "solar/sample_stage1.yaml": {"training": {"max_steps": 2}},
     "solar/sample_stage2.yaml": {"training": {"max_steps": 2, "min_separation": 0}},
     "puma/stage1_qwen2_vl_7b.yaml": {"model": {"config": {"keep_layers": 2}, **PIXELS}, "training": STEP},

@@ -183,7 +183,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    recipe = load_recipe(ROOT / "training_args/sample/demo.yaml", {"training.output_dir": "runs/claims"})
+    recipe = load_recipe(ROOT / "training_args/gcl/sample.yaml", {"training.output_dir": "runs/claims"})
     encoder, processor = build_model(recipe.model)
     rows = {"train": load_emoji("train").rename_column("concept", "group")}
     test = load_emoji("test")

@@ -34,18 +34,20 @@ def demo(few, out, *more):
 
 @pytest.mark.slow
 def test_demo(few, tmp_path, capsys):
-    results, report = demo(few, tmp_path / "demo")
+    results, report = demo(few, tmp_path / "demo", "--no-bf16")
     assert len(results["combinations"]) == 18 and len(results["examples"]) == 9
     assert results["config"]["steps"] == 2 and results["seed"] == 0
     assert [len(curve["series"]) for curve in results["curves"]] == [1, 2]
     assert results["title"] in report
-    (heads,) = results["tables"]
-    assert heads["columns"] == ["", "two small heads", "this model"]
-    assert [row[2] for row in heads["rows"]] == [figure["metric"] for figure in results["headline"]]
+    (compared,) = results["tables"]
+    assert compared["columns"] == ["", "this model", "frozen towers", "both adapters", "joint encoder"]
+    assert [row[1] for row in compared["rows"]] == [figure["metric"] for figure in results["headline"]]
+    text_to_text = [metric["value"] for metric in compared["rows"][-1][1:]]
+    assert text_to_text[0] == text_to_text[1] != text_to_text[3]  # the text side is the tower's own
     printed = capsys.readouterr().out
     (model,) = set(re.findall(r'SentenceTransformer\("(.+?)"', printed))
     assert (Path(model) / "model.safetensors").is_file() and "trust_remote_code=True" in printed
-    assert heads["title"] in printed and "two small heads" in printed
+    assert compared["title"] in printed and "both adapters" in printed
     tables = printed[printed.index("Local:") : printed.index("The model,")]
     assert max(map(len, tables.splitlines())) <= 100
 

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel, Dinov2Model, PreTrainedConfig
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel, Dinov2Model, PreTrainedConfig
 
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
-from conjoin.models.joint_encoder.modeling_joint_encoder import VLEncoder, drop_tokens
+from conjoin.models.joint_encoder.modeling_joint_encoder import VIEWS, VLEncoder, drop_tokens
 
 NAME = "joint dinov2 + bert"
 SMALL = {"hidden_size": 8, "num_attention_heads": 2}
@@ -304,12 +305,34 @@ def test_text_needs_its_special_tokens_mask(built):
         model(**batch)
 
 
+@torch.no_grad()
+def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(tiny_checkpoints, built, pairs):
+    """The adapters start as the identity, so texts and images have the towers' own vectors, and a pair their sum."""
+    torch.manual_seed(0)
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    width = 2 * AutoConfig.from_pretrained(folders[1]).hidden_size
+    model = JointEncoderModel.from_backbones(
+        *folders, num_vl_layers=0, hidden_size=width, num_attention_heads=1
+    ).eval()
+    batch = built(NAME)[1](pairs)
+    with pytest.raises(ValueError, match="output_tokens needs a vision-language encoder"):
+        model(**batch, output_tokens=True)
+    image, text, fused = model(**batch, views=VIEWS).embeddings.chunk(3)
+    states = model.run_text_tower(batch["input_ids"], batch["attention_mask"])
+    local = [row[1:][special == 0].mean(0) for row, special in zip(states, batch["special_tokens_mask"], strict=True)]
+    halves = [F.layer_norm(half, half.shape[1:]) for half in (states[:, 0], torch.stack(local))]
+    assert close(text, F.normalize(torch.cat(halves, dim=1), dim=1))
+    assert close(fused, F.normalize(image + text, dim=1)) and not close(image, text)
+    assert close(model(**batch, text_weights=torch.zeros_like(batch["input_ids"])).embeddings, image)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"num_attention_heads": 5}, "num_attention_heads=5 must divide hidden_size=768"),
         ({"hidden_size": 0}, "must divide hidden_size=0"),
-        ({"num_vl_layers": 0}, "num_vl_layers=0: the vision-language encoder needs at least one layer"),
+        ({"num_vl_layers": -1}, "num_vl_layers=-1; expected 0 or more"),
+        ({"num_vl_layers": 0, "readout": "intersection"}, "needs a vision-language encoder, and num_vl_layers=0"),
         ({"adapter_init": "zeros"}, 'adapter_init=\'zeros\'; expected "identity" or "normal"'),
         ({"vl_init": "zeros"}, 'vl_init=\'zeros\'; expected "mean_pooling" or "normal"'),
         ({"token_dropout": 1.0}, r"token_dropout=1.0 must lie in \[0, 1\)"),

@@ -229,6 +229,17 @@ def test_features_of_a_tower_in_training_are_refused(recipe):
         _trainer(recipe, model__freeze_towers="false")
 
 
+def test_parts_that_are_not_trained_stay_as_they_are(recipe):
+    trainer = _trainer(recipe, model__freeze="[text_adapter]")
+    before = {name: value.clone() for name, value in trainer.encoder.state_dict().items()}
+    trainer.train()
+    after = trainer.encoder.state_dict()
+    moved = {name.split(".")[0] for name, value in before.items() if not torch.equal(value, after[name])}
+    assert moved == {"vision_adapter", "vl_encoder"}
+    with pytest.raises(ValueError, match=r"model.freeze: JointEncoderModel has no part 'adapter'; .*'text_adapter'"):
+        _trainer(recipe, model__freeze="[adapter]")
+
+
 def test_features_of_a_stream_are_refused(recipe):
     with pytest.raises(ValueError, match="a stream cannot be cached"):
         _trainer(recipe, data__streaming="true")

@@ -1,111 +1,89 @@
-"""The baseline of the demo: one small head on each frozen tower, trained on the same features."""
+"""What the demo compares its model with, on the same towers, pictures and names."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+
+from .scenes import embed_features
 
 if TYPE_CHECKING:
-    from conjoin.evaluation import Results, Table
+    from conjoin.evaluation import Metric, Results, Table
     from conjoin.evaluation.benchmarks.emoji import EmojiScores
-    from conjoin.training import CachedFeatures
 
-STEPS, BATCH_SIZE, LEARNING_RATE, WIDTH = 150, 256, 3e-3, 256
+DEMO = "sample/demo.yaml"
+TOWERS = "frozen towers"
+TRAINED: dict[str, tuple[str, dict[str, str]]] = {
+    "both adapters": (DEMO, {"model.freeze": "[]"}),
+    "joint encoder": ("gcl/sample.yaml", {}),
+}
+"""The recipe and the overrides of each baseline that is trained."""
+DIRECTIONS = {
+    "text → image, R@10": ("text", "image", "hit_rate@10"),
+    "image → image, R@1": ("image", "image", "hit_rate@1"),
+    "image + text → image, R@1": ("image,text", "image", "hit_rate@1"),
+    "text → text, R@1": ("text", "text", "hit_rate@1"),
+}
+"""Query, candidates and metric of each row of the comparison."""
+NOTE = (
+    "All have the same towers, training pictures and names, loss and test. The frozen towers are this model before "
+    "training. This model keeps their text vectors and trains the adapter of the images; the next one trains the "
+    "adapters of both; the joint encoder has three attention layers over patches and words, all trained."
+)
 
 
-class TwoHeads(nn.Module):
-    """A two-layer head on the pooled features of each tower; image + text is the sum of both unit vectors.
+def compare_models(
+    trainer: Any,  # noqa: ANN401 - a `RetrievalTrainer` on cached features
+    processor: Any,  # noqa: ANN401
+    scores: "EmojiScores",
+    results: "Results",
+    overrides: Mapping[str, str],
+    folder: Path,
+) -> "Table":
+    """Train the baselines and compare them with the model of the demo.
 
     Args:
-        image_width: Of the pooled image features.
-        text_width: Of the pooled text features.
+        trainer: Of the demo's model.
+        processor: Of that model.
+        scores: Of that model, as `evaluate_emoji` returns them.
+        results: Of that model.
+        overrides: Overrides of the demo's recipe; they apply to the baselines too.
+        folder: Where the baselines and the features of the test pictures go.
     """
+    from conjoin.evaluation import Table
+    from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe, recipe_folder, train
 
-    def __init__(self, image_width: int, text_width: int) -> None:
-        super().__init__()
-        self.image, self.text = (
-            nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
-            for size in (image_width, text_width)
-        )
+    def recipe(name: str, changes: Mapping[str, str]) -> Any:  # noqa: ANN401
+        return load_recipe(recipe_folder() / name, {**overrides, "training.eval_strategy": "no", **changes})
 
-    def forward(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
-        """Embed `(N, image_width)` and `(N, text_width)`; every view `(N, WIDTH)`, normalised."""
-        views = {"image": F.normalize(self.image(image), dim=1), "text": F.normalize(self.text(text), dim=1)}
-        return views | {"fused": F.normalize(views["image"] + views["text"], dim=1)}
-
-
-def compare_heads(trainer: Any, processor: Any, scores: "EmojiScores", results: "Results") -> "Table":  # noqa: ANN401
-    """Train the heads with GCL on the trainer's features and compare them with its model.
-
-    Args:
-        trainer: A `RetrievalTrainer` of a joint encoder, on cached features.
-        processor: Of its model.
-        scores: Of the model, as `evaluate_emoji` returns them.
-        results: Of the model.
-    """
-    from conjoin.evaluation import Metric, Table, best_ranks
-    from conjoin.training import CachedFeatures, cache_features
-
-    train: CachedFeatures = trainer.train_dataset
-    folder, device = Path(str(trainer.args.output_dir)).parent / "baseline", trainer.args.device
-    heads = _train(train, trainer.args.seed, device)
-    embedded = []
-    for name, rows in (("queries", scores.queries), ("gallery", scores.candidates)):
-        cached = CachedFeatures(cache_features(trainer.encoder, processor, rows, folder / name))
-        image, text, text_rows = _pool(cached)
-        with torch.inference_mode():
-            embedded.append(heads(image[:, 0].to(device), text[text_rows[:, 0]].to(device)))
-    queries, gallery = embedded
-    labels = torch.arange(len(scores.queries), device=device)
-    asked = (("text", "text", "hit_rate@10"), ("image", "image", "hit_rate@1"), ("image,text", "fused", "hit_rate@1"))
-    found = [
-        (best_ranks(queries[view], gallery["image"], labels, labels) <= int(metric.split("@")[1])).float().mean()
-        for _, view, metric in asked
+    test = [
+        CachedFeatures(cache_features(trainer.encoder, processor, rows, folder / name), first_only=True)
+        for name, rows in (("queries", scores.queries), ("gallery", scores.candidates))
     ]
-    cells = [results.cell(modality, "image").metrics[metric] for modality, _, metric in asked]
-    names = ["text → image, R@10", "image → image, R@1", "image + text → image, R@1"]
-    of_heads = [Metric(float(rate), chance=cell.chance) for rate, cell in zip(found, cells, strict=True)]
-    return Table(
-        "Compared with the simplest model",
-        ["", "two small heads", "this model"],
-        [list(row) for row in zip(names, of_heads, cells, strict=True)],
-        f"One small head on each frozen tower's pooled features, trained for {STEPS} steps with the same loss on "
-        "the same pictures and names. The vector of image + text is the sum of both.",
-    )
+    models = {TOWERS: build_model(recipe(DEMO, {}).model)[0].to(trainer.args.device)}
+    for name, (path, changes) in TRAINED.items():
+        place = {"training.output_dir": str(folder / name.replace(" ", "-"))}
+        models[name] = train(recipe(path, changes | place), overwrite=True).encoder
+    named_twice = torch.tensor([name is not None for name in scores.candidates["alternative_text"]])
+    columns = [
+        [results.cell(query, candidate).metrics[metric] for query, candidate, metric in DIRECTIONS.values()],
+        *(_score(model, test, named_twice) for model in models.values()),
+    ]
+    rows = [[name, *metrics] for name, *metrics in zip(DIRECTIONS, *columns, strict=True)]
+    return Table("Compared on the same towers", ["", "this model", *models], rows, NOTE)
 
 
-def _pool(features: "CachedFeatures") -> tuple[Tensor, Tensor, Tensor]:
-    """CLS and mean patch of every copy `(N, copies, 2h)`, the mean token of every text, and each row's texts."""
-    image, text = features.images.column("image_features"), features.texts.column("text_features")[:, 1:].float()
-    mask = features.texts.column("attention_mask").float()
-    patches = image[:, :, 1:].mean(2, dtype=torch.float32)
-    words = (text * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-    return torch.cat([image[:, :, 0].float(), patches], dim=2), words, features.images.column("text_rows")
+def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metric"]:  # noqa: ANN401
+    """Each row's metric of one model; where both sides have text, of the concepts with two names, as `emoji_tasks`."""
+    from conjoin.evaluation import Metric, best_ranks
 
-
-def _train(features: "CachedFeatures", seed: int, device: torch.device) -> TwoHeads:
-    from conjoin.losses import GclLoss
-
-    image, text, text_rows = _pool(features)
-    ids = features.images.column("ids")
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        heads = TwoHeads(image.shape[2], text.shape[1]).to(device)
-    loss = GclLoss(0.07, learn_temperature=False)
-    optimizer = torch.optim.AdamW(heads.parameters(), LEARNING_RATE, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=STEPS)
-    texts_of_row = (text_rows >= 0).sum(1)
-    for _ in range(STEPS):
-        rows = torch.randperm(len(text_rows), generator=generator)[:BATCH_SIZE]
-        copies = torch.randint(image.shape[1], rows.shape, generator=generator)
-        choice = (torch.rand(rows.shape, generator=generator) * texts_of_row[rows]).long()
-        views = heads(image[rows, copies].to(device), text[text_rows[rows, choice]].to(device))
-        terms = loss(**views, ids=ids[rows].to(device))
-        optimizer.zero_grad()
-        terms["gcl_loss"].backward()
-        optimizer.step()
-        schedule.step()
-    return heads.eval()
+    queries, gallery = (embed_features(model, features, torch.float32) for features in test)
+    labels = torch.arange(len(named_twice))
+    metrics = []
+    for query, candidate, metric in DIRECTIONS.values():
+        asked = labels[named_twice] if "text" in query and "text" in candidate else labels
+        vectors = queries["fused" if "," in query else query][asked]
+        ranks = best_ranks(vectors, gallery[candidate], asked, labels)
+        metrics.append(Metric(float((ranks <= int(metric.split("@")[1])).float().mean())))
+    return metrics

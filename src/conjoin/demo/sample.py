@@ -12,15 +12,14 @@ from conjoin.evaluation import Curve, EvaluateOptions, Example, Headline, Result
 from conjoin.evaluation.benchmarks.emoji import EmojiScores, evaluate_emoji
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.retrieval.collection_table import check_place
-from conjoin.training import CachedFeatures, RetrievalTrainer, load_recipe, recipe_folder, train
+from conjoin.training import RetrievalTrainer, load_recipe, recipe_folder, train
 
-from .baseline import compare_heads
+from .baseline import DEMO, DIRECTIONS, compare_models
 
-DEMO = "sample/demo.yaml"
-TITLE = "A joint encoder for pictures and words"
+TITLE = "Pictures and words in one space"
 SUMMARY = (
-    "A small joint image-text encoder on two frozen towers, trained for {steps} steps on pictures of emoji by two "
-    "artists and their names. All scores are on {test} concepts that are in no training split. The gallery holds one "
+    "A small model on two frozen towers, trained for {steps} steps on pictures of emoji by two artists and their "
+    "names. All scores are on {test} concepts that are in no training split. The gallery holds one "
     "artist's picture of each; queries are names, the other artist's pictures, or both."
 )
 _THUMBNAIL = 128
@@ -30,7 +29,7 @@ NAMES = {"image": "image", "text": "text", "image,text": "image + text"}
 def run_sample(
     out: Path, overrides: Mapping[str, str], say: Callable[[str], None], recipe: str | None = None
 ) -> Results:
-    """Train a joint encoder on the sample, and encode, search and evaluate a held-out gallery.
+    """Train a model on the sample, and encode, search and evaluate a held-out gallery.
 
     Args:
         out: Folder of the demo: `model`, `gallery` (a collection), `pictures`, `evaluation`.
@@ -65,8 +64,9 @@ def run_sample(
 
     say("4/4  Results")
     results = _results(trainer, scores, examples)
-    if isinstance(trainer.train_dataset, CachedFeatures):
-        results.tables.append(compare_heads(trainer, encoder.processor, scores, results))
+    if recipe is None:
+        folder = out / "baselines"
+        results.tables.append(compare_models(trainer, encoder.processor, scores, results, overrides, folder))
     print(format_combinations(scores.combinations))
     return results
 
@@ -147,11 +147,9 @@ def _results(trainer: RetrievalTrainer, scores: EmojiScores, examples: list[Exam
         examples_note=f"Drawn at random with seed {trainer.args.seed}, not chosen.",
         created=date.today().isoformat(),
     )
+    notes = ("names, unseen concepts", "across two artists", "across artists", "other names")
     results.headline = [
-        Headline("text → image, R@10", results.cell("text", "image").metrics["hit_rate@10"], "names, unseen concepts"),
-        Headline("image → image, R@1", results.cell("image", "image").metrics["hit_rate@1"], "across two artists"),
-        Headline(
-            "image + text → image, R@1", results.cell("image,text", "image").metrics["hit_rate@1"], "across artists"
-        ),
+        Headline(name, results.cell(query, candidate).metrics[metric], note)
+        for (name, (query, candidate, metric)), note in zip(DIRECTIONS.items(), notes, strict=True)
     ]
     return results

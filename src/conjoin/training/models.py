@@ -1,7 +1,7 @@
 """Build the model and processor of the recipe section `model`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,13 +44,27 @@ def build_model(arguments: ModelArguments) -> ModelAndProcessor:
     if isinstance(model, MllmRetrieverModel):
         choose_trained(model, arguments.freeze_towers)
     elif arguments.freeze_towers:
-        for name in ("vision_model", "text_model"):
-            model.get_submodule(name).requires_grad_(False)
-    if arguments.freeze_vision:
-        model.get_submodule("vision_model").requires_grad_(False)
+        freeze(model, ("vision_model", "text_model"))
+    freeze(model, arguments.freeze)
     if arguments.lora is not None:
         add_lora(model, arguments.lora)
     return model, processor
+
+
+def freeze(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Train none of the submodules `names`.
+
+    Raises:
+        ValueError: The model has no such submodule.
+    """
+    for name in names:
+        try:
+            model.get_submodule(name).requires_grad_(False)
+        except AttributeError as error:
+            parts = [part for part, _ in model.named_children()]
+            raise ValueError(
+                f"model.freeze: {type(model).__name__} has no part {name!r}; its parts are {parts}"
+            ) from error
 
 
 def choose_trained(model: MllmRetrieverModel, freeze: bool) -> None:

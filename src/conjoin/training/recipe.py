@@ -39,7 +39,7 @@ class ModelArguments:
         input_type: How an item with several images is read, `seq` or `cat`, in training and in the saved model; None
             for that of the checkpoint, else `seq`.
         freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if set in `config`, [RET].
-        freeze_vision: Train all but the vision tower.
+        freeze: Names of further parts that are not trained: `vision_model`, or the `text_adapter` of a joint encoder.
         lora: Low-rank adapters on the towers, instead of full training.
         prompts: Instructions of the saved model by name, for sentence-transformers: `encode_query` uses `query`,
             `encode_document` uses `document`. Training takes its instructions from the data.
@@ -58,7 +58,7 @@ class ModelArguments:
     max_text_length: int | None = None
     input_type: str | None = None
     freeze_towers: bool = False
-    freeze_vision: bool = False
+    freeze: list[str] = field(default_factory=list)
     lora: LoraArguments | None = None
     prompts: dict[str, str] | None = None
 

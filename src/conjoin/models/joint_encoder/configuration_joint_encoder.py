@@ -17,7 +17,10 @@ class JointEncoderConfig(PreTrainedConfig):
         vision_config: Configuration (or its dict) of any transformers vision tower.
         text_config: Configuration (or its dict) of any transformers text tower.
         hidden_size: Width `d` of the shared space and of the embedding (768 in the paper).
-        num_vl_layers: Attention layers of the vision-language encoder (3 in the paper).
+        num_vl_layers: Attention layers of the vision-language encoder (3 in the paper). With 0 there is none: an image
+            or a text is embedded as the adapter's output for the pooled tower state `[global; mean of local]` of width
+            `2 h`, each half layer-normalised, and an item of both as the sum of their unit embeddings. An adapter that
+            starts as the identity, with `hidden_size` of `2 h`, gives the pooled state itself.
         num_attention_heads: Attention heads per layer.
         intermediate_size: Feed-forward width of each layer; `4 * hidden_size` when None.
         vision_hidden_layer: Index of the `hidden_states` entry to read in the vision tower (as in LLaVA, e.g. -2). The
@@ -92,8 +95,10 @@ class JointEncoderConfig(PreTrainedConfig):
         self.layer_norm_eps = layer_norm_eps
         if hidden_size <= 0 or num_attention_heads <= 0 or hidden_size % num_attention_heads:
             raise ValueError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
-        if num_vl_layers < 1:
-            raise ValueError(f"num_vl_layers={num_vl_layers}: the vision-language encoder needs at least one layer")
+        if num_vl_layers < 0:
+            raise ValueError(f"num_vl_layers={num_vl_layers}; expected 0 or more")
+        if num_vl_layers == 0 and readout == "intersection":
+            raise ValueError("readout='intersection' needs a vision-language encoder, and num_vl_layers=0")
         if vl_init not in ("mean_pooling", "normal"):
             raise ValueError(f'vl_init={vl_init!r}; expected "mean_pooling" or "normal"')
         if adapter_init not in ("identity", "normal"):

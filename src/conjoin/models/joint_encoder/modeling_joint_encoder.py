@@ -212,10 +212,11 @@ class AdapterOutput(nn.Linear):
 
 
 class Adapter(nn.Sequential):
-    """Two-layer MLP from a tower's width into the shared width."""
+    """Two-layer MLP from a tower's tokens, or from its pooled state, into the shared width."""
 
     def __init__(self, input_size: int, config: JointEncoderConfig) -> None:
         width = config.hidden_size * (2 if config.adapter_init == "identity" else 1)
+        input_size *= 1 if config.num_vl_layers else 2  # [global; mean of local]
         super().__init__(AdapterInput(input_size, width), nn.GELU(), AdapterOutput(width, config.hidden_size))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ class JointEncoderModel(PreTrainedModel):
         self.text_model = _without_unused(_tower_class(config.text_config)(config.text_config))
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
-        self.vl_encoder = VLEncoder(config)
+        self.vl_encoder: Any = VLEncoder(config) if config.num_vl_layers else None
         self.intersection = IntersectionMasks(config.hidden_size) if config.readout == "intersection" else None
         self.post_init()
 
@@ -349,6 +350,9 @@ class JointEncoderModel(PreTrainedModel):
         )
         if image_features is None and text_features is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
+        if self.vl_encoder is None:
+            image = (image_features, image_token_mask, image_weights)
+            return self._embed_pooled(image, (text_features, text_token_mask, text_weights), views, output_tokens)
         if image_tokens is None and image_features is not None:
             image_tokens = self.vision_adapter(image_features)
         if text_tokens is None and text_features is not None:
@@ -443,12 +447,14 @@ class JointEncoderModel(PreTrainedModel):
         count = exists.sum(1, keepdim=True) + int(self.config.include_global_tokens)
         return keys, key_weights, count * (key_weights > 0).any(1, keepdim=True)
 
-    def _embed_view(self, parts: _Parts, view: str, return_attention: bool) -> Tensor:
+    def _embed_view(self, parts: _Parts, view: str, return_attention: bool = False) -> Tensor:
         if view not in VIEWS:
             raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
         chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
         if not chosen:
             raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+        if self.vl_encoder is None:
+            return chosen[0][0] if len(chosen) == 1 else self._sum_views(parts)
         pairs = [(keys, weights) for keys, weights, _ in chosen]
         if self.config.balance_modalities and len(chosen) > 1:  # the total stays, so CLS keeps its share
             counts = torch.cat([count for *_, count in chosen], dim=1)
@@ -459,6 +465,27 @@ class JointEncoderModel(PreTrainedModel):
             pairs = [drop_tokens(*pair, self.config.token_dropout) for pair in pairs]
         keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
         return self.vl_encoder(keys, weights, return_attention)
+
+    def _embed_pooled(
+        self, image: _Local, text: _Local, views: Sequence[str], output_tokens: bool
+    ) -> JointEncoderOutput:
+        """Embed tower features without E_VL."""
+        if output_tokens:
+            raise ValueError("output_tokens needs a vision-language encoder, and num_vl_layers is 0")
+        parts = {"image": self._pool(self.vision_adapter, image), "text": self._pool(self.text_adapter, text)}
+        pooled = torch.cat([self._embed_view(parts, view) for view in views])
+        return JointEncoderOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
+
+    def _pool(self, adapter: Adapter, local: _Local) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return an adapter's output `(N, d)` for the pooled tower state, and the weights and counts of `_keys`."""
+        features, exists, weights = local
+        if features is None or exists is None:
+            return None
+        weights = exists.float() if weights is None else exists * weights.float()
+        count = weights.sum(1, keepdim=True)
+        mean = (features[:, 1:] * weights[..., None]).sum(1) / count.clamp(min=1e-6)
+        halves = [F.layer_norm(half.float(), half.shape[-1:]) for half in (features[:, 0], mean)]
+        return adapter(torch.cat(halves, dim=1)), weights, count
 
     def _read_sum(self, local: Sequence[_Local]) -> Tensor:
         """Return `(N, d)` by `config.readout`: "sum", or "intersection" of the items that have image and text."""
@@ -479,7 +506,7 @@ class JointEncoderModel(PreTrainedModel):
         present = {name: part[2] > 0 for name, part in parts.items() if part is not None}
         nothing = ~torch.cat([*present.values()], dim=1).any(1, keepdim=True)
         views = [
-            F.normalize(self._embed_view(parts, name, False).float(), dim=-1) * (exists | nothing)
+            F.normalize(self._embed_view(parts, name).float(), dim=-1) * (exists | nothing)
             for name, exists in present.items()
         ]
         return torch.stack(views).sum(0)
