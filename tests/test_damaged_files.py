@@ -43,7 +43,7 @@ def make_rows(folder):
     def tensors(rows):
         return {"state": torch.tensor([[row, 2.0] for row in rows]), "words": [torch.arange(row) for row in rows]}
 
-    Rows.make(folder, 7, 3, {"data": "x"}, tensors, show_progress=False)
+    Rows.make(folder, 7, 3, {"data": "x"}, tensors)
 
 
 def read_rows(folder):
