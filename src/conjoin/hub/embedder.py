@@ -1,4 +1,4 @@
-"""How embedders embed whose files do not say it: data for `load_embedder(..., preset=NAME)`."""
+"""Published embedders around an MLLM, such as Qwen3-VL-Embedding: what their own files say, and presets for others."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Run a recipe: build the trainer, train, and save the model."""
+"""Run a recipe: build the trainer, train until it ends or a signal comes, and save the model."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Training on a stream: batches of this process, its state in checkpoints, and the skipped rows."""
+"""The base trainer of all methods, and what it needs to train on a stream."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Rows of queries and candidates with a seed for the mask of each row."""
+"""Coral: contrastive learning, and masked reconstruction of the target from the query's and the target's state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
