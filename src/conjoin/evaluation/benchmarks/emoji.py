@@ -181,7 +181,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     return complete(results, scores.searches[: len(PARTS) ** 2])
 
 
-EMOJI = BENCHMARKS.register(
+BENCHMARKS.register(
     Benchmark(
         "emoji",
         "the embedded sample: nine modality combinations and symmetric triplets; no --data",

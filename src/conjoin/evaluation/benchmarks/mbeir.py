@@ -266,7 +266,7 @@ def _report(scores: list[TaskScores], args: Namespace) -> Results:
     return results
 
 
-MBEIR = BENCHMARKS.register(
+BENCHMARKS.register(
     Benchmark(
         "mbeir",
         "M-BEIR: 16 cells, local and global pools; also writes run files; --data is its root folder",

@@ -195,7 +195,7 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     )
 
 
-SYMMETRIC = BENCHMARKS.register(
+BENCHMARKS.register(
     Benchmark(
         "symmetric",
         "symmetric triplets of your own, with or without distractors; --data is their file",
