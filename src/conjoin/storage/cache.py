@@ -16,7 +16,16 @@ from torch import Tensor
 
 from conjoin.progress import progress
 
-from .files import FOLDER_CHECKSUMS, TEMPORARY, DamagedError, check_checksums, checksummed_path, locked, read_checksums
+from .files import (
+    FOLDER_CHECKSUMS,
+    TEMPORARY,
+    DamagedError,
+    check_checksums,
+    checksummed_path,
+    locked,
+    make_folder,
+    read_checksums,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +152,7 @@ class RowCache:
             if (cache.key, len(cache)) == (header["key"], rows):
                 return cache
         cls.check_place(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         show = description is not None
         with locked(folder), progress(total=rows, desc=description or "", unit="row", show=show) as bar:
             size = cls._begin(folder, header, replace)

@@ -63,15 +63,24 @@ def commit(temporary: Path, path: Path) -> None:
 
 
 def publish_folder(aside: Path, folder: Path) -> None:
-    """Rename a folder that was written aside; an empty folder may be in its place.
+    """Flush a folder that was written aside, and rename it; an empty folder may be in its place.
 
     Raises:
         OSError: `folder` is not empty.
     """
+    flush_tree(aside)
     if folder.is_dir():
         folder.rmdir()
     os.replace(aside, folder)
     flush(folder.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, which may exist, and flush the folders that new ones are in."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        flush(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

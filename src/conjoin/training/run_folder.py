@@ -18,6 +18,7 @@ from conjoin.storage import (
     flush,
     flush_tree,
     lock_folder,
+    make_folder,
     remove_temporary,
     write_checksums,
 )
@@ -51,7 +52,7 @@ def open_run_folder(args: RetrievalConfig, resume: bool, overwrite: bool) -> Ite
     try:
         with args.main_process_first(local=False, desc="opening the output folder"):
             if args.should_save:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
                 lock = lock_folder(folder)
                 remove_temporary(folder)
                 remove_incomplete(folder)
@@ -93,6 +94,7 @@ def complete_checkpoint(checkpoint: Path) -> None:
     files = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
     write_checksums(checkpoint, sorted(files - {INCOMPLETE, FOLDER_CHECKSUMS}))  # FSDP has sub-folders
     flush_tree(checkpoint)
+    flush(checkpoint.parent)  # older checkpoints are removed next
     (checkpoint / INCOMPLETE).unlink()
     flush(checkpoint)
 

@@ -1,0 +1,163 @@
+"""A power loss at any moment of writing: a reader finds the old state, the new one, or an error, never a mixture.
+
+Collections rely on Lance.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from conjoin.evaluation.results import Results
+from conjoin.hub import export, load_model
+from conjoin.retrieval import faiss_index
+from conjoin.retrieval.mining.negatives import load_mined, write_mined
+from conjoin.storage import RowCache, check_checksums, checksummed_path, publish_folder, write_text
+from conjoin.training import RetrievalConfig
+from conjoin.training.run_folder import begin_checkpoint, complete_checkpoint, open_run_folder, remove_old
+from power_loss import Disk, write_tree
+
+
+class Cache(RowCache):
+    kind = "cache"
+    remedy = "make it"
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def make_cache(folder, number, model):
+    Cache.make(folder / "cache", 5, 2, {"k": number}, lambda rows: {"n": torch.tensor(rows) * number}, replace=True)
+
+
+def read_cache(folder):
+    cache = Cache(folder / "cache")
+    return cache.key, [row["n"].item() for row in cache]
+
+
+def make_model(folder, number, model):
+    own, processor = model
+    with torch.no_grad():
+        next(own.parameters()).fill_(number)
+    export(own, processor, folder / "runs" / "model", {"query": f"Number {number}: "})
+
+
+def read_model(folder):
+    load_model(folder / "runs" / "model")
+    return files(folder / "runs" / "model")
+
+
+def make_checkpoint(folder, number, model):
+    with open_run_folder(RetrievalConfig(output_dir=str(folder / "run")), False, True):
+        checkpoint = folder / "run" / f"checkpoint-{number}"
+        begin_checkpoint(checkpoint)
+        for name in ("model.safetensors", "optimizer.pt", "shards/0.pth"):
+            (checkpoint / name).parent.mkdir(exist_ok=True)
+            (checkpoint / name).write_bytes(f"{name} {number}".encode())
+        complete_checkpoint(checkpoint)
+        remove_old(folder / "run", 1, None)
+
+
+def read_checkpoint(folder):
+    """What a run resumes from."""
+    with open_run_folder(RetrievalConfig(output_dir=str(folder / "run")), True, False) as checkpoint:
+        return files(checkpoint)
+
+
+def make_mined(folder, number, model):
+    found = [[{"miner": "m", "rank": 1, "score": number / 2}]]
+    write_mined(folder / "negatives.parquet", [[{"id": f"a{number}", "negatives": ["b"], "found_by": found}]])
+
+
+def read_mined(folder):
+    mined = load_mined(folder)
+    return [(anchor, mined[anchor], mined.findings(anchor)) for anchor in mined]
+
+
+def make_results(folder, number, model):
+    with checksummed_path(folder / "results.json") as temporary:
+        Results(f"title {number}", "summary", 0).save(temporary)
+
+
+def make_dataset(folder, number, model):
+    partial = folder / "data.partial"
+    (partial / "images" / "a").mkdir(parents=True)
+    (partial / "images" / "a" / "1.png").write_bytes(b"picture")
+    write_text(partial / "rows.jsonl", "rows")
+    publish_folder(partial, folder / "data")
+
+
+def read_dataset(folder):
+    if not (folder / "data").is_dir():
+        raise FileNotFoundError("no data")
+    return files(folder / "data")
+
+
+def make_faiss(folder, number, model):
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(2)
+    index.add(np.full((3, 2), number, np.float32))
+    settings = {"version": number, "factory": "Flat", "probes": 1, "recall@10": 1.0}
+    faiss_index._write(faiss, folder / "faiss", index, np.arange(3), settings)
+
+
+def read_faiss(folder):
+    settings = faiss_index._settings(folder / "faiss")
+    check_checksums(folder / "faiss", "make it")
+    return settings, *((folder / "faiss" / name).read_bytes() for name in (faiss_index._INDEX, faiss_index._ROWS))
+
+
+KINDS = {  # what writes, what reads, whether the old state is there until the new one is
+    "cache": (make_cache, read_cache, False),
+    "checkpoint": (make_checkpoint, read_checkpoint, True),
+    "dataset": (make_dataset, read_dataset, None),
+    "faiss": (make_faiss, read_faiss, False),
+    "mined": (make_mined, read_mined, True),
+    "model": (make_model, read_model, False),
+    "results": (make_results, lambda folder: Results.load(folder / "results.json"), True),
+}
+
+
+def mixtures(kind, tmp_path, monkeypatch, model, has_old, flushes=True):
+    """What a reader found and must not, by moment."""
+    make, read, stays = KINDS[kind]
+    folder, expected = tmp_path / "written", []
+    folder.mkdir()
+    if has_old:
+        make(folder, 1, model)
+        expected.append(read(folder))
+    disk = Disk(folder, flushes)
+    with disk.recording(monkeypatch):
+        make(folder, 2, model)
+    new, wrong = read(folder), []
+    states = [(dict(tree), moment) for tree, moment in disk.states.items()]
+    for tree, moment in [*states, (disk.lost(), "returning")]:
+        left = tmp_path / "left"
+        left.mkdir()
+        write_tree(tree, left)
+        try:
+            found = read(left)
+        except (FileNotFoundError, ValueError) as error:
+            found = error
+            if has_old and stays:
+                wrong.append(f"{moment}: {error}")
+        if found != new and (moment == "returning" or not (isinstance(found, Exception) or found in expected)):
+            wrong.append(f"{moment}: {found!r:.200}")
+        shutil.rmtree(left)
+    return wrong
+
+
+CASES = [(kind, has_old) for kind in KINDS for has_old in (False, True) if not (has_old and KINDS[kind][2] is None)]
+
+
+@pytest.mark.parametrize(("kind", "has_old"), CASES)
+def test_no_mixture(kind, has_old, tmp_path, monkeypatch, own_export):
+    wrong = mixtures(kind, tmp_path, monkeypatch, own_export[1:], has_old)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_fsync_it_is_found(kind, tmp_path, monkeypatch, own_export):
+    assert mixtures(kind, tmp_path, monkeypatch, own_export[1:], False, flushes=False)
