@@ -10,6 +10,7 @@ from solar_scenes import SETS, Scenes
 from solar_training import Trained, shuffled
 from torch import Tensor
 
+from conjoin.data.make.scenes import TEST_SETS
 from conjoin.demo.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
 from conjoin.evaluation import symmetric_outcomes
 from conjoin.methods.solar.explain import score_intersection
@@ -60,9 +61,10 @@ class RandomParts:
 def measure_model(trained: Trained, scenes: Scenes) -> dict[str, Any]:
     """Every set by every readout, text → image search with and without heads, and the masks against the truth."""
     found = _measure(trained, scenes, READOUTS, None)
-    for name, triplets in scenes.sets.items():
+    for test in TEST_SETS:
+        triplets = scenes.sets[f"test_{test}"]
         for kind, made_of in MASKS.items():
-            found[name][kind] = score_intersection(
+            found[f"test_{test}"][kind] = score_intersection(
                 trained.model, scenes.processor, triplets.scenes, features=triplets.features, scores=made_of
             )
     return found

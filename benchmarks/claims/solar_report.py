@@ -1,4 +1,7 @@
-"""Tables, intervals and paired comparisons from the finished rows of the SOLAR claims."""
+"""Tables, intervals and paired comparisons from the finished rows of the SOLAR claims.
+
+Every interval resamples seeds and triplets together.
+"""
 
 import json
 from collections.abc import Sequence
@@ -12,10 +15,10 @@ from numpy.typing import NDArray
 from solar_rows import ROWS, Row
 from solar_training import slug
 
+from conjoin.data.make.scenes import NEGATIVES, SAME_UNION, TEST_SETS as TESTS
 from conjoin.evaluation import bootstrap_ci
 
-KINDS = ("image_content", "text_content", "other_intersection")
-TESTS = ("known", "unseen")
+KINDS = (*NEGATIVES, SAME_UNION)
 MASKS = ("patch_auroc", "patch_iou", "token_auroc", "token_iou")
 Floats = NDArray[np.float64]
 
@@ -56,7 +59,22 @@ class Finished:
         """The values `(S, N)` of a metric: of each seed, one per triplet."""
         runs = [self.runs[seed] for seed in (self.runs if seeds is None else seeds)]
         chosen = readout or self.readouts[part.split("_")[1]]
-        return np.array([_values(run["sets"][part], metric, chosen) for run in runs])
+        name = f"{part}_same_union" if metric == SAME_UNION else part
+        return np.array([_values(run["sets"][name], metric, chosen) for run in runs])
+
+    def outcomes(self, test: str) -> dict[int, dict[str, str]]:
+        """By seed: of each triplet whether Precision counts it, and the positive's rank as a digit (b: beyond 10).
+
+        `same_union` is the Precision of the same queries with a negative of `SAME_UNION`.
+        """
+        found = {}
+        for seed, run in self.runs.items():
+            whole, same = (run["sets"][f"test_{test}{end}"]["readouts"] for end in ("", "_same_union"))
+            readout = self.readouts[test]
+            wins = {"wins": whole, "same_union": same}
+            found[seed] = {name: "".join(map(str, each[readout]["wins"])) for name, each in wins.items()}
+            found[seed]["ranks"] = "".join(f"{min(rank, 11):x}" for rank in whole[readout]["ranks"])
+        return found
 
     def has(self, metric: str) -> bool:
         """Whether the row was measured by a metric."""
@@ -92,7 +110,7 @@ METRICS = {
     "text_to_image, heads": "with heads",
 }
 OF_READOUTS = [name for name in METRICS if not name.startswith("text_to_image")]
-WITH_INTERVAL = ("average", "precision")
+WITH_INTERVAL = ("average", "precision", SAME_UNION)
 BRIEF = [(metric, "known") for metric in ("average", "precision", "text_to_image")]
 BRIEF += [(metric, "unseen") for metric in ("average", "precision")]
 
@@ -110,6 +128,7 @@ def summary(finished: Sequence[Finished]) -> list[dict[str, Any]]:
                 found[test]["masks"] = {name: float(np.mean([mask[name] for mask in masks])) for name in MASKS}
             names = next(iter(each.runs.values()))["sets"][part]["readouts"]
             found[test]["readouts"] = {name: _plain(each, name, test) for name in names}
+            found[test]["outcomes"] = each.outcomes(test)
         costs = [run["cost"] for run in each.runs.values()]
         found["cost"] = {name: float(np.mean([cost[name] for cost in costs])) for name in costs[0]}
         rows.append(found)
@@ -135,7 +154,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
     for test in TESTS:
         parts.append(f"### Test, {test} objects\n")
         header = ["row", "seeds", "readout", *METRICS.values()]
-        parts.append(_table(header, [_measured(row, test) for row in rows]))
+        chance = ["50.0" if metric in ("precision", *KINDS) else "" for metric in METRICS]
+        parts.append(_table(header, [["a random order", "", "", *chance], *(_measured(row, test) for row in rows)]))
     parts.append("### Masks, shared against private: AUROC and IoU\n")
     header = ["row", *(f"{test}, {name.replace('_', ' ')}" for test in TESTS for name in MASKS)]
     scored = [row for row in rows if all("masks" in row[test] for test in TESTS)]

@@ -157,7 +157,10 @@ SOLAR = [
         Row(f"{name} + intersection", "solar", None, name, reads=True)
         for name in ("GCL, window masks", "GCL", "GCL, equal time")
     ),
-    Row("GCL, equal time + random parts", "solar", None, "GCL, equal time", reads=True, shuffled=True),
+    *(
+        Row(f"{name} + random parts", "solar", None, name, reads=True, shuffled=True)
+        for name in ("GCL", "GCL, equal time")
+    ),
     *(_second(name, "solar", start, term) for name, (start, term, _) in FAMILIES.items()),
     _second("stage 2 with GCL", "solar", "stage 1", GCL_TERM),
     _second("stage 2 with GCL after stage 1 with GCL", "solar", "stage 1 with GCL", GCL_TERM),

@@ -22,7 +22,10 @@ from conjoin.processing import load_image
 from conjoin.storage import processor_digest, weights_digest
 from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe
 
-SETS = ("validation_known", "validation_unseen", "test_known", "test_unseen")
+SETS = (
+    "validation_known", "validation_unseen", "test_known", "test_unseen", "test_known_same_union",
+    "test_unseen_same_union",
+)  # fmt: skip
 
 
 class Scenes:

@@ -54,7 +54,7 @@ FOUND = 5
 FIGURES_PER_SET = 4
 OBJECTS = ("image_objects", "text_objects")
 NAMES = {"known": "known objects", "unseen": "unseen objects"}
-KINDS = {"image content": "picture", "text content": "text", "other intersection": "both"}
+KINDS = {"image content": "picture", "text content": "text"}
 
 TITLE = "SOLAR on scenes"
 SUMMARY = (
@@ -67,8 +67,9 @@ SUMMARY = (
 )
 TABLE_NOTE = (
     "Precision: the positive is closer than its hard negative; then by kind of negative: the picture's objects drawn "
-    "and named (picture), the text's (text), the same objects with another intersection (both). mR: mean of R@1, R@5 "
-    "and R@10 among {pool} items. T→I: text → image R@10. Score fusion: the sum of the vectors of picture and text."
+    "and named (picture), the text's (text). A random order has 50, and a model that compares pictures with pictures "
+    "and texts with texts has 0. mR: mean of R@1, R@5 and R@10 among {pool} items. T→I: text → image R@10. Score "
+    "fusion: the sum of the vectors of picture and text."
 )
 MASKS_NOTE = (
     "AUROC: whether tokens of shared objects score above tokens of private ones in the same scene (chance 50). "

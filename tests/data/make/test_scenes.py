@@ -12,6 +12,7 @@ from conjoin.data import load_pairs, load_triplets, make_scenes
 from conjoin.data.make.scenes import (
     NEGATIVES,
     PHRASES,
+    SAME_UNION,
     SCENE_SIZE,
     Composition,
     Wording,
@@ -62,20 +63,51 @@ def test_the_positive_shares_exactly_the_intersection():
         assert {*query.image} == {*positive.text} and {*query.text} == {*positive.image}
 
 
-def test_every_negative_differs_in_content_or_intersection():
+def test_negatives_lack_an_object_except_those_with_the_same_union():
     seen = set()
     for number, query in enumerate(compositions()):
         everything = {*query.image, *query.text}
         for kind in query.negatives():
             negative = query.negative(kind, np.random.default_rng(number))
-            found = {*negative.image, *negative.text}
             seen.add(kind)
-            if kind == "other_intersection":
-                assert found == everything and len(negative.shared) == len(query.shared)
-                assert {*negative.shared} != {*query.shared}
-            else:
-                assert found < everything, "it has the same objects as the query: a false negative"
+            assert {*negative.image, *negative.text} < everything, "a false negative for a reader of the union"
+        other = query.negative(SAME_UNION, np.random.default_rng(number))
+        assert {*other.image, *other.text} == everything
+        assert {*other.shared} != {*query.shared} and len(other.shared) == len(query.shared)
     assert seen == set(NEGATIVES)
+
+
+def overlap(first: set, second: set) -> float:
+    return len(first & second) / (len(first) * len(second)) ** 0.5
+
+
+def within(a: Composition, b: Composition) -> float:
+    """What a reader sees that compares pictures with pictures and texts with texts."""
+    return overlap({*a.image}, {*b.image}) + overlap({*a.text}, {*b.text})
+
+
+def union(a: Composition, b: Composition) -> float:
+    return overlap({*a.image, *a.text}, {*b.image, *b.text})
+
+
+def intersection(a: Composition, b: Composition) -> float:
+    return overlap({*a.shared}, {*b.shared})
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "same_union"),
+    [(within, (0, 0), (0.5, 0.8)), (union, (1, 1), (0, 1)), (intersection, (0.65, 1), (1, 1))],
+)
+def test_ideal_readers_score_what_the_card_says(read, content, same_union):
+    """Bounds: ties are failures, ties are successes."""
+    found = {False: [], True: []}
+    for number, query in enumerate(compositions(count=600)):
+        right = read(query, query.exchanged())
+        for kind in [*query.negatives(), SAME_UNION]:
+            ahead = right - read(query, query.negative(kind, np.random.default_rng(number)))
+            found[kind == SAME_UNION].append((ahead > 1e-9, ahead > -1e-9))
+    for same, expected in ((False, content), (True, same_union)):
+        assert np.mean(found[same], axis=0) == pytest.approx(expected, abs=0.06)
 
 
 def test_an_added_object_leaves_out_the_negative_with_the_same_content():
@@ -128,7 +160,7 @@ def test_objects_and_compositions_of_the_test_sets_are_unseen(scenes):
     shown = {name: [content(row, "query") for row in lines(scenes, f"test_{name}")] for name in ("known", "unseen")}
     assert {objects[one] for parts in shown["unseen"] for part in parts for one in part} == {"test"}
     assert {objects[one] for parts in shown["known"] for part in parts for one in part} == {"train"}
-    assert all(8 <= len(text.split()) <= 20 for text in train["text"])
+    assert all(8 <= len(text.split()) <= 22 for text in train["text"])
 
 
 def test_triplets_load_and_hold_what_they_say(scenes):
@@ -140,6 +172,13 @@ def test_triplets_load_and_hold_what_they_say(scenes):
         assert content(row, "positive") == (text, image)
         assert row["query_text"] != row["positive_text"]
         assert Image.open(scenes / row["query_image"]).size == (SCENE_SIZE, SCENE_SIZE)
+    for row, other in zip(rows, lines(scenes, "test_known_same_union"), strict=True):
+        assert other["kind"] == SAME_UNION and set.union(*content(other, "negative")) == set.union(
+            *content(row, "query")
+        )
+        for role in ("query", "positive"):
+            assert other[f"{role}_text"] == row[f"{role}_text"]
+            assert (scenes / other[f"{role}_image"]).read_bytes() == (scenes / row[f"{role}_image"]).read_bytes()
     variants = [row for row in rows if row.get("variant_text")]
     assert 0 < len(variants) < len(rows)
     for row in variants:
@@ -185,7 +224,7 @@ def test_an_interrupted_call_keeps_finished_files(scenes, tmp_path, monkeypatch)
         make_scenes(tmp_path / "out", **SIZES)
     assert not (tmp_path / "out").exists()
     make_scenes(tmp_path / "out", **SIZES)
-    per_triplet = 3 * (2 * SIZES["triplets"] + 2 * (SIZES["triplets"] // 2))
+    per_triplet = 3 * (4 * SIZES["triplets"] + 2 * (SIZES["triplets"] // 2))
     assert len(drawn) == SIZES["train"] + 5 + SIZES["distractors"] + per_triplet
     assert (tmp_path / "out/distractors.parquet").read_bytes() == (scenes / "distractors.parquet").read_bytes()
     assert not (tmp_path / "out.partial").exists()

@@ -43,6 +43,16 @@ def test_scores_of_both_test_sets_equal_a_computation_by_hand(scenes, encoder, t
     assert (~plain).any() and found["precision"].value == pytest.approx(wins.mean())
     for kind in set(kinds):
         assert found[f"precision, {kind.replace('_', ' ')}"].value == pytest.approx(wins[kinds == kind].mean())
+    same = load_triplets(scenes / "test_unseen_same_union.jsonl").to_list()
+    other = encoder.encode([{"image": row["negative_image"], "text": row["negative_text"]} for row in same])
+    assert [row["query_text"] for row in same] == [row["query_text"] for row in rows]
+    wins = (anchor * positive).sum(1) > (anchor * other).sum(1)
+    for row, triplet in enumerate(same):
+        if triplet["variant_text"] is not None:
+            variant = encoder.encode([{"image": triplet["variant_image"], "text": triplet["variant_text"]}])[0]
+            wins[row] = anchor[row] @ positive[row] > variant @ other[row]
+    assert found["precision, other intersection"].value == pytest.approx(wins.mean())
+    assert found["precision, other intersection"].chance == 0.5
     texts = encoder.encode([{"text": row["positive_text"]} for row in rows])
     images = encoder.encode([{"image": row["query_image"]} for row in rows])
     scores = texts @ images.T

@@ -40,8 +40,10 @@ _CELL = SCENE_SIZE // 2
 _SIZES = (0.55, 0.95)
 _QUALITY = 92
 Item = TypeVar("Item")
-NEGATIVES = ("image_content", "text_content", "other_intersection")
-"""Hard negatives of (picture O, text M): (O, O), (M, M), or the same objects in all with another intersection."""
+NEGATIVES = ("image_content", "text_content")
+"""Hard negatives of (picture O, text M): (O, O) and (M, M). Both lack an object of the query."""
+SAME_UNION = "other_intersection"
+"""A further negative: the same objects in all, of which picture and text share others."""
 _EDIT_ODDS = (0.5, 0.25, 0.25)
 """Of `EDITS`: the text names another object in place of one, one more, or one fewer than the picture."""
 _MAX_SHARED = 3
@@ -91,7 +93,7 @@ SHARED, PRIVATE, NEITHER = 1, 0, -1
 MARKER = "scenes.json"
 TEST_SETS = ("known", "unseen")
 """Objects of the training scenes in compositions that training has not, and objects that training has not."""
-_VERSION = 1
+_VERSION = 2
 _GROUP = 500
 _OBJECTS_OF = {
     "known": {"validation": "train", "test": "train"},
@@ -241,19 +243,15 @@ class Composition:
         return Composition(self.shared, self.text_only, self.image_only)
 
     def negatives(self) -> list[str]:
-        """The kinds of `NEGATIVES` that differ from this composition in their objects or in their intersection.
+        """The kinds of `NEGATIVES` that lack an object of this composition.
 
-        The text of an "add" edit names all objects, so (M, M) has the same objects as the query; "remove" mirrors it.
+        The text of an "add" edit names all objects, so (M, M) lacks none; "remove" mirrors it.
         """
-        has = {
-            "image_content": bool(self.text_only),
-            "text_content": bool(self.image_only),
-            "other_intersection": True,
-        }
-        return [kind for kind in NEGATIVES if has[kind]]
+        lacking = {"image_content": self.text_only, "text_content": self.image_only}
+        return [kind for kind in NEGATIVES if lacking[kind]]
 
     def negative(self, kind: str, generator: np.random.Generator) -> "Composition":
-        """Return a negative of `kind`; the intersection of `"other_intersection"` has the same size."""
+        """Return a negative of `kind`; the intersection of `SAME_UNION` has the same size as this one's."""
         if kind == "image_content":
             return Composition(self.image, (), ())
         if kind == "text_content":
@@ -381,15 +379,16 @@ def make_scenes(
 ) -> Path:
     """Write scenes to `out`, always the same for the same arguments and versions of the drawing libraries.
 
-    A scene is a picture of two to four objects and a text that names some of them: they share one to three, and the
+    A scene is a picture of one to four objects and a text that names one to four: they share one to three, and the
     text names another object in place of one, one more, or one fewer. Row `i` depends on the seed and `i` alone.
 
     * `train.parquet`, `distractors.parquet`: rows for `load_pairs`, with `image_objects` (boxes) and `text_objects`
       (character spans). Half of the distractors show known objects, half unseen ones.
     * `{validation,test}_{known,unseen}.jsonl`: rows for `load_triplets`, with the kind of the negative and the same
       truth for each role. In the positive, the other artist draws what the text named, and the text names what the
-      picture showed. The negatives are `NEGATIVES` of `compose`, in the positive's style. A quarter of the queries
-      have a variant: the negative's wording with the query's objects.
+      picture showed. The negative, in the positive's style, is one of `NEGATIVES`: it lacks an object of the query.
+      A quarter of the queries have a variant: the negative's wording with the query's objects.
+    * `test_{known,unseen}_same_union.jsonl`: the same queries and positives with a negative of `SAME_UNION`.
 
     A finished file is not made again, so an interrupted call resumes by files.
 
@@ -450,6 +449,8 @@ class _Maker:
         for number, (split, kind) in enumerate([(s, k) for s in ("validation", "test") for k in TEST_SETS], start=3):
             part = ScenePart(number, split, self.by_split[_OBJECTS_OF[kind][split]])
             self._triplets(f"{split}_{kind}", triplets if split == "test" else triplets // 2, part)
+            if split == "test":
+                self._triplets(f"{split}_{kind}_same_union", triplets, part, SAME_UNION)
 
     def _pairs(self, name: str, count: int, parts: list[ScenePart]) -> None:
         path = self.folder / f"{name}.parquet"
@@ -481,23 +482,23 @@ class _Maker:
             "text_objects": spans,
         }
 
-    def _triplets(self, name: str, count: int, part: ScenePart) -> None:
+    def _triplets(self, name: str, count: int, part: ScenePart, kind: str | None = None) -> None:
         path = self.folder / f"{name}.jsonl"
         if path.exists():
             return
         (self.folder / name).mkdir(exist_ok=True)
         numbers = progress(range(count), desc=name.replace("_", " "), unit="triplet", show=self.show)
-        lines = [json.dumps(self._triplet(name, number, part), ensure_ascii=False) for number in numbers]
+        lines = [json.dumps(self._triplet(name, number, part, kind), ensure_ascii=False) for number in numbers]
         write_text(path, "\n".join(lines) + "\n")
 
-    def _triplet(self, name: str, number: int, part: ScenePart) -> dict[str, Any]:
-        generator = np.random.default_rng([self.seed, part.number, number])
+    def _triplet(self, name: str, number: int, part: ScenePart, kind: str | None) -> dict[str, Any]:
+        draw = [self.seed, part.number, number]
+        generator, of_negative = np.random.default_rng(draw), np.random.default_rng([*draw, 1])
         query = draw_composition(part.objects, part.split, generator)
-        kinds = query.negatives()
-        kind = kinds[generator.integers(len(kinds))]
+        kind = kind or str(of_negative.choice(query.negatives()))
         first = int(generator.integers(len(ARTISTS)))
         artists = (ARTISTS[first], ARTISTS[1 - first], ARTISTS[1 - first])
-        compositions = (query, query.exchanged(), query.negative(kind, generator))
+        compositions = (query, query.exchanged(), query.negative(kind, of_negative))
         row: dict[str, Any] = {"id": f"{name}-{number:05d}", "kind": kind}
         wording: Wording | None = None
         for role, composition, artist in zip(("query", "positive", "negative"), compositions, artists, strict=True):

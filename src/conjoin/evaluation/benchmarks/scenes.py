@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 
 from conjoin.data import load_pairs, load_triplets
-from conjoin.data.make.scenes import TEST_SETS
+from conjoin.data.make.scenes import SAME_UNION, TEST_SETS
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, read_options
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.evaluation.report.page import EXAMPLES_NOTE, task_examples
@@ -21,7 +21,8 @@ _SUMMARY = (
     "A query is a picture of objects and a text that names other objects in part. Its positive shares exactly what "
     "picture and text of the query share: another artist draws what the text named, and the text names what the "
     "picture showed. {triplets} triplets of known objects in new compositions and as many of objects that no training "
-    "scene has, {distractors} distractors. Ties count as failures."
+    "scene has, {distractors} distractors. Every negative lacks an object of its query; Precision on negatives with "
+    "all objects of the query, of which picture and text share others, is a score of its own. Ties count as failures."
 )
 
 
@@ -63,6 +64,8 @@ def evaluate_scenes(
             instruction=instruction,
             name=_TITLES[name],
         )
+        if split == "test":
+            by_set[name] = _with_same_union(by_set[name], encoder, scenes, name, out, options, instruction)
         scores = evaluate_task(encoder, _text_to_image(f"{split}-{name}", triplets, instruction), out, options)
         rows.append([_TITLES[name], scores.task.size, *(scores.metrics()[f"hit_rate@{k}"] for k in (1, 5, 10))])
         examples += task_examples([scores])
@@ -84,6 +87,24 @@ def evaluate_scenes(
         examples=examples,
         examples_note=EXAMPLES_NOTE,
     )
+
+
+def _with_same_union(
+    results: Results,
+    encoder: ItemEncoder,
+    scenes: str | Path,
+    name: str,
+    out: str | Path,
+    options: EvaluateOptions | None,
+    instruction: str | None,
+) -> Results:
+    """Add the Precision on negatives of `SAME_UNION`."""
+    triplets = load_triplets(Path(scenes) / f"test_{name}_same_union.jsonl")
+    without = replace(options or EvaluateOptions(), baselines=False)
+    found = evaluate_triplets(encoder, triplets, out, None, without, instruction=instruction)
+    label = f"precision, {SAME_UNION.replace('_', ' ')}"
+    (run,) = results.symmetric
+    return replace(results, symmetric=[replace(run, metrics=run.metrics | {label: found.symmetric[0].metrics[label]})])
 
 
 def _text_to_image(name: str, triplets: datasets.Dataset, instruction: str | None) -> RetrievalTask:
