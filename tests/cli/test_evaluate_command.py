@@ -125,7 +125,8 @@ def test_pairs(model, tmp_path, capsys):
     command = ["evaluate", model, "--benchmark", "pairs", "--data", str(path), "--out", str(out), "--quiet"]
     assert main(command) == 2
     assert "found no image column" in capsys.readouterr().err
-    assert main([*command, "--image-column", "photo", "--text-column", "words"]) == 0
+    assert main([*command, "--image-column", "photo", "--text-column", "words", "--vector-map"]) == 0
+    assert "t-SNE of 15 items" in (out / "report.html").read_text()
     printed = capsys.readouterr().out
     assert re.search(r"text → image, R@5 \(6 queries\) +100\.0", printed) and "image → text " in printed
     results = json.loads((out / "results.json").read_text())

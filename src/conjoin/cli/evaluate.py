@@ -135,6 +135,11 @@ def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.Ar
         help="also score text alone, picture alone, the sum of both vectors, and the towers (default: if there "
         "are at most 10,000 items)",
     )
+    parser.add_argument(
+        "--vector-map",
+        action="store_true",
+        help="also draw queries and candidates in the report: t-SNE, coloured by modality (needs the extra st)",
+    )
     add_image_options(parser)
     add_rerank_options(parser)
     computing = add_compute_options(parser)

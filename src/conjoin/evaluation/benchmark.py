@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, task_examples
+from conjoin.evaluation.report.vector_map import vector_map
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
 from conjoin.registry import Registry
@@ -84,11 +85,13 @@ def run_tasks(
 
 
 def complete(results: Results, scores: Sequence[TaskScores]) -> Results:
-    """Add the table of baselines to a report, and examples if it has none."""
+    """Add the table of baselines and the map of the vectors to a report, and examples if it has none."""
     table = baseline_table(scores)
     results.tables += [] if table is None else [table]
     if not results.examples:
         results.examples, results.examples_note = task_examples(scores), EXAMPLES_NOTE
+    if scores and scores[0].vectors.options.vector_map:
+        results.figures.append(vector_map(scores))
     return results
 
 
