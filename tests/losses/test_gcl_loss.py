@@ -9,6 +9,7 @@ import torch
 from naive_losses import assert_same, leaf, scalar
 
 from conjoin.losses import PAIRS, GclLoss, gcl
+from conjoin.ops import Gathered
 
 FLAGS = list(itertools.product([True, False], repeat=3))
 
@@ -58,7 +59,7 @@ def test_equal_embeddings_give_the_log_of_the_count(flags, count):
 
 def test_gathered_columns_of_the_same_rows_change_nothing():
     x, t = views(), scalar(0.2)
-    loss = gcl(*x, t, gathered=tuple(x), positions=torch.arange(4))
+    loss = gcl(*x, t, gathered=Gathered(tuple(x), torch.arange(4)))
     assert_same(loss, gcl(*x, t), [*x, t])
 
 
@@ -94,10 +95,7 @@ def test_gcl_over_shares_with_ids_and_missing_modalities(flags):
             *flags,
             present=present[rows],
             ids=ids[rows],
-            gathered=tuple(x),
-            gathered_present=present,
-            gathered_ids=ids,
-            positions=rows,
+            gathered=Gathered(tuple(x), rows, ids, present),
         )
         for rows in torch.arange(6).split(2)
     ]
@@ -107,8 +105,8 @@ def test_gcl_over_shares_with_ids_and_missing_modalities(flags):
 
 def test_gathered_columns_and_what_is_missing_come_together():
     x = triple(4)
-    with pytest.raises(ValueError, match="gathered_present beside present"):
-        gcl(*x, 0.1, gathered=tuple(x), positions=torch.arange(4), present=torch.ones(4, 3))
+    with pytest.raises(ValueError, match="present beside present"):
+        gcl(*x, 0.1, gathered=Gathered(tuple(x), torch.arange(4)), present=torch.ones(4, 3))
 
 
 def test_a_missing_modality_may_be_given_by_any_number():
@@ -146,13 +144,12 @@ E3 = torch.eye(3)
         (lambda: gcl(E3, E3, E3, 0.1, present=torch.ones(3, 2)), r"present has shape \(3, 2\), expected \(3, 3\)"),
         (lambda: gcl(E3, E3, E3, 0.1, present=torch.eye(3)), "no row has both modalities of any pair"),
         (lambda: gcl(E3, E3, E3, 0.1, ids=torch.arange(2)), r"ids has shape \(2,\), expected \(3,\)"),
-        (lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3)), "gathered needs positions"),
         (
-            lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3), positions=torch.arange(3), ids=torch.arange(3)),
-            "gathered_ids beside ids",
+            lambda: gcl(E3, E3, E3, 0.1, gathered=Gathered((E3, E3, E3), torch.arange(3)), ids=torch.arange(3)),
+            "ids beside ids",
         ),
         (
-            lambda: gcl(E3, E3, E3, 0.1, gathered=(E3, E3, E3), positions=torch.arange(1, 4)),
+            lambda: gcl(E3, E3, E3, 0.1, gathered=Gathered((E3, E3, E3), torch.arange(1, 4))),
             r"positions lie in \[1, 3\], expected \[0, 2\]",
         ),
     ],

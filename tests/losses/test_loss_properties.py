@@ -55,5 +55,5 @@ def test_several_positives(count, positives, negatives, temperature, labels, see
     masks = [torch.rand(count, size, generator=generator) < 0.6 for size in (positives, negatives)]
     masks[0][0, 0] = True
     ids = torch.randint(labels, (count,), generator=generator)
-    found = multi_positive(anchors, pulled, pushed, temperature, *masks, gathered_ids=ids)
+    found = multi_positive(anchors, pulled, pushed, temperature, *masks, ids=ids)
     close(found, naive_losses.multi_positive(anchors, pulled, pushed, temperature, *masks, ids=ids))

@@ -40,7 +40,7 @@ def test_multi_positive_without_any_positive_is_zero_with_zero_gradients():
 
 def test_multi_positive_ids_take_anchors_out():
     a, p, n = leaf(3, 6, seed=0), leaf(3, 1, 6, seed=1), leaf(3, 0, 6, seed=2)
-    together = multi_positive(a, p, n, 0.3, gathered_ids=torch.tensor([5, 5, 5]))
+    together = multi_positive(a, p, n, 0.3, ids=torch.tensor([5, 5, 5]))
     assert together.item() == pytest.approx(0.0)  # no negatives are left
     assert multi_positive(a, p, n, 0.3) > 0.1
 
@@ -48,7 +48,7 @@ def test_multi_positive_ids_take_anchors_out():
 def test_multi_positive_with_ids():
     inputs = [leaf(5, 4, seed=0), leaf(5, 2, 4, seed=1), leaf(5, 3, 4, seed=2), scalar(0.2)]
     ids = torch.tensor([3, 5, 3, 5, 1])
-    assert_same(multi_positive(*inputs, gathered_ids=ids), naive.multi_positive(*inputs, ids=ids), inputs)
+    assert_same(multi_positive(*inputs, ids=ids), naive.multi_positive(*inputs, ids=ids), inputs)
 
 
 def test_multi_positive_of_one_anchor_has_its_own_negatives():

@@ -8,7 +8,7 @@ from naive_losses import leaf, scalar
 from torch.nn.parallel import DistributedDataParallel
 
 from conjoin.losses import ContrastiveLoss, GclLoss, gcl, info_nce, mac, multi_positive, symmetric_info_nce
-from conjoin.ops import gather_with_gradient as gather, local_positions
+from conjoin.ops import gather_rows, gather_with_gradient as gather, local_positions
 
 pytestmark = pytest.mark.slow
 
@@ -52,40 +52,14 @@ LOCAL = {
     ),
     "mac": lambda q, c, f, p, n, t, s: mac(q, gather(c), gather(MODALITY[s]), t, t / 2, positive_indices=positions()),
     "multi_positive": lambda q, c, f, p, n, t, s: multi_positive(
-        q,
-        p,
-        n,
-        t,
-        POSITIVE_MASK[s],
-        gathered_anchors=gather(q),
-        gathered_valid=gather(POSITIVE_MASK[s].any(1)),
-        positions=positions(),
+        q, p, n, t, POSITIVE_MASK[s], gathered=gather_rows(q, present=POSITIVE_MASK[s].any(1))
     ),
-    "gcl": lambda q, c, f, p, n, t, s: gcl(
-        q, c, f, t, gathered=(gather(q), gather(c), gather(f)), positions=positions()
-    ),
+    "gcl": lambda q, c, f, p, n, t, s: gcl(q, c, f, t, gathered=gather_rows(q, c, f)),
     "gcl_flags": lambda q, c, f, p, n, t, s: gcl(
-        q,
-        c,
-        f,
-        t,
-        False,
-        True,
-        True,
-        gathered=(gather(q), gather(c), gather(f)),
-        ids=IDS[s],
-        gathered_ids=gather(IDS[s]),
-        positions=positions(),
+        q, c, f, t, False, True, True, gathered=gather_rows(q, c, f, ids=IDS[s]), ids=IDS[s]
     ),
     "gcl_present": lambda q, c, f, p, n, t, s: gcl(
-        q,
-        c,
-        f,
-        t,
-        present=PRESENT[s],
-        gathered=(gather(q), gather(c), gather(f)),
-        gathered_present=gather(PRESENT[s]),
-        positions=positions(),
+        q, c, f, t, present=PRESENT[s], gathered=gather_rows(q, c, f, present=PRESENT[s])
     ),
 }
 MODULES = {

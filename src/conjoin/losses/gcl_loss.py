@@ -6,14 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conjoin.ops import (
-    Exclusion,
-    cross_logsumexp,
-    gather_with_gradient,
-    is_distributed,
-    local_positions,
-    self_logsumexp,
-)
+from conjoin.ops import Exclusion, Gathered, cross_logsumexp, gather_rows, is_distributed, self_logsumexp
 
 from .checks import check_length, check_matrix, check_positions, inverse, masked_negatives, own_columns, unit
 from .temperature import Temperature
@@ -35,10 +28,7 @@ def gcl(
     pairs: Sequence[tuple[str, str]] = PAIRS,
     present: Tensor | None = None,
     ids: Tensor | None = None,
-    gathered: tuple[Tensor, Tensor, Tensor] | None = None,
-    gathered_present: Tensor | None = None,
-    gathered_ids: Tensor | None = None,
-    positions: Tensor | None = None,
+    gathered: Gathered | None = None,
 ) -> Tensor:
     """`-1/(6N) sum_j sum_{(a,b)} log( e^{s(a_j, b_j)} / sum_m sum_k e^{s(a_j, m_k)} )`, `s = cos / t`.
 
@@ -57,25 +47,23 @@ def gcl(
         present: `(N, 3)` bool, which of image, text and fused exist; terms that need a missing one are left out of the
             mean, no denominator holds one, and it may be anything. All exist by default.
         ids: `(N,)` integers naming what each row shows; rows of one id are not each other's negatives.
-        gathered: The three matrices `(M, D)` of all devices, as columns for the local rows.
-        gathered_present: `(M, 3)` for them; the mean over devices is then the mean over all terms.
-        gathered_ids: `(M,)` for them.
-        positions: `(N,)` index of each local row among the gathered ones.
+        gathered: The rows of all devices as columns, with three matrices, and with `ids` and `present` `(M, 3)` if the
+            local rows have them; the mean over devices is then the mean over all terms.
 
     Raises:
         ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, a pair
-            is unknown, `gathered` comes without `positions`, or no term is left.
+            is unknown, `gathered` lacks what the local rows have, or no term is left.
     """
     scale = inverse(temperature)
     check_pairs(pairs)
     local = columns = _Rows((image, text, fused), present, ids)
     if gathered is not None:
-        without_ids = ids is not None and gathered_ids is None
-        if positions is None or without_ids or (present is None) != (gathered_present is None):
-            raise ValueError("gathered needs positions, gathered_ids beside ids and gathered_present beside present")
-        columns = _Rows(gathered, gathered_present, gathered_ids, names="gathered ")
-        check_positions(len(image), gathered[0], positions, "rows")
+        if (ids is not None and gathered.ids is None) or (present is None) != (gathered.present is None):
+            raise ValueError("gathered needs ids beside ids, and present beside present")
+        columns = _Rows(gathered.vectors, gathered.present, gathered.ids, names="gathered ")
+        check_positions(len(image), gathered.vectors[0], gathered.positions, "rows")
     count = columns.count_terms(pairs)
+    positions = None if gathered is None else gathered.positions
     negatives = _negatives(local, columns, positions, scale, exclude_same_modality)
     terms = _sum_terms(local, negatives, scale, pairs, exclude_self or exclude_same_modality, exclude_other_positive)
     return terms / (count * len(image) / columns.count)
@@ -243,17 +231,11 @@ class GclLoss(nn.Module):
     ) -> dict[str, Tensor]:
         """Return `gcl_loss` and the metrics `temperature` and, with `ids`, `masked_negatives`; arguments as `gcl`."""
         temperature = self.temperature()
-        across: dict[str, Any] = {}
-        if is_distributed():
-            if present is None:  # the rows of another device may lack something, and all gather the same tensors
-                present = torch.ones(len(image), 3, dtype=torch.bool, device=image.device)
-            across = {
-                "gathered": tuple(gather_with_gradient(matrix) for matrix in (image, text, fused)),
-                "gathered_present": gather_with_gradient(present),
-                "gathered_ids": None if ids is None else gather_with_gradient(ids),
-                "positions": local_positions(len(image), image.device),
-            }
-        loss = gcl(image, text, fused, temperature, **self.flags, pairs=self.pairs, present=present, ids=ids, **across)
+        if present is None and is_distributed():  # the rows of another device may lack something, and all gather alike
+            present = torch.ones(len(image), 3, dtype=torch.bool, device=image.device)
+        rows: dict[str, Any] = {"present": present, "ids": ids}
+        gathered = gather_rows(image, text, fused, **rows)
+        loss = gcl(image, text, fused, temperature, **self.flags, pairs=self.pairs, **rows, gathered=gathered)
         metrics = {"temperature": temperature.detach()}
         if ids is not None:
             metrics["masked_negatives"] = masked_negatives(ids)

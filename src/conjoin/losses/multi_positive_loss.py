@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from conjoin.ops import cross_logsumexp, self_logsumexp
+from conjoin.ops import Gathered, cross_logsumexp, self_logsumexp
 
 from .checks import check_length, check_matrix, check_norms, check_positions, exclude_own, inverse, unit, widen
 
@@ -16,10 +16,8 @@ def multi_positive(
     positive_mask: Tensor | None = None,
     negative_mask: Tensor | None = None,
     *,
-    gathered_anchors: Tensor | None = None,
-    gathered_valid: Tensor | None = None,
-    gathered_ids: Tensor | None = None,
-    positions: Tensor | None = None,
+    ids: Tensor | None = None,
+    gathered: Gathered | None = None,
 ) -> Tensor:
     """`-mean_i log(sum_{P_i} e^{cos/t} / sum_{P_i + N_i} e^{cos/t})` (SOLAR Eq. 5, with its minus sign).
 
@@ -33,37 +31,35 @@ def multi_positive(
         temperature: Positive float, or 0-d tensor to learn.
         positive_mask: `(N, P)` bool, which positives exist; masked ones may hold anything.
         negative_mask: `(N, K)` bool.
-        gathered_anchors: `(M, D)` the anchors of all devices; the local ones by default.
-        gathered_valid: `(M,)` bool, which of them have a valid positive, so that the mean over devices is the mean
-            over all valid anchors; by default the mean is over the local ones.
-        gathered_ids: `(M,)` integers naming what each anchor shows; those of one id are not each other's negatives.
-        positions: `(N,)` index of each local anchor among the gathered ones.
+        ids: `(N,)` integers naming what each anchor shows; those of one id are not each other's negatives.
+        gathered: The anchors of all devices, with `ids` if the local ones have them; `present` `(M,)` says which have
+            a valid positive, so that the mean over devices is the mean over all valid anchors.
 
     Raises:
         ValueError: Shapes do not fit, a valid vector is zero or not finite, or the temperature is not positive.
     """
     check_matrix(anchors, "anchors")
     scale = inverse(temperature)
-    rows = unit(anchors, "anchors")
-    columns = rows
-    if gathered_anchors is not None:
-        check_matrix(gathered_anchors, "gathered_anchors", anchors)
-        columns = unit(gathered_anchors, "gathered_anchors")
-    check_positions(len(rows), columns, positions, "anchors")
-    exclusion = exclude_own(columns, len(rows), positions, gathered_ids, "gathered_ids")
-    if columns is rows and positions is None:
-        others = self_logsumexp(rows, scale, exclusion)
+    rows = columns = unit(anchors, "anchors")
+    if gathered is None:
+        others = self_logsumexp(rows, scale, exclude_own(rows, len(rows), None, ids, "ids"))
     else:
+        if ids is not None and gathered.ids is None:
+            raise ValueError("gathered needs ids beside ids")
+        check_matrix(gathered.vectors[0], "gathered anchors", anchors)
+        columns = unit(gathered.vectors[0], "gathered anchors")
+        check_positions(len(rows), columns, gathered.positions, "anchors")
+        exclusion = exclude_own(columns, len(rows), gathered.positions, gathered.ids, "gathered ids")
         others = cross_logsumexp(rows, columns, scale, exclusion)
     pulled = _own_scores(rows, positives, positive_mask, scale, "positive")
     pushed = _own_scores(rows, negatives, negative_mask, scale, "negative")
     valid = pulled.isfinite().any(1)
     together = torch.cat([pulled, pushed, others[:, None]], dim=1)[valid]
     terms = together.logsumexp(1) - pulled[valid].logsumexp(1)
-    if gathered_valid is None:
+    if gathered is None or gathered.present is None:
         return terms.sum() / max(len(terms), 1)
-    check_length(gathered_valid, "gathered_valid", len(columns))
-    return terms.sum() / (gathered_valid.sum().clamp(min=1) * len(rows) / len(columns))
+    check_length(gathered.present, "gathered present", len(columns))
+    return terms.sum() / (gathered.present.sum().clamp(min=1) * len(rows) / len(columns))
 
 
 def _own_scores(anchors: Tensor, vectors: Tensor, mask: Tensor | None, scale: Tensor | float, name: str) -> Tensor:

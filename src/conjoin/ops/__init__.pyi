@@ -1,6 +1,8 @@
 from .devices import (
+    Gathered as Gathered,
     choose_bf16 as choose_bf16,
     choose_device as choose_device,
+    gather_rows as gather_rows,
     gather_with_gradient as gather_with_gradient,
     is_distributed as is_distributed,
     local_positions as local_positions,

@@ -3,7 +3,7 @@
 import logging
 import time
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -134,6 +134,34 @@ class _Gather(torch.autograd.Function):
         total = gradient.clone(memory_format=torch.contiguous_format)  # gloo reduces whole tensors only
         dist.all_reduce(total)
         return total.chunk(world_size())[dist.get_rank()]
+
+
+class Gathered(NamedTuple):
+    """The rows of all devices, as columns for the local rows.
+
+    Attributes:
+        vectors: One or several matrices `(M, D)`.
+        positions: `(N,)` index of each local row among them.
+        ids: `(M,)` integers naming what each row shows; rows of one id are not each other's negatives.
+        present: Which of them count, `(M, ...)` bool as the loss says: its mean over devices is then that over all.
+    """
+
+    vectors: tuple[Tensor, ...]
+    positions: Tensor
+    ids: Tensor | None = None
+    present: Tensor | None = None
+
+
+def gather_rows(*vectors: Tensor, ids: Tensor | None = None, present: Tensor | None = None) -> Gathered | None:
+    """Gather rows `(N, D)`, their ids `(N,)` and which of them count `(N, ...)`; None without other devices."""
+    if not is_distributed():
+        return None
+    return Gathered(
+        tuple(gather_with_gradient(matrix) for matrix in vectors),
+        local_positions(len(vectors[0]), vectors[0].device),
+        None if ids is None else gather_with_gradient(ids),
+        None if present is None else gather_with_gradient(present),
+    )
 
 
 def local_positions(count: int, device: torch.device) -> Tensor:

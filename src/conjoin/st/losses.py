@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from conjoin.losses import PAIRS, gcl, mac, mac_hard_temperature, multi_positive, self_distillation
 from conjoin.losses.gcl_loss import check_pairs
-from conjoin.ops import gather_with_gradient, is_distributed, local_positions
+from conjoin.ops import gather_rows, gather_with_gradient, is_distributed, local_positions
 
 try:
     from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
@@ -99,15 +99,9 @@ class CachedGclLoss(CachedLoss):
         """
         if len(columns) != 3:
             raise ValueError(f"GCL needs the columns image, text and both, got {len(columns)} columns")
-        across: dict[str, Any] = {}
-        if is_distributed():
-            across = {
-                "gathered": tuple(gather_with_gradient(column) for column in columns),
-                "gathered_ids": None if labels is None else gather_with_gradient(labels),
-                "positions": local_positions(len(columns[0]), columns[0].device),
-            }
         image, text, fused = columns
-        return gcl(image, text, fused, self.temperature, *self.flags, pairs=self.pairs, ids=labels, **across)
+        gathered = gather_rows(*columns, ids=labels)
+        return gcl(image, text, fused, self.temperature, *self.flags, pairs=self.pairs, ids=labels, gathered=gathered)
 
 
 class CachedMacLoss(CachedLoss):
@@ -285,13 +279,6 @@ class CachedMultiPositiveLoss(CachedLoss):
             expected = tuple(candidates.shape[:2])
             raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {expected}: one per candidate")
         exists = candidates.new_ones(candidates.shape[:2], dtype=torch.bool) if labels is None else labels.bool()
-        across: dict[str, Any] = {}
-        if is_distributed():
-            across = {
-                "gathered_anchors": gather_with_gradient(anchors),
-                "gathered_valid": gather_with_gradient(exists[:, : self.positives].any(1)),
-                "positions": local_positions(len(anchors), anchors.device),
-            }
         split = self.positives
         return multi_positive(
             anchors,
@@ -300,5 +287,5 @@ class CachedMultiPositiveLoss(CachedLoss):
             self.temperature,
             exists[:, :split],
             exists[:, split:],
-            **across,
+            gathered=gather_rows(anchors, present=exists[:, :split].any(1)),
         )

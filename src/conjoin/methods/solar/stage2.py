@@ -22,7 +22,7 @@ from conjoin.methods.solar.stage1 import (
     split_teacher,
 )
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
-from conjoin.ops import gather_with_gradient, local_positions
+from conjoin.ops import gather_rows
 from conjoin.training import RetrievalTrainer, TemperatureConfig
 
 EVERYTHING_SHARED = -2.0
@@ -169,10 +169,8 @@ class SolarStage2Objective(PairObjective):
             temperature,
             positive_mask,
             mask[:, 1:],
-            gathered_anchors=gather_with_gradient(anchors),
-            gathered_valid=gather_with_gradient(positive_mask.any(1)),
-            gathered_ids=None if ids is None else gather_with_gradient(ids),
-            positions=local_positions(len(anchors), anchors.device),
+            ids=ids,
+            gathered=gather_rows(anchors, ids=ids, present=positive_mask.any(1)),
         )
         terms = {"solar_loss": loss, "temperature": temperature.detach()}
         if self.heads is not None:
