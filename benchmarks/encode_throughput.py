@@ -74,15 +74,16 @@ LETTERS = string.ascii_lowercase + string.digits
 SDPA_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def write_files(folder: Path, rows: int) -> list[dict[str, str]]:
-    """Write `rows` pictures and make as many texts."""
+def write_files(folder: Path, rows: int, pictures: bool = True) -> list[dict[str, str]]:
+    """Write `rows` pictures, unless no kind needs them, and make as many texts."""
     folder.mkdir(parents=True)
     numbers, source, found = np.random.default_rng(0), random.Random(0), []
     for number in range(rows):
-        colours = Image.fromarray(numbers.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((640, 480))
-        grain = numbers.normal(0, 6, (480, 640, 1)) + np.asarray(colours.filter(ImageFilter.SHARPEN))
         path = folder / f"{number}.jpg"
-        Image.fromarray(np.clip(grain, 0, 255).astype(np.uint8)).save(path, quality=90)
+        if pictures:
+            colours = Image.fromarray(numbers.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((640, 480))
+            grain = numbers.normal(0, 6, (480, 640, 1)) + np.asarray(colours.filter(ImageFilter.SHARPEN))
+            Image.fromarray(np.clip(grain, 0, 255).astype(np.uint8)).save(path, quality=90)
         words = source.choices(pruned_mllm.WORDS, k=min(60, 3 + int(source.expovariate(1 / 12))))
         found.append({"id": str(number), "image": str(path), "text": " ".join(words)})
     return found
@@ -272,7 +273,7 @@ def main() -> None:
     print(json.dumps(found["setup"]))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = write_files(folder / "pictures", args.rows)
+        rows = write_files(folder / "pictures", args.rows, args.kinds != ["text"])
         for model in args.models:
             save_model(model, SIZES[args.size], folder / model)
             for kind in args.kinds:

@@ -22,7 +22,8 @@ def two_writers(uri):
 
 def write(writer, first, end, **kept):
     rows = [row | {"metadata": kept} for row in tiny_rows()[first:end]]
-    writer.take(first, [row["id"] for row in rows], rows, BAR)
+    ids = [row["id"] for row in rows]
+    writer.take(first, ids, rows, writer.find(ids), BAR)
     writer.flush()
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -75,18 +75,13 @@ def id_keys(ids: Iterable[str]) -> np.ndarray:
 
 
 class UniqueIds:
-    """The ids of rows that are read in chunks, of which none may occur twice: 8 bytes a row."""
+    """The ids of rows that are read in chunks, to find those that occur twice: 8 bytes a row."""
 
     def __init__(self) -> None:
         self._blocks: list[np.ndarray] = []  # sorted
 
-    def add(self, ids: list[str], start: int | None = None) -> np.ndarray:
-        """Add the ids of a chunk, whose first row has the number `start`; returns their `id_keys`.
-
-        Raises:
-            ItemError: An id occurs twice.
-        """
-        keys = id_keys(ids)
+    def add(self, keys: np.ndarray) -> np.ndarray:
+        """Add the `id_keys` `(N,)` of a chunk; returns which of them occurred before, in this chunk or another one."""
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
         known = np.zeros(len(keys), dtype=bool)
@@ -94,14 +89,11 @@ class UniqueIds:
         for block in self._blocks:
             indices = np.minimum(np.searchsorted(block, keys), len(block) - 1)
             known |= block[indices] == keys
-        if known.any():
-            index = int(known.argmax())
-            raise repeated_id(ids[index], "the data" if start is None else f"row {start + index}")
         if len(keys):
             self._blocks.append(ordered)
         while len(self._blocks) > 1 and len(self._blocks[-2]) <= len(self._blocks[-1]) < _KEYS_AT_ONCE:
             self._blocks[-2:] = [np.sort(np.concatenate(self._blocks[-2:]))]
-        return keys
+        return known
 
 
 def check_ids(ids: Iterable[str]) -> None:
@@ -110,7 +102,19 @@ def check_ids(ids: Iterable[str]) -> None:
     Raises:
         ItemError: An id occurs twice.
     """
-    UniqueIds().add(list(ids), 0)
+    ids = list(ids)
+    require_unique(ids, UniqueIds().add(id_keys(ids)), 0)
+
+
+def require_unique(ids: Sequence[str], repeated: np.ndarray, start: int | None) -> None:
+    """Refuse ids of rows, the first of which has the number `start`, if some are `repeated` `(N,)`.
+
+    Raises:
+        ItemError: It names the first such id.
+    """
+    if repeated.any():
+        index = int(repeated.argmax())
+        raise repeated_id(ids[index], "the data" if start is None else f"row {start + index}")
 
 
 class Skipped(NamedTuple):

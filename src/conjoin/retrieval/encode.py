@@ -20,7 +20,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from lancedb.table import Table
 
 from conjoin import __version__
-from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, check_on_error, id_keys
+from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, check_on_error, id_keys, require_unique
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Changes, Collection
@@ -45,6 +45,7 @@ from conjoin.retrieval.collection_table import (
     writing,
 )
 from conjoin.retrieval.encode_rows import (
+    KnownRows,
     Row,
     RowDigests,
     RowEncoder,
@@ -216,17 +217,28 @@ class CollectionWriter:
             for batch in table.search().select(["id", "stamp"]).to_batches():
                 self._known.add(id_keys(batch["id"].to_pylist()), batch["stamp"].to_numpy())
 
-    def take(self, start: int, ids: list[str], rows: list[Row], bar: Any) -> None:  # noqa: ANN401 - a progress bar
-        """Encode and write what is new or changed of a chunk of rows, the first of which is row `start` of the data.
+    def find(self, ids: list[str]) -> KnownRows:
+        """What the collection has of rows of the data, by their ids; `sync` keeps them."""
+        return self._known.find(id_keys(ids))
+
+    def take(self, start: int, ids: list[str], rows: list[Row], known: KnownRows, bar: Any) -> None:  # noqa: ANN401
+        """Encode and write what is new or changed of a chunk of rows.
+
+        Args:
+            start: The number of the first one in the data.
+            ids: Of the rows.
+            rows: The rows.
+            known: What `find` gave for the ids.
+            bar: Shows progress.
 
         Raises:
             ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
         """
-        found, before = self._known.find(id_keys(ids))
+        found = known.found
         pairs = zip(ids, rows, strict=True)
         parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
         stamps = [_digest(row_stamp, row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
-        is_same = found & (np.array(stamps, dtype=np.int64) == before)
+        is_same = found & (np.array(stamps, dtype=np.int64) == known.stamps)
         changed = np.flatnonzero(~is_same).tolist()
         contents = {
             index: (
@@ -237,10 +249,10 @@ class CollectionWriter:
             for index in changed
         }
         numbers, vectors = self._stored({ids[index]: index for index in changed if found[index]}, contents)
-        known = [*np.flatnonzero(is_same).tolist(), *vectors]
-        for index in known:
+        encoded_before = [*np.flatnonzero(is_same).tolist(), *vectors]
+        for index in encoded_before:
             self.rows.note(parts[index])
-        bar.update(len(known))
+        bar.update(len(encoded_before))
         new = [index for index in changed if index not in vectors]
         chosen = [ids[index] for index in new], [rows[index] for index in new], [parts[index] for index in new]
         encoded, reasons = self.rows.encode(*chosen, bar)
@@ -269,10 +281,6 @@ class CollectionWriter:
         self.skipped.append(row)
         if is_there:
             self._gone.append(row.id)
-
-    def see(self, ids: list[str]) -> None:
-        """Note that the data has rows under these ids, which another process takes."""
-        self._known.find(id_keys(ids))
 
     def flush(self) -> None:
         """Write the rows that are encoded, then delete what they replace: `create` ends what is interrupted between.
@@ -457,10 +465,10 @@ def _encode_share(writer: CollectionWriter, source: RowSource, bar: Any, process
 
 def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> None:  # noqa: ANN401 - a progress bar
     for start, ids, rows in source:
-        if rows is None:
-            writer.see(ids)
-        else:
-            writer.take(start, ids, rows, bar)
+        known = writer.find(ids)
+        require_unique(ids, known.repeated, start)
+        if rows is not None:
+            writer.take(start, ids, rows, known, bar)
     writer.flush()
 
 

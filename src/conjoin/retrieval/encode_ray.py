@@ -18,7 +18,7 @@ import datasets
 import pyarrow as pa
 
 from conjoin.data.pairs import PairReader, PairSource, open_pairs
-from conjoin.data.row_checks import Skipped, UniqueIds
+from conjoin.data.row_checks import Skipped, require_unique
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.progress import progress
@@ -167,7 +167,7 @@ class _Worker:
             pairs += self.settings.reader.pairs(row, f"{index}{suffix}")
         ids = [pair["id"] for pair in pairs]
         with writing(self.settings.uri, self.name):
-            self.writer.take(0, ids, pairs, SimpleNamespace(update=lambda count: None))
+            self.writer.take(0, ids, pairs, self.writer.find(ids), SimpleNamespace(update=lambda count: None))
             self.writer.flush()
         return self.writer.take_report() | {"ids": ids}
 
@@ -200,7 +200,6 @@ def _collect(done: Any, writer: CollectionWriter, bar: Any) -> int:  # noqa: ANN
         ValueError: A row or a worker is at fault, or an id occurs twice.
         OSError: The disk is full or fails.
     """
-    seen = UniqueIds()
     counts: dict[tuple[int, int], int] = {}
     skipped: list[tuple[tuple[int, int], Skipped]] = []
     for task in done.iter_rows():
@@ -208,8 +207,7 @@ def _collect(done: Any, writer: CollectionWriter, bar: Any) -> int:  # noqa: ANN
         if "error" in report:
             raise _ERRORS[report["error"]](report["message"])
         ids = report["ids"]
-        seen.add(ids)
-        writer.see(ids)
+        require_unique(ids, writer.find(ids).repeated, None)
         skipped += [(where, Skipped(*row)) for row in report["skipped"]]
         counts[where] = len(ids)
         writer.merge(report | {"skipped": []})

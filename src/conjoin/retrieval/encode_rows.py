@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from lancedb.table import Table
 
 from conjoin.data.columns import undecoded
-from conjoin.data.row_checks import UniqueIds
+from conjoin.data.row_checks import UniqueIds, id_keys
 from conjoin.data.row_images import row_item
 from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
@@ -27,21 +27,39 @@ _ATTEMPTS = 20
 _WIDER = "_{}_as_double"
 
 
+class KnownRows(NamedTuple):
+    """What is known of some rows, by their ids.
+
+    Attributes:
+        found: Whether each is in the collection, `(N,)`.
+        stamps: Its `row_stamp` there, `(N,)` int64.
+        repeated: Whether its id occurred before in the data, `(N,)`.
+    """
+
+    found: np.ndarray
+    stamps: np.ndarray
+    repeated: np.ndarray
+
+
 class RowDigests:
-    """A number for each of many ids, in 16 bytes a row: the id as a 64-bit digest, in sorted blocks."""
+    """The rows of a collection and of the data, as 64-bit digests of their ids in sorted blocks.
+
+    A row of the collection takes 17 bytes, another one of the data 8.
+    """
 
     def __init__(self) -> None:
         self._keys: list[np.ndarray] = []
         self._values: list[np.ndarray] = []
         self._seen: list[np.ndarray] = []
         self._recent: list[tuple[np.ndarray, np.ndarray]] = []
+        self._new = UniqueIds()
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Add numbers `(N,)` int64 for ids of these keys `(N,)` uint64."""
+        """Add rows of the collection: the keys of their ids `(N,)` uint64, and their stamps `(N,)` int64."""
         self._recent.append((keys, values))
         self._count += len(keys)
         if sum(len(some) for some, _ in self._recent) >= _DIGESTS_AT_ONCE:
@@ -57,18 +75,23 @@ class RowDigests:
             self._seen.append(np.zeros(len(order), dtype=bool))
             self._recent = []
 
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each of some keys `(N,)` is there, and its number; marks it as seen."""
+    def find(self, keys: np.ndarray) -> KnownRows:
+        """What is known of rows of the data with these keys `(N,)`; marks them as seen."""
         self._sort()
-        found, values = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=np.int64)
-        for own, numbers, seen in zip(self._keys, self._values, self._seen, strict=True):
+        found, repeated = np.zeros(len(keys), dtype=bool), UniqueIds().add(keys)
+        stamps = np.zeros(len(keys), dtype=np.int64)
+        for own, values, seen in zip(self._keys, self._values, self._seen, strict=True):
             indices = np.minimum(np.searchsorted(own, keys), len(own) - 1)
             hit = own[indices] == keys
-            values[hit], found[hit], seen[indices[hit]] = numbers[indices[hit]], True, True
-        return found, values
+            at = indices[hit]
+            stamps[hit], found[hit] = values[at], True
+            repeated[hit] |= seen[at]
+            seen[at] = True
+        repeated[~found] |= self._new.add(keys[~found])
+        return KnownRows(found, stamps, repeated)
 
     def unseen(self, keys: np.ndarray) -> np.ndarray:
-        """Which of some keys `(N,)` are there, and `find` was not asked for."""
+        """Which of some keys `(N,)` are in the collection, and `find` was not asked for."""
         self._sort()
         left = np.zeros(len(keys), dtype=bool)
         for own, seen in zip(self._keys, self._seen, strict=True):
@@ -97,7 +120,6 @@ class RowSource:
         self.count = len(rows) if isinstance(rows, Sized) else None
         self.position = 0
         self.sums = [0] * world_size
-        self._ids = UniqueIds()
         self._dataset: datasets.Dataset | None = None
         self._iterator: Iterator[Row] = iter(())
         if isinstance(rows, datasets.Dataset):
@@ -115,10 +137,10 @@ class RowSource:
             is_own = number % self.world_size == self.rank
             rows = self._next(is_own)
             if not rows:
-                self._ids = UniqueIds()  # publishing needs the memory
                 return
             ids = [self._id(row, index) for index, row in enumerate(rows)] if is_own or self.rank == 0 else []
-            self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(self._ids.add(ids, self.position)))
+            if self.world_size > 1:
+                self.sums[number % self.world_size] ^= int(np.bitwise_xor.reduce(id_keys(ids)))
             start = self.position
             self.position += len(rows)
             yield start, ids, rows if is_own else None
