@@ -3,6 +3,7 @@ import base64
 import datetime
 import io
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from conjoin.retrieval import Collection, encode_collection, open_collection
 from conjoin.serving.endpoint import make_endpoint
-from conjoin.serving.http import BodyLimit, Stopping
+from conjoin.serving.http import BodyLimit, Stopping, UploadRoom
 from conjoin.serving.searcher import Searcher
 from tiny_encoder import tiny_encoder
 from tiny_serving import COLOURS, LIMITS, png, uri
@@ -359,7 +360,56 @@ def test_slow_bodies_are_refused():
         await asyncio.sleep(0.02)
         return {"type": "http.request", "body": b"a", "more_body": True}
 
-    limited = BodyLimit(answer, most=10**6, seconds=0.2)
-    with pytest.raises(HTTPException, match=r"the body takes over 0\.2 seconds") as caught:
+    limited = BodyLimit(answer, replace(LIMITS, body_seconds=1))
+    with pytest.raises(HTTPException, match="the body takes over 1 seconds") as caught:
         asyncio.run(asyncio.wait_for(limited({"type": "http", "headers": []}, receive, None), 20))
     assert caught.value.status_code == 408
+
+
+def test_bodies_in_flight_are_limited_together():
+    async def run():
+        go = asyncio.Event()
+
+        async def answer(scope, receive, send):
+            await receive()
+            await go.wait()
+
+        def request(size):
+            async def receive():
+                return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+            return limited({"type": "http", "headers": []}, receive, None)
+
+        limited = BodyLimit(answer, replace(LIMITS, held_bytes=1000))
+        alone = asyncio.create_task(request(1500))
+        await asyncio.sleep(0.05)
+        with pytest.raises(HTTPException, match="in flight have over 1,000 bytes") as caught:
+            await request(10)
+        assert caught.value.status_code == 503 and not alone.done()
+        go.set()
+        await alone
+        await request(10)
+        assert limited.held == 0
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_old_uploads_make_room(tmp_path):
+    async def answer(scope, receive, send):
+        pass
+
+    for number, (name, size) in enumerate({"old/a": 9000, "middle/a": 9000, "middle/b": 1, "new/a": 9000}.items()):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+        os.utime(tmp_path / name, (number, number))
+    room = UploadRoom(answer, tmp_path, 15_000)
+    for path in ("/gradio_api/config", "/gradio_api/upload"):
+        before = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+        asyncio.run(room({"type": "http", "path": path}, None, None))
+    assert len(before) == 4
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {
+        "middle",
+        "middle/b",
+        "new",
+        "new/a",
+    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from conjoin.serving.batching import BusyError
 from conjoin.serving.columns import Column, condition
 from conjoin.serving.html import CLICK, NOTHING, STYLE, Face, browse_html, columns_html, message, results_html
-from conjoin.serving.http import LOCAL, missing, protect
+from conjoin.serving.http import LOCAL, UploadRoom, missing, protect
 from conjoin.serving.limits import Limits, Picture, check_results, check_where, count_pixels, make_item, read_picture
 from conjoin.serving.snippet import python_code
 
@@ -314,7 +314,8 @@ def make_app(
             yield
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    protect(app, limits.body_bytes, host, limits.body_seconds)
+    protect(app, limits, host)
+    app.add_middleware(UploadRoom, folder=Path(uploads.name), most=limits.upload_bytes)
     return gradio.mount_gradio_app(
         app,
         blocks,

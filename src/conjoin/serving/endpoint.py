@@ -184,7 +184,7 @@ def make_endpoint(
     _add_work(app, searcher, [Depends(_key_check(keys)), Depends(_stop_check(stopping))])
     _add_state(app, searcher, [Depends(_key_check(keys))], stopping)
     _answer_errors(app)
-    protect(app, searcher.limits.body_bytes, host, searcher.limits.body_seconds)
+    protect(app, searcher.limits, host)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     return app

@@ -8,9 +8,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+
+from conjoin.serving.limits import Limits
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
@@ -56,39 +60,80 @@ class BodyLimit:
 
     Args:
         app: What answers the others.
-        most: Bytes.
-        seconds: That a body may take to arrive.
+        limits: Of a body, and of all that are being received or answered; a body alone is never too many.
     """
 
-    def __init__(self, app: Any, most: int, seconds: float) -> None:  # noqa: ANN401 - an ASGI application
-        self.app, self.most, self.seconds = app, most, seconds
+    def __init__(self, app: Any, limits: Limits) -> None:  # noqa: ANN401 - an ASGI application
+        self.app, self.limits, self.held = app, limits, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         from starlette.exceptions import HTTPException
         from starlette.responses import JSONResponse
 
-        problem = f"the request has over {self.most:,} bytes, the limit"
+        most, seconds = self.limits.body_bytes, self.limits.body_seconds
+        problem = f"the request has over {most:,} bytes, the limit"
         length = dict(scope.get("headers", ())).get(b"content-length", b"")
-        if scope["type"] == "http" and length.isdigit() and int(length) > self.most:
+        if scope["type"] == "http" and length.isdigit() and int(length) > most:
             refusal = JSONResponse({"error": {"message": problem}}, 413, {"connection": "close"})
             await refusal(scope, receive, send)
             return
-        received, end, is_whole = 0, time.monotonic() + self.seconds, False
+        received, end, is_whole = 0, time.monotonic() + seconds, False
 
         async def limited() -> Any:  # noqa: ANN401 - an ASGI message
             nonlocal received, is_whole
             try:
                 event = await asyncio.wait_for(receive(), None if is_whole else max(0.0, end - time.monotonic()))
             except TimeoutError:
-                raise HTTPException(408, f"the body takes over {self.seconds:g} seconds to arrive") from None
+                raise HTTPException(408, f"the body takes over {seconds:g} seconds to arrive") from None
             is_whole = not event.get("more_body", False)
-            received += len(event.get("body", b""))
-            if received > self.most:
+            size = len(event.get("body", b""))
+            received, self.held = received + size, self.held + size
+            if received > most:
                 raise HTTPException(413, problem)
+            if self.held > max(received, self.limits.held_bytes):
+                raise HTTPException(
+                    503, f"the requests in flight have over {self.limits.held_bytes:,} bytes; try again later"
+                )
             return event
 
-        await self.app(scope, limited if scope["type"] == "http" else receive, send)
+        try:
+            await self.app(scope, limited if scope["type"] == "http" else receive, send)
+        finally:
+            self.held -= received
+
+
+class UploadRoom:
+    """Removes the oldest files of the folder of uploads before a new one comes.
+
+    Args:
+        app: What answers.
+        folder: Of the uploads.
+        most: Bytes that stay; a small file counts as 4 KiB.
+    """
+
+    def __init__(self, app: Any, folder: Path, most: int) -> None:  # noqa: ANN401 - an ASGI application
+        self.app, self.folder, self.most = app, folder, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and scope["path"].endswith("/upload"):
+            await asyncio.to_thread(self._make_room)
+        await self.app(scope, receive, send)
+
+    def _make_room(self) -> None:
+        files, held = [], 0
+        for path in self.folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                if path.is_file():
+                    files.append((path.stat().st_mtime_ns, max(path.stat().st_size, 4096), path))
+        for _, size, path in sorted(files, reverse=True):
+            held += size
+            if held > self.most:
+                path.unlink(missing_ok=True)
+                if path.parent != self.folder:
+                    with suppress(OSError):  # it has other files
+                        path.parent.rmdir()
 
 
 class PageHeaders:
@@ -113,7 +158,7 @@ class PageHeaders:
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-def protect(app: Any, body_bytes: int, host: str, body_seconds: float) -> None:  # noqa: ANN401 - a FastAPI application
+def protect(app: Any, limits: Limits, host: str) -> None:  # noqa: ANN401 - a FastAPI application
     """Add the limits and headers to an application that listens at `host`.
 
     At a local address, requests that name another host are refused: a page elsewhere cannot reach the application
@@ -122,7 +167,7 @@ def protect(app: Any, body_bytes: int, host: str, body_seconds: float) -> None: 
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     app.add_middleware(PageHeaders)
-    app.add_middleware(BodyLimit, most=body_bytes, seconds=body_seconds)
+    app.add_middleware(BodyLimit, limits=limits)
     if host in LOCAL:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL[:2], "[", host], www_redirect=False)
 

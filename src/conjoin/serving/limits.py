@@ -55,6 +55,8 @@ class Limits:
     Attributes:
         body_bytes: Bytes of a request.
         body_seconds: That it may take to arrive.
+        held_bytes: Bytes of all requests that are being received or answered; one alone may always be.
+        upload_bytes: Bytes of the uploads that the app keeps; the oldest ones make room.
         items: Items of a request.
         images: Images of an item.
         image_bytes: Bytes of an image file.
@@ -69,6 +71,8 @@ class Limits:
 
     body_bytes: int = 32 * 2**20
     body_seconds: int = 30
+    held_bytes: int = 256 * 2**20
+    upload_bytes: int = 2**30
     items: int = 64
     images: int = 8
     image_bytes: int = 10 * 2**20
