@@ -73,6 +73,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Of each preset the pooling, the chat template, the limits of images and prompts, fields of `MllmRetrieverConfig`."""
 READOUTS = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+"""Modules of sentence-transformers that the retriever has."""
 
 
 class UnsupportedEmbedderError(ValueError):
@@ -152,7 +154,11 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
         UnsupportedEmbedderError: The MLLM retriever does not have its modules, pooling or form of messages.
     """
     folder = fetch_small_files(str(checkpoint), revision)
-    files: dict[str, Any] = {name: _read(folder / name) for name in (MODULES, TRANSFORMER)}
+    files: dict[str, Any] = {MODULES: _read(folder / MODULES)}
+    for module in files[MODULES]:
+        if module["type"].rpartition(".")[2] not in _KINDS:
+            raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported module {module['type']!r}")
+    files[TRANSFORMER] = _read(folder / TRANSFORMER)
     files[SETTINGS] = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else sentence_settings()
     message = files[TRANSFORMER].get("modality_config", {}).get("message")
     if message is None or message.get("format", "structured") != "structured":
@@ -165,8 +171,6 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
             readout = _readout(files[f"{path}/config.json"], checkpoint)
         elif kind == "Dense":
             cut = _cut(folder / path, checkpoint)
-        elif kind not in ("Transformer", "Normalize"):
-            raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported module {module['type']!r}")
     if readout is None:
         raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {MODULES} names no pooling")
     longest = files[TRANSFORMER].get("max_seq_length")

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModel, AutoProcessor, PreTrainedConfig, PreTrainedModel, ProcessorMixin
 from transformers.utils import cached_file
 
-from conjoin.hub.embedder import load_embedder
+from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -163,6 +163,8 @@ def loading(path: str | Path, revision: str | None = None) -> Iterator[None]:
         raise ValueError(f"the weights of the model {str(path)!r} {problem}") from error
     except (EOFError, KeyError) as error:
         raise ValueError(f"cannot load the model {str(path)!r}: one of its files is damaged ({error!r})") from error
+    except UnsupportedEmbedderError:  # it names the model
+        raise
     except ValueError as error:
         if "trust_remote_code=True" in str(error):  # how the libraries say that code would have to run
             raise ValueError(

@@ -70,7 +70,7 @@ class StockModel(torch.nn.Module):
         self.two_towers = {"text_config", "vision_config"} <= set(self.config.sub_configs)
         self.sees = self.two_towers or "patch_size" in self.config.to_dict()
         self.reads = self.two_towers or not self.sees
-        _check_encodes(self.config.model_type, self.two_towers)
+        _check_encodes(self.config, self.two_towers)
 
     def forward(self, items: Tensor, **inputs: Tensor) -> EncoderOutput:
         """Embed a batch of `StockProcessor`; `items` `(N, 2)` says which have an image and which a text."""
@@ -96,14 +96,17 @@ class StockModel(torch.nn.Module):
         return self.model(**inputs).last_hidden_state[:, 0]
 
 
-def _check_encodes(model_type: str, two_towers: bool) -> None:
+def _check_encodes(config: PreTrainedConfig, two_towers: bool) -> None:
     """Refuse the library's models that have no vector to read.
 
     Raises:
-        ValueError: It is a language model.
+        ValueError: It is a language model, or its towers have no common space.
     """
+    model_type = config.model_type
     generates = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if generates or (two_towers and model_type not in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES):
+    aligned = model_type in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    is_blip2 = "qformer_config" in config.sub_configs  # AutoModel drops its projections
+    if generates or (two_towers and (is_blip2 or not aligned)):
         raise ValueError(
             f"{model_type!r} gives no embedding; expected a text encoder, a vision transformer, a model with an image "
             "and a text tower, or a folder of sentence-transformers or of this package (MllmRetrieverModel.from_mllm "
