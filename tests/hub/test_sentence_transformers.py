@@ -145,3 +145,18 @@ def test_interleaved_items_of_a_model_of_one_image(exported, pictures, tmp_path)
     assert np.abs(saved.encode(items[:1]) - expected[:1]).max() <= 1e-5
     with pytest.raises(ValueError, match='a processor takes "seq" or "cat"'):
         load(folder, processor_kwargs={"input_type": "avg"})
+
+
+@pytest.mark.slow
+def test_several_processes(exported, pictures):
+    """A pool pickles the model; the hook that gradient checkpointing leaves cannot be pickled."""
+    encoder = load(exported("qwen2_vl")[0])
+    items = ["a box", pictures[0], {"image": pictures[1], "text": "7"}, "x"]
+    expected = encoder.encode(items)
+    encoder[0].auto_model.gradient_checkpointing_enable()
+    encoder[0].auto_model.disable_input_require_grads()
+    pool = encoder.start_multi_process_pool(["cpu", "cpu"])
+    try:
+        assert np.abs(encoder.encode(items, pool=pool, chunk_size=2) - expected).max() <= 1e-6
+    finally:
+        encoder.stop_multi_process_pool(pool)

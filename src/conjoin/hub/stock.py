@@ -169,6 +169,8 @@ def _stock_config(config: PreTrainedConfig, rows: int) -> PreTrainedConfig:
     stock = copy.deepcopy(config.backbone_config)
     stock.tie_word_embeddings = stock.get_text_config().tie_word_embeddings = True
     stock.get_text_config().vocab_size = rows
+    if stock.model_type == "qwen3_vl":  # transformers always interleaves; vLLM does it only if this says so
+        stock.text_config.rope_parameters["mrope_interleaved"] = True
     if config.embedding_dim is not None:
         stock.matryoshka_dimensions = [config.embedding_dim]
     return stock
