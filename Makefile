@@ -16,7 +16,7 @@ LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 -
 COMMON := runs/transformers
 RELEASE := runs/release
 
-.PHONY: help demo app docs test test-all test-app test-common test-lowest attack lock audit check format release-check clean
+.PHONY: help demo app docs test test-all test-app test-common test-lowest attack lock audit sbom licences check format release-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -82,13 +82,22 @@ test-lowest: ## Run the tests with the lowest versions that pyproject.toml allow
 
 lock: $(BIN)/conjoin ## Renew constraints.txt and constraints-app.txt: every package that the targets install
 	$(BIN)/python $(INSTALL) -c constraints.txt uv
-	printf '%s\n' $(BUILD) uv pip-audit parameterized build twine "$$(grep ^torch== constraints.txt)" | $(BIN)/uv $(LOCK) --upgrade --extra dev -o constraints.txt
+	printf '%s\n' $(BUILD) uv pip-audit cyclonedx-bom parameterized build twine "$$(grep ^torch== constraints.txt)" | $(BIN)/uv $(LOCK) --upgrade --extra dev -o constraints.txt
 	cp constraints.txt constraints-app.txt  # its versions, where the app allows them
 	printf '%s\n' $(BUILD) $(APP_TESTS) | $(BIN)/uv $(LOCK) --extra app --extra sample --extra train -o constraints-app.txt
 
 audit: $(ALL) ## Look the pinned versions up among the known vulnerabilities; needs the advisories of PyPI
 	$(BIN)/python $(INSTALL) -c constraints.txt pip-audit
 	$(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r constraints.txt
+
+sbom: $(ALL) ## List the pinned versions as CycloneDX; writes runs/sbom.json
+	$(BIN)/python $(INSTALL) -c constraints.txt cyclonedx-bom
+	@mkdir -p runs
+	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --of JSON -o runs/sbom.json
+
+licences: $(ALL) ## Write the table of docs/licences.md from what is installed; run `make test-app` before it
+	$(VENV)-app/bin/python $(INSTALL) -c constraints-app.txt pillow-heif
+	$(BIN)/python .ci/licences.py $(BIN)/python $(VENV)-app/bin/python
 
 check: $(ALL) ## Lint, format, types
 	$(BIN)/ruff check .

