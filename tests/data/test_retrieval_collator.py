@@ -1,7 +1,8 @@
 import pytest
 import torch
+from PIL import Image
 
-from conjoin.data import MODALITY_IDS, RetrievalCollator, load_nli
+from conjoin.data import MODALITY_IDS, QueryTable, RetrievalCollator, load_nli
 
 
 def processor(items, *, instruction=None, ids=None):
@@ -43,6 +44,18 @@ def test_parts_and_their_names(rows):
     assert batch["negatives"]["items"] == [{"image": "b.png"}, {"text": "dog"}]
     assert batch["queries"]["ids"] == ["0:1", "0:2"]
     assert batch["negatives"]["ids"] == ["0:1, negative", "0:1, negative"]
+
+
+def test_images_come_first(rows, tmp_path):
+    """As in collections and benchmarks: an MLLM embeds another order differently."""
+    rows[0]["query"] = {"text": "a cat.png", "image": "a.png"}
+    batch = RetrievalCollator(processor)(rows)
+    assert [list(item) for item in batch["queries"]["items"]] == [["image", "text"], ["image"]]
+    (tmp_path / "rows.jsonl").write_text('{"query": {"text": "in blue", "image": "a.png"}, "positive": "c"}\n')
+    (tmp_path / "flat.csv").write_text("query_text,query_image,positive\nin blue,a.png,c\n")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    for name in ("rows.jsonl", "flat.csv"):
+        assert list(QueryTable(tmp_path / name)[0]["query"]) == ["image", "text"], name
 
 
 def test_queries_alone_get_their_instructions(rows):

@@ -237,7 +237,9 @@ def check_placeholders(text: str, count: int, name: str = "item") -> None:
 
 
 def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN401 - an item
-    """Return the image and the text of a row as an item: interleaved, if there are a list of images and placeholders.
+    """Return the image and the text of a row, in this order, as an item.
+
+    It is interleaved if there are a list of images and placeholders.
 
     Raises:
         ItemError: As `interleave`.
@@ -245,7 +247,7 @@ def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN4
     image, text = parts.get("image"), parts.get("text")
     if is_interleaved(image, text):
         return interleave(str(text), image or (), name)
-    return {part: value for part, value in parts.items() if value is not None}
+    return {part: value for part, value in ({"image": image} | dict(parts)).items() if value is not None}
 
 
 def is_interleaved(image: Any, text: Any) -> bool:  # noqa: ANN401 - parts of a row
