@@ -540,26 +540,41 @@ training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, gra
 """
 
 
-@pytest.mark.parametrize("itc", [0, 1])
-def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
-    rows, data = texts(8), tmp_path / "data"
+def mined_pairs(folder):
+    """The paths of eight pairs, and of two negatives of each."""
+    data, mined = folder / "data", folder / "mined"
     data.mkdir()
-    for row in rows:
+    mined.mkdir()
+    for row in texts(8):
         row["image"].save(data / f"{row['id']}.png")
         (data / f"{row['id']}.txt").write_text(row["text"])
+    ids = load_pairs(data)["id"]
+    blocks = [{"id": ids[i], "negatives": [ids[i - 1], ids[i - 2]], "found_by": [[], []]} for i in range(8)]
+    write_mined(mined / "negatives.parquet", [blocks])
+    return {"data": data, "mined": mined}
+
+
+def test_stage_2_runs_alone_by_recipe(tiny_checkpoints, tmp_path):
+    """Table 7."""
+    settings = mined_pairs(tmp_path) | {"itc": 0, "checkpoint": "null"}
+    recipe = write_recipe(tmp_path / "2.yaml", STAGE_2, out=tmp_path / "alone", **settings)
+    recipe.model.vision, recipe.model.text = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    recipe.model.config = {"hidden_size": 16, "num_attention_heads": 2}
+    recipe.training.min_separation = 0.0
+    assert train(recipe).state.global_step == 2
+
+
+@pytest.mark.parametrize("itc", [0, 1])
+def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
+    settings = mined_pairs(tmp_path) | {"itc": itc}
     towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"]}
     towers["clip_text"] = tiny_checkpoints["bert"]
     first = tmp_path / "first"
-    recipe = write_recipe(tmp_path / "1.yaml", STAGE_1, data=data, out=first, cache="null", **towers)
+    recipe = write_recipe(tmp_path / "1.yaml", STAGE_1, data=settings["data"], out=first, cache="null", **towers)
     log = train(recipe).state.log_history
     assert log[0]["ld_loss"] > 0
-    ids = load_pairs(data)["id"]
-    blocks = [{"id": ids[i], "negatives": [ids[i - 1], ids[i - 2]], "found_by": [[], []]} for i in range(8)]
-    (tmp_path / "mined").mkdir()
-    write_mined(tmp_path / "mined" / "negatives.parquet", [blocks])
-    settings = {"data": data, "mined": tmp_path / "mined", "itc": itc}
     second = write_recipe(tmp_path / "2.yaml", STAGE_2, checkpoint=first, out=tmp_path / "second", **settings)
-    second.data.mined_source = str(data) if itc else None
+    second.data.mined_source = str(settings["data"]) if itc else None
     second.training.min_separation = 0.0
     trainer = train(second)
     assert ("itc_loss" in trainer.state.log_history[0]) == bool(itc)
