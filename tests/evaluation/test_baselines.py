@@ -7,6 +7,9 @@ from PIL import Image
 
 from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, evaluate_tasks
 from conjoin.evaluation.benchmark import baseline_table, tower_encoder
+from conjoin.methods.solar.explain import explain_pair
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder
 from tiny_encoder import tiny_encoder
 
@@ -76,3 +79,16 @@ def test_towers_alone(own_export, tmp_path):
     table = baseline_table(scores_of(encoder, tmp_path, EvaluateOptions(baselines=True)))
     assert ["both", "towers alone"] in [row[:2] for row in table.rows]
     assert "across" not in {row[0] for row in table.rows}
+
+
+def test_towers_of_an_encoder_of_pooled_states(tiny_checkpoints):
+    folders = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
+    model = JointEncoderModel.from_backbones(*folders, num_vl_layers=0, hidden_size=24, num_attention_heads=1)
+    processor = ImageTextProcessor.from_backbones(*folders)
+    word = tower_encoder(ItemEncoder(model.eval(), processor, 4)).encode(["red"])[0]
+    inputs = processor(["red"])
+    states = model.run_text_tower(inputs["input_ids"], inputs["attention_mask"])[0, 1:]
+    expected = torch.nn.functional.normalize(states.mean(0), dim=0).detach()
+    torch.testing.assert_close(torch.from_numpy(word[-len(expected) :]), expected, atol=1e-5, rtol=0)
+    shown = explain_pair(model, processor, Image.new("RGB", (32, 32), "red"), "red")
+    assert len(shown.image_scores) == shown.grid[0] * shown.grid[1] and shown.image_scores.abs().max() > 0

@@ -315,8 +315,6 @@ def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(tiny_c
         *folders, num_vl_layers=0, hidden_size=width, num_attention_heads=1
     ).eval()
     batch = built(NAME)[1](pairs)
-    with pytest.raises(ValueError, match="output_tokens needs a vision-language encoder"):
-        model(**batch, output_tokens=True)
     image, text, fused = model(**batch, views=VIEWS).embeddings.chunk(3)
     states = model.run_text_tower(batch["input_ids"], batch["attention_mask"])
     local = [row[1:][special == 0].mean(0) for row, special in zip(states, batch["special_tokens_mask"], strict=True)]
@@ -324,6 +322,13 @@ def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(tiny_c
     assert close(text, F.normalize(torch.cat(halves, dim=1), dim=1))
     assert close(fused, F.normalize(image + text, dim=1)) and not close(image, text)
     assert close(model(**batch, text_weights=torch.zeros_like(batch["input_ids"])).embeddings, image)
+    output = model(**batch, views=("image",), output_tokens=True)
+    alone = torch.zeros(len(pairs), output.image_tokens.shape[1] - 1)
+    alone[:, 2] = 1.0
+    assert close(F.normalize(output.image_tokens[:, 0], dim=1), image)
+    only = model(**batch, views=("image",), image_weights=alone).embeddings
+    assert close(F.normalize(output.image_tokens[:, 3], dim=1), only) and not close(only, image)
+    assert output.text_tokens.shape[1] == 1 + batch["input_ids"].shape[1]
 
 
 @pytest.mark.parametrize(

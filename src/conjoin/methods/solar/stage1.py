@@ -127,7 +127,8 @@ class PairObjective(Objective):
     """An objective of SOLAR. Frozen towers run without dropout, because their output serves as target or score.
 
     Raises:
-        ValueError: The encoder drops tokens at random. Masks and constructed samples choose which tokens to drop.
+        ValueError: There is no E_VL, or the encoder drops tokens at random. Masks and constructed samples choose which
+            tokens to drop.
     """
 
     encoder: JointEncoderModel
@@ -135,6 +136,8 @@ class PairObjective(Objective):
 
     def __init__(self, encoder: JointEncoderModel, loss: nn.Module) -> None:
         super().__init__(encoder, loss, ("image", "text"))
+        if not encoder.config.num_vl_layers:
+            raise ValueError("SOLAR needs a vision-language encoder, and num_vl_layers is 0")
         if encoder.config.token_dropout:
             raise ValueError(
                 f"token_dropout={encoder.config.token_dropout}: SOLAR needs 0, because random drops blur what its "

@@ -324,7 +324,8 @@ class JointEncoderModel(PreTrainedModel):
             views: Views to embed, of `"image"`, `"text"`, `"fused"`; the outputs are stacked view by view,
                 `(len(views) * N, d)`. By default each item is embedded once, in full, as `config.readout` says; an
                 empty list gives tokens only.
-            output_tokens: Also return tower features and adapter tokens.
+            output_tokens: Also return tower features and adapter tokens. Without E_VL (`num_vl_layers=0`) they are
+                the embedding of each modality, then for each local token what it would be with this token alone.
             inputs_embeds: `(N, T, h)` token embeddings in place of `input_ids`, if the text tower accepts them (BERT).
             token_type_ids: Unused, a text is one segment; accepted because tokenizers return it.
             output_attentions: Return `attentions`; for one view.
@@ -352,7 +353,9 @@ class JointEncoderModel(PreTrainedModel):
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
         if self.vl_encoder is None:
             image = (image_features, image_token_mask, image_weights)
-            return self._embed_pooled(image, (text_features, text_token_mask, text_weights), views, output_tokens)
+            text = (text_features, text_token_mask, text_weights)
+            image_tokens = _pool(self.vision_adapter, image, output_tokens)
+            text_tokens = _pool(self.text_adapter, text, output_tokens)
         if image_tokens is None and image_features is not None:
             image_tokens = self.vision_adapter(image_features)
         if text_tokens is None and text_features is not None:
@@ -360,7 +363,7 @@ class JointEncoderModel(PreTrainedModel):
         image = (image_tokens, image_token_mask, image_weights)
         text = (text_tokens, text_token_mask, text_weights)
         pooled: Tensor | None = None
-        if summed:
+        if summed and self.vl_encoder is not None:
             pooled = self._read_sum((image, text))
         elif views:
             parts = {"image": self._keys(*image), "text": self._keys(*text)}
@@ -438,7 +441,7 @@ class JointEncoderModel(PreTrainedModel):
         """
         if tokens is None or exists is None:
             return None
-        keys = tokens[:, 1:]
+        keys = tokens[:, 1:] if self.config.num_vl_layers else tokens[:, :1]
         key_weights = exists.float() if weights is None else exists * weights.float()
         if self.config.include_global_tokens:
             keys = torch.cat([tokens[:, :1], keys], dim=1)
@@ -454,7 +457,7 @@ class JointEncoderModel(PreTrainedModel):
         if not chosen:
             raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
         if self.vl_encoder is None:
-            return chosen[0][0] if len(chosen) == 1 else self._sum_views(parts)
+            return chosen[0][0][:, 0] if len(chosen) == 1 else self._sum_views(parts)
         pairs = [(keys, weights) for keys, weights, _ in chosen]
         if self.config.balance_modalities and len(chosen) > 1:  # the total stays, so CLS keeps its share
             counts = torch.cat([count for *_, count in chosen], dim=1)
@@ -465,27 +468,6 @@ class JointEncoderModel(PreTrainedModel):
             pairs = [drop_tokens(*pair, self.config.token_dropout) for pair in pairs]
         keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
         return self.vl_encoder(keys, weights, return_attention)
-
-    def _embed_pooled(
-        self, image: _Local, text: _Local, views: Sequence[str], output_tokens: bool
-    ) -> JointEncoderOutput:
-        """Embed tower features without E_VL."""
-        if output_tokens:
-            raise ValueError("output_tokens needs a vision-language encoder, and num_vl_layers is 0")
-        parts = {"image": self._pool(self.vision_adapter, image), "text": self._pool(self.text_adapter, text)}
-        pooled = torch.cat([self._embed_view(parts, view) for view in views])
-        return JointEncoderOutput(embeddings=F.normalize(pooled.float(), dim=-1), pooler_output=pooled)
-
-    def _pool(self, adapter: Adapter, local: _Local) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return an adapter's output `(N, d)` for the pooled tower state, and the weights and counts of `_keys`."""
-        features, exists, weights = local
-        if features is None or exists is None:
-            return None
-        weights = exists.float() if weights is None else exists * weights.float()
-        count = weights.sum(1, keepdim=True)
-        mean = (features[:, 1:] * weights[..., None]).sum(1) / count.clamp(min=1e-6)
-        halves = [F.layer_norm(half.float(), half.shape[-1:]) for half in (features[:, 0], mean)]
-        return adapter(torch.cat(halves, dim=1)), weights, count
 
     def _read_sum(self, local: Sequence[_Local]) -> Tensor:
         """Return `(N, d)` by `config.readout`: "sum", or "intersection" of the items that have image and text."""
@@ -546,6 +528,24 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
     if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
         features = features.detach()[:0]
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
+
+
+def _pool(adapter: Adapter, local: _Local, each: bool) -> Tensor | None:
+    """Return an adapter's output for the pooled tower state `(N, 1, d)`.
+
+    Args:
+        adapter: Of the tower.
+        local: Tower features with their mask and weights.
+        each: Also return what each local token gives in place of the mean of all: `(N, 1 + S, d)`.
+    """
+    features, exists, weights = local
+    if features is None or exists is None:
+        return None
+    weights = exists.float() if weights is None else exists * weights.float()
+    mean = (features[:, 1:] * weights[..., None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1e-6)
+    states = torch.cat([mean[:, None], features[:, 1:]], dim=1) if each else mean[:, None]
+    halves = [F.layer_norm(half.float(), half.shape[-1:]) for half in (features[:, :1].expand_as(states), states)]
+    return adapter(torch.cat(halves, dim=-1))
 
 
 __all__ = ["JointEncoderModel", "JointEncoderOutput"]
