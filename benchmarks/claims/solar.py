@@ -5,7 +5,9 @@ and text of the query share (docs/data_card_scenes.md). Every row is trained by 
 features of frozen towers. `--rows` takes names of rows and groups: baselines, solar, ablations (of stage 2, as in
 the paper), mixed-ablations, gcl-ablations, grouped. A row that starts from another trains that first. Each finished
 row and seed is a file in `--out`, so an interrupted call resumes, and calls with other `--rows` may run at the same
-time.
+time. `results.json` holds the outcome of each seed and triplet beside the means.
+
+Negatives lack an object of the query; Precision on those with the same objects in all is a column of its own.
 
 The readout of a row is the one with the best Avg on validation, of known and of unseen objects by itself: fused
 embedding, sum of the views' scores, sum of the three; for rows "+ intersection" also with views of the shared parts,

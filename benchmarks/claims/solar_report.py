@@ -111,8 +111,8 @@ METRICS = {
 }
 OF_READOUTS = [name for name in METRICS if not name.startswith("text_to_image")]
 WITH_INTERVAL = ("average", "precision", SAME_UNION)
-BRIEF = [(metric, "known") for metric in ("average", "precision", "text_to_image")]
-BRIEF += [(metric, "unseen") for metric in ("average", "precision")]
+BRIEF = [(metric, "known") for metric in ("average", "precision", SAME_UNION, "text_to_image")]
+BRIEF += [(metric, "unseen") for metric in ("average", "precision", SAME_UNION)]
 
 
 def summary(finished: Sequence[Finished]) -> list[dict[str, Any]]:
