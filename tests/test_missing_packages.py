@@ -10,6 +10,7 @@ import torch
 from conjoin.data import load_emoji, load_sample_language_model, load_sample_text_tower, load_sample_vision_tower
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
+from conjoin.methods.puma.compression import in_8_bits
 from conjoin.methods.solar.masking import segment_patches
 from conjoin.retrieval import FaissIndex, MilvusCollection
 from tiny_collections import made
@@ -21,6 +22,7 @@ IMPORTED = {
     "faiss": (lambda folder: FaissIndex.build(made(folder, np.eye(5)).uri), 'pip install "conjoin[faiss]"'),
     "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
     "pymilvus": (lambda folder: MilvusCollection.open(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
+    "torchao.quantization": (lambda folder: in_8_bits(torch.nn.Linear(2, 2)), "pip install torchao"),
     "scipy.cluster.hierarchy": (lambda folder: segment_patches(torch.ones(1, 4, 3)), 'pip install "conjoin[train]"'),
 }
 """By the package: what needs it, and the advice."""

@@ -40,6 +40,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="N",
         help="how many of them for attention (default: %(default)s)",
     )
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.95,
+        metavar="X",
+        help="name the smallest depth with this share of the whole model's R@k (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--compressed",
+        metavar="FILE",
+        help="compress.json of `conjoin compress` for this model: also choose among its trained copies",
+    )
     parser.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")
     add_data_options(parser, ("--split",))
     add_image_options(parser)
@@ -52,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, pairs=1, attention_pairs=1, batch_size=1)
     out = check_out(args.out)
 
+    from conjoin.evaluation import Results
     from conjoin.evaluation.report.page import render_report
     from conjoin.methods.puma.analysis import analyse_mllm
     from conjoin.ops import choose_device
@@ -68,6 +81,8 @@ def run(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         attention_pairs=args.attention_pairs,
         seed=args.seed,
+        share=args.share,
+        compressed=None if args.compressed is None else Results.load(args.compressed),
         show_progress=not args.quiet,
     )
     results.model |= {"name": str(args.model)}
@@ -75,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results.save(out / "analysis.json")
     page = render_report(results, out / "analysis.html")
-    print(f"wrote {out / 'analysis.json'} and {page}")
+    print(f"{results.summary}\nwrote {out / 'analysis.json'} and {page}")
 
 
 def _load(name: str, revision: str | None) -> tuple[Any, Any]:

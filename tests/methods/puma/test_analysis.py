@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conjoin.evaluation import render_report
+from conjoin.evaluation import Curve, render_report
 from conjoin.methods.puma.analysis import (
     ATTENDED,
     analyse_mllm,
+    depth_advice,
     depth_hits,
     depth_operations,
     depth_parameters,
@@ -140,3 +141,11 @@ class TestErrors:
             analyse_mllm(model, processor, pairs[:1])
         with pytest.raises(ValueError, match="every item must have an image and a text; item 1 lacks one"):
             analyse_mllm(model, processor, [pairs[0], {"image": pairs[0]["image"], "text": None}])
+
+
+def test_the_depth_is_the_fewest_layers_with_the_share():
+    lines = {"trained": [[4, 0.3], [8, 0.47], [12, 0.49], [30, 0.5]], "untrained": [[4, 0.1], [8, 0.2], [30, 0.5]]}
+    curve = Curve("R@10", lines, "layers")
+    assert depth_advice(curve, 0.95) == "At 95 % of the whole model's R@10: 12 layers trained."
+    assert depth_advice(curve, 0.4) == "At 40 % of the whole model's R@10: 4 layers trained, 8 layers untrained."
+    assert depth_advice(curve, 1) == "At 100 % of the whole model's R@10: none of these depths."

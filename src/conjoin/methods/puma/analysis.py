@@ -31,6 +31,8 @@ def analyse_mllm(
     batch_size: int = 8,
     attention_pairs: int = 16,
     seed: int = 0,
+    share: float = 0.95,
+    compressed: Results | None = None,
     show_progress: bool = False,
 ) -> Results:
     """Report attention, retrieval, parameters and operations of an MLLM retriever at every depth.
@@ -42,12 +44,15 @@ def analyse_mllm(
         batch_size: Items per forward pass.
         attention_pairs: Number of first pairs to average attention over.
         seed: Seed of the bootstrap.
+        share: Of the whole model's R@k, which the depth that the summary names must have.
+        compressed: What `compress` returned for the model: its curve joins the others, and its copies the summary.
         show_progress: Show progress bars.
 
     Raises:
-        ValueError: The model is not an MLLM retriever, there are fewer than two pairs, or a pair lacks image or text.
+        ValueError: The model is not an MLLM retriever, there are fewer than two pairs, a pair lacks image or text, or
+            `share` is out of range.
     """
-    _check(model, pairs)
+    _check(model, pairs, share)
     attention = readout_attention(model, processor, pairs[:attention_pairs])
     states = {
         key: torch.cat(
@@ -66,6 +71,9 @@ def analyse_mllm(
     chance = {k: chance_hit_rate(1, len(pairs), k) for k in CUTOFFS if k <= len(pairs)}
     shown = max(k for k in (1, 5) if k in chance)
     depth = len(attention)
+    rates = {name: (ranks <= shown).double().mean(1) for name, ranks in hits.items()}
+    mean = _curve(f"R@{shown}, mean of both directions", {"untrained": torch.stack([*rates.values()]).mean(0)})
+    chosen = [mean] if compressed is None else [mean, compressed.curves[0]]
     rows: list[list[Any]] = [
         [kept, *(Metric.from_values(hits[name][kept - 1] <= k, chance[k], seed=seed) for name in hits for k in chance)]
         for kept in range(1, depth + 1)
@@ -73,7 +81,8 @@ def analyse_mllm(
     return Results(
         title=f"{depth} layers of a multimodal language model",
         summary=f"Retrieval within {len(pairs)} pairs from the state after each layer, under the final norm, "
-        "as if the model had been pruned there without training. What layers cost is counted, not timed.",
+        "as if the model had been pruned there without training. What layers cost is counted, not timed. "
+        + " ".join(depth_advice(curve, share) for curve in chosen),
         seed=seed,
         model={"architecture": model.config.backbone_config.model_type, "readout": model.config.readout},
         dataset={"pairs": len(pairs), "pairs for attention": min(attention_pairs, len(pairs))},
@@ -84,14 +93,29 @@ def analyse_mllm(
         ],
         curves=[
             _curve("Attention of the readout token", {n: attention[:, i] for i, n in enumerate(ATTENDED)}, "layer"),
-            _curve(
-                f"R@{shown} by layers kept", {n: (ranks <= shown).double().mean(1) for n, ranks in hits.items()}
-            ),
+            _curve(f"R@{shown} by layers kept", rates),
+            *chosen[1:],
             _curve("Share of parameters", {"whole model": parameters / parameters[-1]}),
             _curve("Share of operations", {name: counts / counts[-1] for name, counts in operations.items()}),
         ],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
+
+
+def depth_advice(curve: Curve, share: float) -> str:
+    """Name the fewest layers that have a share of the whole model's score.
+
+    Args:
+        curve: Scores by layers; the last point of the first line is the whole model.
+        share: Of its score.
+    """
+    lines = [*curve.series.items()]
+    depth, best = lines[0][1][-1]
+    good = {
+        name: [int(kept) for kept, score in line if kept < depth and score >= share * best] for name, line in lines
+    }
+    found = ", ".join(f"{min(depths)} layers {name}" for name, depths in good.items() if depths)
+    return f"At {100 * share:g} % of the whole model's {curve.title}: {found or 'none of these depths'}."
 
 
 @torch.no_grad()
@@ -265,7 +289,9 @@ def _attention_table(attention: Tensor) -> Table:
     return Table("Attention of the readout token, %", ["layer", *ATTENDED], rows)
 
 
-def _check(model: Any, pairs: Sequence[Any]) -> None:  # noqa: ANN401
+def _check(model: Any, pairs: Sequence[Any], share: float) -> None:  # noqa: ANN401
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share}; expected more than 0 and at most 1")
     if model.config.model_type != "mllm_retriever":
         raise ValueError(f"only an MLLM retriever can be read at every layer, got {type(model).__name__}")
     if model.config.readout == "mean":

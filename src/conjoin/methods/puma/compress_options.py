@@ -26,6 +26,8 @@ class CompressOptions:
         tune_source: Queries for tuning with the MAC loss after distillation (stage 2); none when None.
         tune_steps: Steps of that tuning.
         held_out: Number of last pairs that measure.
+        share: Of the whole model's R@k, which the depth that the summary names must have.
+        int8: Measure each model with the weights of its linear layers in 8 bits, too.
         seed: Seed of order, adapters and bootstrap.
         bf16: As in a recipe.
         device: Where to run.
@@ -77,6 +79,16 @@ class CompressOptions:
         metavar="N",
         help="last pairs that measure instead of train (default: %(default)s)",
     )
+    share: float = option(
+        0.95,
+        "--share",
+        type=float,
+        metavar="X",
+        help="name the smallest depth with this share of the whole model's R@k (default: %(default)s)",
+    )
+    int8: bool = option(
+        False, "--int8", action="store_true", help="measure each model with weights in 8 bits, too (needs torchao)"
+    )
     seed: int = option(0, "--seed", type=int, metavar="N", help="random seed (default: %(default)s)")
     bf16: bool | str = False
     device: "torch.device | str" = "cpu"
@@ -87,3 +99,5 @@ class CompressOptions:
                 f"layers={self.layers}, distill_weight={self.distill_weight}, steps={self.steps}, "
                 f"held_out={self.held_out}; expected depths, a share, and at least 2 of the others"
             )
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share}; expected more than 0 and at most 1")

@@ -1,7 +1,8 @@
 """Compress an MLLM retriever: its first layers learn to embed as the whole model (stage 1 of PUMA)."""
 
+import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
 from transformers import ProcessorMixin
 
@@ -16,7 +18,7 @@ from conjoin.data import QueryTable
 from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
 from conjoin.hub import load_model
-from conjoin.methods.puma.analysis import depth_operations
+from conjoin.methods.puma.analysis import depth_advice, depth_operations
 from conjoin.methods.puma.compress_options import CompressOptions
 from conjoin.methods.puma.stage1 import PumaStage1Config, PumaStage1Trainer
 from conjoin.methods.puma.stage2 import PumaStage2Config, PumaStage2Trainer
@@ -28,6 +30,7 @@ CUTOFFS = (1, 5, 10)
 OVERLAP = 10
 DIRECTIONS = {"text → image": ("text", "image"), "image → text": ("image", "text")}
 KINDS = ("text", "image", "both")
+COSTS = {"operations": "operations", "bytes": "size", "seconds": "seconds"}
 
 
 class Embedded(NamedTuple):
@@ -118,14 +121,34 @@ def compress(
     model = model.to(options.device).eval().requires_grad_(False)  # type: ignore[arg-type]
     whole = embed_pairs(model, processor, held_out, options)
     found = {f"{depth}, whole": (depth, whole)}
+    if options.int8:
+        found[f"{depth}, int8"] = (depth, embed_pairs(in_8_bits(model), processor, held_out, options))
     for kept in sorted(options.layers):
         student = model.pruned(kept)
         found[f"{kept}, untrained"] = (kept, embed_pairs(student, processor, held_out, options))
         folder = out / f"layers-{kept}"
         _distill(student, model, processor, rows, options, folder)
-        trained, reader = load_model(folder)
-        found[f"{kept}, trained"] = (kept, embed_pairs(trained.to(options.device), reader, held_out, options))  # type: ignore[arg-type]
+        loaded: Any = load_model(folder)
+        trained, reader = loaded[0].to(options.device), loaded[1]
+        found[f"{kept}, trained"] = (kept, embed_pairs(trained, reader, held_out, options))
+        if options.int8:
+            found[f"{kept}, int8"] = (kept, embed_pairs(in_8_bits(trained), reader, held_out, options))
     return _report(found, whole, options, split)
+
+
+def in_8_bits(model: MllmRetrieverModel) -> MllmRetrieverModel:
+    """Return a copy whose linear layers have weights in 8 bits, with a scale for each row.
+
+    Raises:
+        ImportError: torchao is not installed.
+    """
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise ImportError("weights in 8 bits need torchao; run: pip install torchao") from error
+    model = copy.deepcopy(model)
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
 
 
 def _distill(
@@ -192,8 +215,15 @@ def embed_pairs(
     vectors = {name: torch.as_tensor(encoder.encode(some)) for name, some in (items | {"both": list(pairs)}).items()}
     seconds = (time.perf_counter() - start) / (len(KINDS) * len(pairs))
     operations = float(depth_operations(model, processor, pairs[0])[-1])
-    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    size = sum(stored_bytes(weight) for weight in model.parameters())
     return Embedded(vectors, seconds, operations, size)
+
+
+def stored_bytes(weight: Tensor) -> int:
+    """Return the bytes of a weight; a quantised one consists of several tensors."""
+    if not is_traceable_wrapper_subclass(weight):
+        return weight.numel() * weight.element_size()
+    return sum(stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
 
 
 def agreement(student: Embedded, teacher: Embedded) -> dict[str, float]:
@@ -240,6 +270,7 @@ def _report(
         for name, (_, each) in found.items()
     }
     first = next(iter(found))
+    curves = _curves(found, scores, shared, cutoffs[-1])
     tables = [
         Table("Retrieval", ["layers", *scores[first]], [[name, *row.values()] for name, row in scores.items()]),
         Table(
@@ -253,12 +284,12 @@ def _report(
     return Results(
         title="Compression of a multimodal embedder",
         summary=f"Each depth was trained on {trained} pairs with the whole model as its teacher and measured on "
-        f"{count} others. {_advice(found, scores, cutoffs[-1])}",
+        f"{count} others. {depth_advice(curves[0], options.share)}",
         seed=options.seed,
         config=settings,
         dataset={"pairs for training": trained, "pairs held out": count},
         tables=tables,
-        curves=_curves(found, scores, shared, cutoffs[-1]),
+        curves=curves,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -268,46 +299,35 @@ def _mean_score(scores: dict[str, Metric], k: int) -> float:
     return sum(found) / len(found)
 
 
-def _advice(found: dict[str, tuple[int, Embedded]], scores: dict[str, dict[str, Metric]], k: int) -> str:
-    """Name the smallest depth at nearly the quality of the whole model."""
-    target = 0.95 * _mean_score(next(iter(scores.values())), k)
-    good = [
-        kept for name, (kept, _) in found.items() if "whole" not in name and _mean_score(scores[name], k) >= target
-    ]
-    start = f"At 95 % of the whole model's R@{k} (mean of both directions): "
-    return start + (f"{min(good)} layers." if good else "none of these depths.")
-
-
 def _curves(
     found: dict[str, tuple[int, Embedded]],
     scores: dict[str, dict[str, Metric]],
     shared: dict[str, dict[str, float]],
     k: int,
 ) -> list[Curve]:
-    """Draw scores and agreement by depth; the whole model ends every line."""
+    """Draw scores, agreement and cost by depth; the whole model ends every line."""
 
-    def lines(value: Any) -> dict[str, list[list[float]]]:  # noqa: ANN401 - a function of a name
-        return {
-            kind: [[kept, value(name)] for name, (kept, _) in sorted(found.items(), key=lambda item: item[1][0])
-                   if name.endswith((f", {kind}", "whole"))]
-            for kind in ("trained", "untrained")
-        }  # fmt: skip
+    def line(kind: str, value: Callable[[str], float]) -> list[list[float]]:
+        names = [name for name in found if name.endswith(f", {kind}") or (kind != "int8" and name.endswith("whole"))]
+        return sorted([found[name][0], value(name)] for name in names)
 
-    def trained(name: str) -> bool:
-        return name.endswith((", trained", "whole"))
+    def cost(kind: str, field: str) -> list[list[float]]:
+        return line(kind, lambda name: getattr(found[name][1], field) / getattr(whole, field))
 
-    agreed = {
-        score: [[found[name][0], row[score]] for name, row in shared.items() if trained(name)]
-        for score in next(iter(shared.values()))
-    }
     whole = next(iter(found.values()))[1]
-    costs = {
-        "operations": [[kept, each.operations / whole.operations] for n, (kept, each) in found.items() if trained(n)],
-        "bytes": [[kept, each.size / whole.size] for n, (kept, each) in found.items() if trained(n)],
-        "seconds": [[kept, each.seconds / whole.seconds] for n, (kept, each) in found.items() if trained(n)],
+    kinds = [kind for kind in ("trained", "untrained", "int8") if any(name.endswith(f", {kind}") for name in found)]
+    costs = {name: cost("trained", field) for name, field in COSTS.items()}
+    if "int8" in kinds:
+        costs["bytes, int8"] = cost("int8", "size")
+    agreed = {
+        score: line("trained", lambda name, score=score: shared[name][score]) for score in shared[next(iter(found))]
     }
     return [
-        Curve(f"R@{k}, mean of both directions", lines(lambda name: _mean_score(scores[name], k)), "layers"),
-        Curve("Agreement with the whole model", {n: sorted(points) for n, points in agreed.items()}, "layers"),
-        Curve("Cost, share of the whole model's", {n: sorted(points) for n, points in costs.items()}, "layers"),
+        Curve(
+            f"R@{k}, mean of both directions",
+            {kind: line(kind, lambda name: _mean_score(scores[name], k)) for kind in kinds},
+            "layers",
+        ),
+        Curve("Agreement with the whole model", agreed, "layers"),
+        Curve("Cost, share of the whole model's", costs, "layers"),
     ]
