@@ -154,6 +154,23 @@ def test_card_says_what_the_folder_says(folder):
     assert "{{" not in card and "{%" not in card
 
 
+def test_card_of_a_model_that_began_with_a_folder(tiny_checkpoints, tmp_path):
+    """Its base model is that of the folder; without a record, nothing is said of training."""
+    clip = tiny_checkpoints["clip"]
+    processor = ImageTextProcessor.from_backbones(clip, clip)
+    folder = export(ScoreFusionModel.from_clip(clip), processor, tmp_path / "stage2")
+    card = model_upload(folder, "me/model").card
+    assert "parameters." in card and "trained with" not in card and "base_model" not in metadata(card)
+    assert metadata(card)["tags"][:2] == ["sentence-transformers", "conjoin"]
+    (tmp_path / "stage1").mkdir()
+    (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE))
+    begun = {"method": "puma", "model": {"checkpoint": str(tmp_path / "stage1")}}
+    (folder / "recipe.json").write_text(json.dumps(begun))
+    card = model_upload(folder, "me/model").card
+    assert "parameters and was trained with conjoin." in card
+    assert metadata(card)["base_model"] == ["openai/clip-vit-base-patch32"]
+
+
 def test_a_stock_export_is_pushed_with_its_modules(mllm_checkpoints, tmp_path):
     checkpoint = mllm_checkpoints("qwen2_vl")[0]
     retriever = MllmRetrieverModel.from_mllm(checkpoint, keep_layers=2, embedding_dim=16)

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.methods.puma import compress
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.ops import choose_device
+    from conjoin.processing.sentence_files import write_json_file
 
     device = choose_device(args.device)
     rows: Any = load_rows(args, args.data)
@@ -70,7 +71,23 @@ def run(args: argparse.Namespace) -> None:
     results = compress(model, processor, rows, out, options)
     results.model |= {"name": str(args.model)}
     results.dataset |= {"name": str(args.data), "split": args.split}
-    out.mkdir(parents=True, exist_ok=True)
+    for kept in options.layers:
+        write_json_file(out / f"layers-{kept}" / "recipe.json", _record(args, options))
     results.save(out / "compress.json")
     page = render_report(results, out / "compress.html")
     print(f"{format_results(results)}\n\n{results.summary}\nwrote {out / 'compress.json'} and {page}")
+
+
+def _record(args: argparse.Namespace, options: CompressOptions) -> dict[str, Any]:
+    """What a recipe records of its training, for the card of `conjoin push`."""
+    return {
+        "method": "compress",
+        "model": {"mllm": args.model, "preset": args.preset},
+        "data": {"source": args.data},
+        "training": {
+            "max_steps": options.steps,
+            "per_device_train_batch_size": options.batch_size,
+            "learning_rate": options.learning_rate,
+            "seed": options.seed,
+        },
+    }

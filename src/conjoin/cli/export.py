@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
 def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
     """Load, write and print how to use it."""
     from conjoin.hub import export, export_onnx, export_stock, load_model
-    from conjoin.processing.sentence_files import SentenceFilesMixin
+    from conjoin.hub.local_paths import is_local
+    from conjoin.processing.sentence_files import SentenceFilesMixin, write_json_file
 
     model, processor = load_model(args.model, revision=args.revision)
     if prompts and isinstance(processor, SentenceFilesMixin):
@@ -102,6 +103,8 @@ def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
     recipe = Path(args.model) / "recipe.json"
     if recipe.is_file():
         shutil.copy(recipe, args.out)  # for the card of `conjoin push`
+    elif not is_local(args.model):
+        write_json_file(Path(args.out) / recipe.name, {"model": {"checkpoint": args.model}})
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out, code=args.format == 'code')}")
 
 

@@ -42,14 +42,14 @@ def render_card(
         results: Names and contents of `results.json` files.
         languages: Codes of the languages that it was trained for.
         datasets: Ids of its training data on the Hub; those of the recipe when empty.
-        base_models: Ids of the models that it was trained from; those of the recipe when empty.
+        base_models: Ids of the models that it was trained from; those of the recipe, and of the recipes of the models
+            that it began with, when empty.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    recorded = folder / "recipe.json"
-    recipe = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else {}
+    recipe = _recipe(folder)
     model, data, training = (recipe.get(part, {}) for part in ("model", "data", "training"))
     sources = [model.get(tower) for tower in ("vision", "text")]
-    bases = sorted(base_models or _hub_ids([*sources, model.get("mllm"), model.get("checkpoint")]))
+    bases = sorted(set(base_models or _bases(recipe)))
     trained_on = _sources(data)
     card = ModelCardData(
         base_model=bases or None,
@@ -61,7 +61,7 @@ def render_card(
         license=license,
         model_name=repo_id.split("/")[-1],
         pipeline_tag="feature-extraction",
-        tags=["conjoin", "multimodal-retrieval", "image-text", config["model_type"]],
+        tags=["sentence-transformers", "conjoin", "multimodal-retrieval", "image-text", config["model_type"]],
     )
     return str(
         ModelCard.from_template(
@@ -70,7 +70,7 @@ def render_card(
             repo_id=repo_id,
             name=repo_id.split("/")[-1],
             parameters=f"{count_parameters(folder):,}",
-            dimension=_dimension(folder, config),
+            dimension=_dimension(config),
             architecture=config["model_type"],
             towers=[
                 {"name": tower, "source": public_name(source) if source else _tower_type(config, tower)}
@@ -103,7 +103,7 @@ def count_parameters(folder: Path) -> int:
     return total
 
 
-def _dimension(folder: Path, config: dict[str, Any]) -> int:
+def _dimension(config: dict[str, Any]) -> int:
     kind = config["model_type"]
     if kind == "joint_encoder":
         return int(config["hidden_size"])
@@ -111,8 +111,7 @@ def _dimension(folder: Path, config: dict[str, Any]) -> int:
         return int(config["text_config"]["hidden_size"])
     if kind not in MODELS:
         cut = config.get("matryoshka_dimensions")
-        pooling = json.loads((folder / "1_Pooling/config.json").read_text(encoding="utf-8"))
-        return int(cut[0] if cut else pooling["word_embedding_dimension"])
+        return int(cut[0] if cut else config["text_config"]["hidden_size"])
     backbone = config["backbone_config"]
     if kind == "mllm_retriever":
         return int(config["embedding_dim"] or backbone["text_config"]["hidden_size"])
@@ -122,6 +121,20 @@ def _dimension(folder: Path, config: dict[str, Any]) -> int:
 def _tower_type(config: dict[str, Any], tower: str) -> str:
     owner = config.get("backbone_config", config)
     return str(owner[f"{tower}_config"]["model_type"])
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    """What a folder records of its training; nothing if it has no record."""
+    file = folder / "recipe.json"
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def _bases(recipe: dict[str, Any]) -> list[str]:
+    """The ids of what a model began with; of a folder, what the model in it began with."""
+    model = recipe.get("model", {})
+    names = [name for part in ("vision", "text", "mllm", "checkpoint") if isinstance(name := model.get(part), str)]
+    earlier = [_recipe(Path(name)) for name in names if is_local(name)]
+    return _hub_ids(names) + [base for each in earlier for base in _bases(each)]
 
 
 def _sources(data: dict[str, Any]) -> list[str]:

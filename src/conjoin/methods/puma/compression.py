@@ -319,15 +319,18 @@ def _curves(
     costs = {name: cost("trained", field) for name, field in COSTS.items()}
     if "int8" in kinds:
         costs["bytes, int8"] = cost("int8", "size")
-    agreed = {
-        score: line("trained", lambda name, score=score: shared[name][score]) for score in shared[next(iter(found))]
-    }
+
+    def agreed(score: str) -> list[list[float]]:
+        return line("trained", lambda name: shared[name][score])
+
     return [
         Curve(
             f"R@{k}, mean of both directions",
             {kind: line(kind, lambda name: _mean_score(scores[name], k)) for kind in kinds},
             "layers",
         ),
-        Curve("Agreement with the whole model", agreed, "layers"),
+        Curve(
+            "Agreement with the whole model", {score: agreed(score) for score in next(iter(shared.values()))}, "layers"
+        ),
         Curve("Cost, share of the whole model's", costs, "layers"),
     ]
