@@ -95,7 +95,7 @@ def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, cl
             average = (row[part]["precision"]["value"] + row[part]["mean_recall"]["value"]) / 2
             assert row[part]["average"]["value"] == pytest.approx(average)
             assert average == pytest.approx(row[part]["readouts"][row["readouts"][part]]["average"])
-            stored = row[part]["outcomes"]["0"]
+            stored = row[part]["outcomes"]["0"][row["readouts"][part]]
             assert stored["wins"].count("1") / 12 == pytest.approx(row[part]["precision"]["value"])
             assert stored["same_union"].count("1") / 12 == pytest.approx(row[part]["other_intersection"]["value"])
             assert 1 - stored["ranks"].count("b") / 12 == pytest.approx(row[part]["recall@10"]["value"])

@@ -62,18 +62,22 @@ class Finished:
         name = f"{part}_same_union" if metric == SAME_UNION else part
         return np.array([_values(run["sets"][name], metric, chosen) for run in runs])
 
-    def outcomes(self, test: str) -> dict[int, dict[str, str]]:
-        """By seed: of each triplet whether Precision counts it, and the positive's rank as a digit (b: beyond 10).
+    def outcomes(self, test: str) -> dict[int, dict[str, dict[str, str]]]:
+        """By seed and readout: of each triplet whether Precision counts it, and the positive's rank (b: beyond 10).
 
         `same_union` is the Precision of the same queries with a negative of `SAME_UNION`.
         """
-        found = {}
+        found: dict[int, dict[str, dict[str, str]]] = {}
         for seed, run in self.runs.items():
             whole, same = (run["sets"][f"test_{test}{end}"]["readouts"] for end in ("", "_same_union"))
-            readout = self.readouts[test]
-            wins = {"wins": whole, "same_union": same}
-            found[seed] = {name: "".join(map(str, each[readout]["wins"])) for name, each in wins.items()}
-            found[seed]["ranks"] = "".join(f"{min(rank, 11):x}" for rank in whole[readout]["ranks"])
+            found[seed] = {
+                readout: {
+                    "wins": "".join(map(str, outcome["wins"])),
+                    "same_union": "".join(map(str, same[readout]["wins"])),
+                    "ranks": "".join(f"{min(rank, 11):x}" for rank in outcome["ranks"]),
+                }
+                for readout, outcome in whole.items()
+            }
         return found
 
     def has(self, metric: str) -> bool:
