@@ -9,6 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+
+from tiny_embedders import drop_video
 
 pytestmark = pytest.mark.slow
 
@@ -206,3 +209,31 @@ def test_search_is_compared_and_its_growth_is_drawn(tmp_path):
     for name in ("vectors", "batch", "length", "layers"):
         picture = (tmp_path / f"cost_{name}.svg").read_text()
         assert picture.count("<circle") == sum(map(len, content[name].values()))
+
+
+class EngineOfStock:
+    """What `vllm.LLM` does with an export and prompts, done by transformers and sentence-transformers."""
+
+    def __init__(self, folder, **options):
+        self.encoder = SentenceTransformer(folder, device="cpu")
+
+    def get_tokenizer(self):
+        return self.encoder.tokenizer
+
+    def embed(self, prompts, **options):
+        return [SimpleNamespace(outputs=SimpleNamespace(embedding=self._embed(prompt))) for prompt in prompts]
+
+    @torch.no_grad()
+    def _embed(self, prompt):
+        images = prompt.get("multi_modal_data", {}).get("image")
+        batch = self.encoder[0].processor(text=[prompt["prompt"]], images=images, return_tensors="pt")
+        return self.encoder(dict(batch))["sentence_embedding"][0].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "llava", "Qwen2-VL embedder, mean"])
+def test_prompts_for_vllm_give_the_vectors_of_the_model(name, tmp_path, monkeypatch):
+    drop_video(monkeypatch)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=EngineOfStock))
+    (row,) = importlib.import_module("vllm_export").compare(name, ["float32"], tmp_path)
+    assert row["model"] == name and 0 < max(row["texts"], row["images"]) <= 1e-5
