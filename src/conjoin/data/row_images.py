@@ -247,7 +247,7 @@ def row_item(parts: Mapping[str, Any], name: str = "item") -> Any:  # noqa: ANN4
     image, text = parts.get("image"), parts.get("text")
     if is_interleaved(image, text):
         return interleave(str(text), image or (), name)
-    return {part: value for part, value in ({"image": image} | dict(parts)).items() if value is not None}
+    return {part: value for part, value in sorted(parts.items()) if value is not None}
 
 
 def is_interleaved(image: Any, text: Any) -> bool:  # noqa: ANN401 - parts of a row
