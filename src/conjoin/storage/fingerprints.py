@@ -156,11 +156,10 @@ def item_digest(item: Mapping[str, Any]) -> int:
 
 
 def _content_of(item: Mapping[str, Any]) -> "hashlib._Hash":
-    image = item.get("image")
-    images = image if isinstance(image, list) else [] if image is None else [image]
-    words = sorted((name, value) for name, value in item.items() if name != "image")
+    words = [(name, item[name]) for name in sorted(item) if name != "image"]
     digest = hashlib.sha256(repr(words).encode("utf-8", "surrogatepass"))
-    for single in images:
+    image = item.get("image")
+    for single in image if isinstance(image, list) else [] if image is None else [image]:
         path = single.get("path") if isinstance(single, Mapping) and not single.get("bytes") else single
         if isinstance(path, str | os.PathLike) and os.path.isfile(path):
             with open(path, "rb") as file:
