@@ -275,10 +275,8 @@ def writing(uri: str | Path, process: str | None = None) -> Iterator[None]:
     """
     if str(uri).startswith("hf://"):
         raise ValueError(f"{str(uri)!r} can only be read: copy it with `conjoin copy`, or change it and push it again")
-    folder = local_folder(uri)
     os.environ.setdefault("LANCE_DEFAULT_FRAGMENT_READAHEAD", "1")  # memory of compaction: 100 instead of 170 MB
-    if folder is not None:  # each thread keeps some memory: a sync of 3·10⁶ rows then takes 200 MB instead of 240
-        os.environ.setdefault("LANCE_IO_THREADS", "2")
+    folder = local_folder(uri)
     lock = None
     if folder is not None:
         check_place(folder)

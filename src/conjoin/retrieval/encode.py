@@ -238,7 +238,7 @@ class CollectionWriter:
         pairs = zip(ids, rows, strict=True)
         parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
         stamps = [_digest(row_stamp, row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
-        is_same = found & (np.array(stamps, dtype=np.int64).astype(np.uint32) == known.stamps)
+        is_same = found & (np.array(stamps, dtype=np.int64) == known.stamps)
         changed = np.flatnonzero(~is_same).tolist()
         contents = {
             index: (

@@ -32,7 +32,7 @@ class KnownRows(NamedTuple):
 
     Attributes:
         found: Whether each is in the collection, `(N,)`.
-        stamps: The last 32 bits of its `row_stamp` there, `(N,)` uint32.
+        stamps: Its `row_stamp` there, `(N,)` int64.
         repeated: Whether its id occurred before in the data, `(N,)`.
     """
 
@@ -44,8 +44,7 @@ class KnownRows(NamedTuple):
 class RowDigests:
     """The rows of a collection and of the data, as 64-bit digests of their ids in sorted blocks.
 
-    A row of the collection takes 13 bytes, another one of the data 8: of stamps, the last 32 bits are compared, so one
-    change in four thousand million goes unseen.
+    A row of the collection takes 17 bytes, another one of the data 8.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class RowDigests:
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Add rows of the collection: the keys of their ids `(N,)` uint64, and their stamps `(N,)` int64."""
-        self._recent.append((keys, values.astype(np.uint32)))
+        self._recent.append((keys, values))
         self._count += len(keys)
         if sum(len(some) for some, _ in self._recent) >= _DIGESTS_AT_ONCE:
             self._sort()
@@ -80,7 +79,7 @@ class RowDigests:
         """What is known of rows of the data with these keys `(N,)`; marks them as seen."""
         self._sort()
         found, repeated = np.zeros(len(keys), dtype=bool), UniqueIds().add(keys)
-        stamps = np.zeros(len(keys), dtype=np.uint32)
+        stamps = np.zeros(len(keys), dtype=np.int64)
         for own, values, seen in zip(self._keys, self._values, self._seen, strict=True):
             indices = np.minimum(np.searchsorted(own, keys), len(own) - 1)
             hit = own[indices] == keys
