@@ -176,7 +176,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
         "--language",
         default="en",
         metavar="CODE",
-        help="of the names in the queries, such as de or es; the gallery has English names (default: %(default)s)",
+        help="language of the names in the queries, such as de; the gallery has English names (default: %(default)s)",
     )
 
 
