@@ -3,6 +3,7 @@
 Collections rely on Lance.
 """
 
+import copy
 import shutil
 
 import numpy as np
@@ -38,7 +39,7 @@ def read_cache(folder):
 
 
 def make_model(folder, number, model):
-    own, processor = model
+    own, processor = copy.deepcopy(model[0]), model[1]
     with torch.no_grad():
         next(own.parameters()).fill_(number)
     export(own, processor, folder / "runs" / "model", {"query": f"Number {number}: "})
