@@ -169,6 +169,8 @@ def test_card_of_a_model_that_began_with_a_folder(tiny_checkpoints, tmp_path):
     card = model_upload(folder, "me/model").card
     assert "parameters and was trained with conjoin." in card
     assert metadata(card)["base_model"] == ["openai/clip-vit-base-patch32"]
+    (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE | {"model": {"checkpoint": str(folder)}}))
+    assert "base_model" not in metadata(model_upload(folder, "me/model").card)  # each names the other
 
 
 def test_a_stock_export_is_pushed_with_its_modules(mllm_checkpoints, tmp_path):

@@ -129,12 +129,12 @@ def _recipe(folder: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def _bases(recipe: dict[str, Any]) -> list[str]:
-    """The ids of what a model began with; of a folder, what the model in it began with."""
+def _bases(recipe: dict[str, Any], seen: frozenset[str] = frozenset()) -> list[str]:
+    """The ids of what a model began with; of a folder that is not `seen`, what the model in it began with."""
     model = recipe.get("model", {})
-    names = [name for part in ("vision", "text", "mllm", "checkpoint") if isinstance(name := model.get(part), str)]
-    earlier = [_recipe(Path(name)) for name in names if is_local(name)]
-    return _hub_ids(names) + [base for each in earlier for base in _bases(each)]
+    names = {name for part in ("vision", "text", "mllm", "checkpoint") if isinstance(name := model.get(part), str)}
+    earlier = [_recipe(Path(name)) for name in names - seen if is_local(name)]
+    return _hub_ids([*names]) + [base for each in earlier for base in _bases(each, seen | names)]
 
 
 def _sources(data: dict[str, Any]) -> list[str]:
