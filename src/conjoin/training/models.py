@@ -97,8 +97,8 @@ def compose_towers(kind: Any, arguments: ModelArguments) -> ModelAndProcessor:  
             "model.config.readout: 'intersection' is fitted after training, by `conjoin export --readout`"
         )
     vision: Any = load_sample_vision_tower() if arguments.vision == "sample" else arguments.vision
-    text: Any = TEXT_TOWERS[str(arguments.text)]()[0] if arguments.text in TEXT_TOWERS else arguments.text
-    return kind.from_backbones(vision, text, **arguments.config), _processor(arguments)
+    text, tokenizer = TEXT_TOWERS[arguments.text]() if arguments.text in TEXT_TOWERS else (arguments.text, None)
+    return kind.from_backbones(vision, text, **arguments.config), _processor(arguments, tokenizer)
 
 
 TEXT_TOWERS = {"sample": load_sample_text_tower, "sample-multilingual": load_sample_multilingual_tower}
@@ -164,9 +164,9 @@ def _check_parts(arguments: ModelArguments) -> None:
             ) from error
 
 
-def _processor(arguments: ModelArguments) -> ImageTextProcessor:
+def _processor(arguments: ModelArguments, tokenizer: Any = None) -> ImageTextProcessor:  # noqa: ANN401
+    """The processor of two towers; without a tokenizer, that of the text tower's checkpoint."""
     image_processor = sample_image_processor(arguments.image_size) if arguments.vision == "sample" else None
-    tokenizer = TEXT_TOWERS[str(arguments.text)]()[1] if arguments.text in TEXT_TOWERS else None
     return ImageTextProcessor.from_backbones(
         image_processor or str(arguments.vision),
         tokenizer or str(arguments.text),

