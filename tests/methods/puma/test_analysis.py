@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conjoin.evaluation import Curve, render_report
+from conjoin.evaluation import Curve, Results, render_report
 from conjoin.methods.puma.analysis import (
     ATTENDED,
     analyse_mllm,
@@ -141,6 +141,8 @@ class TestErrors:
             analyse_mllm(model, processor, pairs[:1])
         with pytest.raises(ValueError, match="every item must have an image and a text; item 1 lacks one"):
             analyse_mllm(model, processor, [pairs[0], {"image": pairs[0]["image"], "text": None}])
+        with pytest.raises(ValueError, match="the results 'other' have no curve; expected those of `compress`"):
+            analyse_mllm(model, processor, pairs, compressed=Results(title="other", summary="", seed=0))
 
 
 def test_the_depth_is_the_fewest_layers_with_the_share():

@@ -50,9 +50,11 @@ def analyse_mllm(
 
     Raises:
         ValueError: The model is not an MLLM retriever, there are fewer than two pairs, a pair lacks image or text, or
-            `share` is out of range.
+            `share` is out of range, or `compressed` has no curve.
     """
     _check(model, pairs, share)
+    if compressed is not None and not compressed.curves:
+        raise ValueError(f"the results {compressed.title!r} have no curve; expected those of `compress`")
     attention = readout_attention(model, processor, pairs[:attention_pairs])
     states = {
         key: torch.cat(
