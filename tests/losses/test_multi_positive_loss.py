@@ -8,6 +8,7 @@ import torch
 from naive_losses import assert_same, leaf, scalar
 
 from conjoin.losses import multi_positive
+from conjoin.ops import Gathered
 
 POSITIVE_MASK = torch.tensor([[True, True], [True, False], [False, False], [False, True]])
 NEGATIVE_MASK = torch.tensor([[True] * 3, [False] * 3, [True, False, True], [False, True, False]])
@@ -82,6 +83,12 @@ ZERO = A * torch.tensor([1.0, 0.0, 1.0])[:, None]
         (
             lambda: multi_positive(A, A[:, None], A[:, None], 0.1, torch.ones(3, 2)),
             r"positive_mask has shape \(3, 2\), expected \(3, 1\)",
+        ),
+        (
+            lambda: multi_positive(
+                A, A[:, None], A[:, None], 0.1, ids=torch.arange(3), gathered=Gathered((A,), torch.arange(3))
+            ),
+            "gathered needs ids beside ids",
         ),
     ],
 )

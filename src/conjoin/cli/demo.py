@@ -21,7 +21,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "demo",
         help=COMMANDS["demo"],
         description="Build the emoji sample, train a model and its baselines on it, encode a held-out gallery, search "
-        "it, evaluate all nine modality combinations, and write a report. Six minutes on two CPU cores; needs "
+        "it, evaluate all nine modality combinations, and write a report. Five to six minutes on two CPU cores; needs "
         "the sample, which the README installs, and no network. --recipe solar runs SOLAR on scenes of several "
         "objects, beside baselines. --SECTION.KEY VALUE changes a key of the recipe.",
         epilog="example: conjoin demo --recipe solar",
