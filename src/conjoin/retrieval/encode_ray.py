@@ -186,7 +186,7 @@ def _plan(ray: Any, stream: datasets.IterableDataset, worker: _Settings, count: 
     tasks = ray.data.from_items(parts, override_num_blocks=len(parts))
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
     where = here if stream.num_shards == 1 else None  # one file may lie on this machine alone
-    readers, workers = ray.data.TaskPoolStrategy(size=count), ray.data.ActorPoolStrategy(size=count)
+    readers, workers = ray.data.TaskPoolStrategy(size=min(count, len(parts))), ray.data.ActorPoolStrategy(size=count)
     rows = tasks.flat_map(_Read(stream, _ROWS_PER_TASK), num_cpus=0, compute=readers, label_selector=where)
     rows.context.target_max_block_size = 1  # what `_Read` gives at a time is a block, and a block is a task
     rows.context.enable_progress_bars = False
