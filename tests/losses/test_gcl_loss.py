@@ -9,9 +9,13 @@ import torch
 from naive_losses import assert_same, leaf, scalar
 
 from conjoin.losses import PAIRS, GclLoss, gcl
+from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
 from conjoin.ops import Gathered
 
 FLAGS = list(itertools.product([True, False], repeat=3))
+
+
+OPTIONS = GclOptions()
 
 
 def views(count=4, width=6):
@@ -23,19 +27,21 @@ def views(count=4, width=6):
 def test_equals_the_naive_loop(flags, with_ids):
     x, t = views(), scalar(0.2)
     ids = torch.tensor([3, 8, 3, 1]) if with_ids else None
-    assert_same(gcl(*x, t, *flags, ids=ids), naive.gcl(*x, t, *flags, ids=ids), [*x, t])
+    loss = gcl_of_rows(GclRows(x, ids), t, GclOptions(*flags))
+    assert_same(loss, naive.gcl(*x, t, *flags, ids=ids), [*x, t])
 
 
 @pytest.mark.parametrize("flags", FLAGS)
 def test_missing_modalities_are_left_out_whatever_they_hold(flags):
     present = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0]], dtype=torch.bool)
     x, t = views(), scalar(0.2)
-    loss, expected = gcl(*x, t, *flags, present=present), naive.gcl(*x, t, *flags, present=present)
-    assert_same(loss, expected, [*x, t])
+    options = GclOptions(*flags)
+    loss = gcl_of_rows(GclRows(x, present=present), t, options)
+    assert_same(loss, naive.gcl(*x, t, *flags, present=present), [*x, t])
     with torch.no_grad():
         for matrix, exists in zip(x, present.T, strict=True):
             matrix[~exists] = float("nan")
-    again = gcl(*x, t, *flags, present=present)
+    again = gcl_of_rows(GclRows(x, present=present), t, options)
     assert again.item() == loss.item()
     for gradient, exists in zip(torch.autograd.grad(again, x), present.T, strict=True):
         assert gradient.isfinite().all() and (gradient[~exists] == 0).all() and gradient[exists].abs().max() > 0
@@ -59,7 +65,7 @@ def test_equal_embeddings_give_the_log_of_the_count(flags, count):
 
 def test_gathered_columns_of_the_same_rows_change_nothing():
     x, t = views(), scalar(0.2)
-    loss = gcl(*x, t, gathered=Gathered(tuple(x), torch.arange(4)))
+    loss = gcl_of_rows(GclRows(x), t, OPTIONS, Gathered(tuple(x), torch.arange(4)))
     assert_same(loss, gcl(*x, t), [*x, t])
 
 
@@ -78,41 +84,39 @@ IDS = torch.tensor([4, 7, 4, 1, 9, 7])
 
 def test_gcl_of_rows_that_all_show_the_same_keeps_each_pair_to_itself():
     x, t = triple(4, 6, torch.float64), scalar(0.2)
-    found = gcl(*x, t, ids=torch.zeros(4, dtype=torch.long))
+    loss = gcl_of_rows(GclRows(x, torch.zeros(4, dtype=torch.long)), t, OPTIONS)
     alone = sum(gcl(*(view[i : i + 1] for view in x), t) for i in range(4)) / 4
-    assert_same(found, alone, [*x, t])
+    assert_same(loss, alone, [*x, t])
 
 
 @pytest.mark.parametrize("flags", [(True, False, False), (False, True, True)])
 def test_gcl_over_shares_with_ids_and_missing_modalities(flags):
     x, t = triple(6, 4, torch.float64), scalar(0.2)
     present = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
-    ids = IDS
     shares = [
-        gcl(
-            *(view[rows] for view in x),
+        gcl_of_rows(
+            GclRows([view[rows] for view in x], IDS[rows], present[rows]),
             t,
-            *flags,
-            present=present[rows],
-            ids=ids[rows],
-            gathered=Gathered(tuple(x), rows, ids, present),
+            GclOptions(*flags),
+            Gathered(tuple(x), rows, IDS, present),
         )
         for rows in torch.arange(6).split(2)
     ]
     assert len({share.item() for share in shares}) == 3
-    assert_same(sum(shares) / 3, naive.gcl(*x, t, *flags, present=present, ids=ids), [*x, t])
+    assert_same(sum(shares) / 3, naive.gcl(*x, t, *flags, present=present, ids=IDS), [*x, t])
 
 
 def test_gathered_columns_and_what_is_missing_come_together():
     x = triple(4)
     with pytest.raises(ValueError, match="present beside present"):
-        gcl(*x, 0.1, gathered=Gathered(tuple(x), torch.arange(4)), present=torch.ones(4, 3))
+        gcl_of_rows(GclRows(x, present=torch.ones(4, 3)), 0.1, OPTIONS, Gathered(tuple(x), torch.arange(4)))
 
 
 def test_a_missing_modality_may_be_given_by_any_number():
     x = triple(4)
     present = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0]])
-    assert gcl(*x, 0.1, present=present).item() == gcl(*x, 0.1, present=present.bool()).item() > 0
+    numbers, truths = (gcl_of_rows(GclRows(x, present=each), 0.1, OPTIONS) for each in (present, present.bool()))
+    assert numbers.item() == truths.item() > 0
 
 
 def test_gcl_loss_passes_its_flags_on():
@@ -131,6 +135,7 @@ def test_gcl_loss_refuses_unknown_pairs():
 
 
 E3 = torch.eye(3)
+ROWS = (E3, E3, E3)
 
 
 @pytest.mark.parametrize(
@@ -141,15 +146,18 @@ E3 = torch.eye(3)
         (lambda: gcl(E3, E3, E3 * 0, 0.1), r"fused\[0\] has norm 0.0"),
         (lambda: gcl(E3, E3, E3, 0.1, pairs=[("image", "image")]), "pairs=.*: expected some of"),
         (lambda: gcl(E3, E3, E3, 0.1, pairs=[]), "pairs=.*: expected some of"),
-        (lambda: gcl(E3, E3, E3, 0.1, present=torch.ones(3, 2)), r"present has shape \(3, 2\), expected \(3, 3\)"),
-        (lambda: gcl(E3, E3, E3, 0.1, present=torch.eye(3)), "no row has both modalities of any pair"),
-        (lambda: gcl(E3, E3, E3, 0.1, ids=torch.arange(2)), r"ids has shape \(2,\), expected \(3,\)"),
+        (lambda: GclRows(ROWS, present=torch.ones(3, 2)), r"present has shape \(3, 2\), expected \(3, 3\)"),
         (
-            lambda: gcl(E3, E3, E3, 0.1, gathered=Gathered((E3, E3, E3), torch.arange(3)), ids=torch.arange(3)),
+            lambda: gcl_of_rows(GclRows(ROWS, present=torch.eye(3)), 0.1, OPTIONS),
+            "no row has both modalities of any pair",
+        ),
+        (lambda: GclRows(ROWS, torch.arange(2)), r"ids has shape \(2,\), expected \(3,\)"),
+        (
+            lambda: gcl_of_rows(GclRows(ROWS, torch.arange(3)), 0.1, OPTIONS, Gathered(ROWS, torch.arange(3))),
             "ids beside ids",
         ),
         (
-            lambda: gcl(E3, E3, E3, 0.1, gathered=Gathered((E3, E3, E3), torch.arange(1, 4))),
+            lambda: gcl_of_rows(GclRows(ROWS), 0.1, OPTIONS, Gathered(ROWS, torch.arange(1, 4))),
             r"positions lie in \[1, 3\], expected \[0, 2\]",
         ),
     ],

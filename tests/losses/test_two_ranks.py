@@ -8,6 +8,7 @@ from naive_losses import leaf, scalar
 from torch.nn.parallel import DistributedDataParallel
 
 from conjoin.losses import ContrastiveLoss, GclLoss, gcl, info_nce, mac, multi_positive, symmetric_info_nce
+from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
 from conjoin.ops import gather_rows, gather_with_gradient as gather, local_positions
 
 pytestmark = pytest.mark.slow
@@ -17,6 +18,8 @@ MODALITY = torch.tensor([0, 1, 2, 0, 1, 1])
 IDS = torch.tensor([0, 1, 2, 0, 4, 1])
 POSITIVE_MASK = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0], [0, 0], [0, 1]], dtype=torch.bool)
 PRESENT = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 1, 0]], dtype=torch.bool)
+
+OPTIONS = GclOptions(exclude_self=False, exclude_same_modality=True, exclude_other_positive=True)
 
 
 def inputs():
@@ -32,8 +35,8 @@ FULL = {
     "mac": lambda q, c, f, p, n, t, s: mac(q, c, MODALITY, t, t / 2),
     "multi_positive": lambda q, c, f, p, n, t, s: multi_positive(q, p, n, t, POSITIVE_MASK),
     "gcl": lambda q, c, f, p, n, t, s: gcl(q, c, f, t),
-    "gcl_flags": lambda q, c, f, p, n, t, s: gcl(q, c, f, t, False, True, True, ids=IDS),
-    "gcl_present": lambda q, c, f, p, n, t, s: gcl(q, c, f, t, present=PRESENT),
+    "gcl_flags": lambda q, c, f, p, n, t, s: gcl_of_rows(GclRows((q, c, f), IDS), t, OPTIONS),
+    "gcl_present": lambda q, c, f, p, n, t, s: gcl_of_rows(GclRows((q, c, f), None, PRESENT), t, GclOptions()),
 }
 """Every loss on one process; the last argument is the slice of rows a rank holds."""
 
@@ -54,12 +57,12 @@ LOCAL = {
     "multi_positive": lambda q, c, f, p, n, t, s: multi_positive(
         q, p, n, t, POSITIVE_MASK[s], gathered=gather_rows(q, present=POSITIVE_MASK[s].any(1))
     ),
-    "gcl": lambda q, c, f, p, n, t, s: gcl(q, c, f, t, gathered=gather_rows(q, c, f)),
-    "gcl_flags": lambda q, c, f, p, n, t, s: gcl(
-        q, c, f, t, False, True, True, gathered=gather_rows(q, c, f, ids=IDS[s]), ids=IDS[s]
+    "gcl": lambda q, c, f, p, n, t, s: gcl_of_rows(GclRows((q, c, f)), t, GclOptions(), gather_rows(q, c, f)),
+    "gcl_flags": lambda q, c, f, p, n, t, s: gcl_of_rows(
+        GclRows((q, c, f), IDS[s]), t, OPTIONS, gather_rows(q, c, f, ids=IDS[s])
     ),
-    "gcl_present": lambda q, c, f, p, n, t, s: gcl(
-        q, c, f, t, present=PRESENT[s], gathered=gather_rows(q, c, f, present=PRESENT[s])
+    "gcl_present": lambda q, c, f, p, n, t, s: gcl_of_rows(
+        GclRows((q, c, f), None, PRESENT[s]), t, GclOptions(), gather_rows(q, c, f, present=PRESENT[s])
     ),
 }
 MODULES = {

@@ -1,7 +1,7 @@
 """Generalized contrastive learning: one loss over the image, text and fused embeddings of every pair (GCL)."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,30 @@ PAIRS = tuple((a, b) for a in MODALITIES for b in MODALITIES if a != b)
 """The 6 ordered pairs of different modalities that the loss sums over."""
 
 
+@dataclass(frozen=True)
+class GclOptions:
+    """What the denominators of `gcl` leave out, and which terms it averages.
+
+    Args:
+        exclude_self: Leave the anchor out of its own denominator.
+        exclude_same_modality: Leave out everything of the anchor's modality.
+        exclude_other_positive: For the pair (a, b), leave the third embedding of the same j out.
+        pairs: The ordered modality pairs to average over; all six by default.
+
+    Raises:
+        ValueError: A pair is unknown, or there is none.
+    """
+
+    exclude_self: bool = True
+    exclude_same_modality: bool = False
+    exclude_other_positive: bool = False
+    pairs: Sequence[tuple[str, str]] = PAIRS
+
+    def __post_init__(self) -> None:
+        if not self.pairs or any(tuple(pair) not in PAIRS for pair in self.pairs):
+            raise ValueError(f"pairs={list(self.pairs)}: expected some of {PAIRS}")
+
+
 def gcl(
     image: Tensor,
     text: Tensor,
@@ -24,63 +48,61 @@ def gcl(
     exclude_self: bool = True,
     exclude_same_modality: bool = False,
     exclude_other_positive: bool = False,
-    *,
     pairs: Sequence[tuple[str, str]] = PAIRS,
-    present: Tensor | None = None,
-    ids: Tensor | None = None,
-    gathered: Gathered | None = None,
 ) -> Tensor:
     """`-1/(6N) sum_j sum_{(a,b)} log( e^{s(a_j, b_j)} / sum_m sum_k e^{s(a_j, m_k)} )`, `s = cos / t`.
 
     The denominator runs over all modalities m and pairs k except the anchor. In a batch of one pair these are the
-    other two embeddings.
+    other two embeddings. `GclLoss` also takes ids, missing modalities and the rows of other devices.
 
     Args:
         image: `(N, D)`, raw.
         text: `(N, D)`, raw.
         fused: `(N, D)`, raw; row j of all three belongs to one image-text pair.
         temperature: Positive float, or 0-d tensor to learn.
-        exclude_self: Leave the anchor out of its own denominator.
+        exclude_self: As for `GclOptions`, like the next three.
         exclude_same_modality: Leave out everything of the anchor's modality.
-        exclude_other_positive: For the pair (a, b), leave the third embedding of the same j out.
-        pairs: The ordered modality pairs to average over; all six by default.
-        present: `(N, 3)` bool, which of image, text and fused exist; terms that need a missing one are left out of the
-            mean, no denominator holds one, and it may be anything. All exist by default.
-        ids: `(N,)` integers naming what each row shows; rows of one id are not each other's negatives.
+        exclude_other_positive: Leave out the third embedding of the pair.
+        pairs: The ordered modality pairs to average over.
+
+    Raises:
+        ValueError: Shapes do not fit, a vector is zero or not finite, the temperature is not positive, or a pair is
+            unknown.
+    """
+    options = GclOptions(exclude_self, exclude_same_modality, exclude_other_positive, pairs)
+    return gcl_of_rows(GclRows((image, text, fused)), temperature, options)
+
+
+def gcl_of_rows(
+    rows: "GclRows", temperature: Tensor | float, options: GclOptions, gathered: Gathered | None = None
+) -> Tensor:
+    """Return `gcl` of rows that may have ids or lack modalities.
+
+    Args:
+        rows: The local rows.
+        temperature: As for `gcl`.
+        options: As for `gcl`.
         gathered: The rows of all devices as columns, with three matrices, and with `ids` and `present` `(M, 3)` if the
             local rows have them; the mean over devices is then the mean over all terms.
 
     Raises:
-        ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, a pair
-            is unknown, `gathered` lacks what the local rows have, or no term is left.
+        ValueError: As `gcl`; or `gathered` does not fit the rows or lacks what they have, or no term is left.
     """
     scale = inverse(temperature)
-    check_pairs(pairs)
-    local = columns = _Rows((image, text, fused), present, ids)
+    columns, positions = rows, None
     if gathered is not None:
-        if (ids is not None and gathered.ids is None) or (present is None) != (gathered.present is None):
+        if (rows.has_ids and gathered.ids is None) or rows.has_present != (gathered.present is not None):
             raise ValueError("gathered needs ids beside ids, and present beside present")
-        columns = _Rows(gathered.vectors, gathered.present, gathered.ids, names="gathered ")
-        check_positions(len(image), gathered.vectors[0], gathered.positions, "rows")
-    count = columns.count_terms(pairs)
-    positions = None if gathered is None else gathered.positions
-    negatives = _negatives(local, columns, positions, scale, exclude_same_modality)
-    terms = _sum_terms(local, negatives, scale, pairs, exclude_self or exclude_same_modality, exclude_other_positive)
-    return terms / (count * len(image) / columns.count)
-
-
-def check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Check that `pairs` are some of `PAIRS`.
-
-    Raises:
-        ValueError: They are not, or there are none.
-    """
-    if not pairs or any(tuple(pair) not in PAIRS for pair in pairs):
-        raise ValueError(f"pairs={list(pairs)}: expected some of {PAIRS}")
+        columns = GclRows(gathered.vectors, gathered.ids, gathered.present, names="gathered ")
+        positions = gathered.positions
+        check_positions(rows.count, gathered.vectors[0], positions, "rows")
+    count = columns.count_terms(options.pairs)
+    negatives = _negatives(rows, columns, positions, scale, options.exclude_same_modality)
+    return _sum_terms(rows, negatives, scale, options) / (count * rows.count / columns.count)
 
 
 def _negatives(
-    local: "_Rows", columns: "_Rows", positions: Tensor | None, scale: Tensor | float, exclude_same_modality: bool
+    local: "GclRows", columns: "GclRows", positions: Tensor | None, scale: Tensor | float, exclude_same_modality: bool
 ) -> Tensor:
     """Log-sum-exp of each embedding to those of all other pairs, minus infinity where it is missing: `(3, N)`."""
     if columns is local and local.regular:
@@ -100,24 +122,18 @@ def _negatives(
     return logsumexp.view(3, -1)
 
 
-def _sum_terms(
-    local: "_Rows",
-    negatives: Tensor,
-    scale: Tensor | float,
-    pairs: Sequence[tuple[str, str]],
-    exclude_self: bool,
-    exclude_other_positive: bool,
-) -> Tensor:
+def _sum_terms(rows: "GclRows", negatives: Tensor, scale: Tensor | float, options: GclOptions) -> Tensor:
     """The sum of the terms of all pairs; the pair's own embeddings join the `negatives` `(3, N)` here."""
-    scores = _PairScores(local, scale)
+    scores = _PairScores(rows, scale)
+    has_self = not (options.exclude_self or options.exclude_same_modality)
     terms = []
-    for a, b in pairs:
+    for a, b in options.pairs:
         first, second = MODALITIES.index(a), MODALITIES.index(b)
-        members = [second] + [3 - first - second] * (not exclude_other_positive) + [first] * (not exclude_self)
+        members = [second] + [3 - first - second] * (not options.exclude_other_positive) + [first] * has_self
         denominator = torch.stack([negatives[first], *(scores[first, member] for member in members)], dim=1)
         positive = scores[first, second]
-        if local.present is not None:
-            both = local.present[:, first] & local.present[:, second]
+        if rows.present is not None:
+            both = rows.present[:, first] & rows.present[:, second]
             denominator, positive = denominator[both], positive[both]
         terms.append(denominator.logsumexp(1) - positive)
     return torch.cat(terms).sum()
@@ -126,7 +142,7 @@ def _sum_terms(
 class _PairScores:
     """Scaled similarities `(N,)` of two embeddings of one pair, minus infinity where one is missing."""
 
-    def __init__(self, rows: "_Rows", scale: Tensor | float) -> None:
+    def __init__(self, rows: "GclRows", scale: Tensor | float) -> None:
         self.rows, self.scale = rows, scale
         self.computed: dict[tuple[int, int], Tensor] = {}
 
@@ -140,11 +156,22 @@ class _PairScores:
         return self.computed[a, b]
 
 
-class _Rows:
-    """The existing ones of the 3N embeddings, modality by modality, as unit vectors with ids and groups."""
+class GclRows:
+    """The existing ones of the 3N embeddings, modality by modality, as unit vectors with ids and groups.
+
+    Args:
+        matrices: Image, text and fused `(N, D)`, raw.
+        ids: `(N,)` integers naming what each row shows; rows of one id are not each other's negatives.
+        present: `(N, 3)` bool, which of image, text and fused exist; terms that need a missing one are left out of the
+            mean, no denominator holds one, and it may be anything. All exist by default.
+        names: Put before the names of the arguments in error messages.
+
+    Raises:
+        ValueError: Shapes do not fit, or a present vector is zero or not finite.
+    """
 
     def __init__(
-        self, matrices: Sequence[Tensor], present: Tensor | None, ids: Tensor | None, names: str = ""
+        self, matrices: Sequence[Tensor], ids: Tensor | None = None, present: Tensor | None = None, names: str = ""
     ) -> None:
         for name, matrix in zip(MODALITIES, matrices, strict=True):
             check_matrix(matrix, names + name, matrices[0], same_rows=True)
@@ -153,7 +180,7 @@ class _Rows:
             raise ValueError(f"{names}present has shape {tuple(present.shape)}, expected ({count}, 3)")
         if ids is not None:
             check_length(ids, f"{names}ids", count)
-        self.count = count
+        self.count, self.has_ids, self.has_present = count, ids is not None, present is not None
         self.present = None if present is None or present.all() else present.bool()
         self.regular = ids is None and self.present is None
         self.pair_ids = torch.arange(count, device=device) if ids is None else ids
@@ -198,7 +225,7 @@ class GclLoss(nn.Module):
     Args:
         temperature: Softmax temperature, or its start.
         learn_temperature: Train it.
-        exclude_self: See `gcl`, as the next three.
+        exclude_self: As for `GclOptions`, like the next three.
         exclude_same_modality: Leave the anchor's modality out of its denominator.
         exclude_other_positive: Leave the third embedding of the pair out.
         pairs: Ordered modality pairs to average over.
@@ -217,25 +244,27 @@ class GclLoss(nn.Module):
         pairs: Sequence[tuple[str, str]] = PAIRS,
     ) -> None:
         super().__init__()
-        check_pairs(pairs)
+        self.options = GclOptions(exclude_self, exclude_same_modality, exclude_other_positive, pairs)
         self.temperature = Temperature(temperature, learn_temperature)
-        self.flags: dict[str, Any] = {
-            "exclude_self": exclude_self,
-            "exclude_same_modality": exclude_same_modality,
-            "exclude_other_positive": exclude_other_positive,
-        }
-        self.pairs = tuple(pairs)
 
     def forward(
         self, image: Tensor, text: Tensor, fused: Tensor, ids: Tensor | None = None, present: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return `gcl_loss` and the metrics `temperature` and, with `ids`, `masked_negatives`; arguments as `gcl`."""
+        """Return `gcl_loss` and the metrics `temperature` and, with `ids`, `masked_negatives`.
+
+        Args:
+            image: As for `gcl`, like the next two.
+            text: `(N, D)`, raw.
+            fused: `(N, D)`, raw.
+            ids: As for `GclRows`, like `present`.
+            present: `(N, 3)` bool.
+        """
         temperature = self.temperature()
         if present is None and is_distributed():  # the rows of another device may lack something, and all gather alike
             present = torch.ones(len(image), 3, dtype=torch.bool, device=image.device)
-        rows: dict[str, Any] = {"present": present, "ids": ids}
-        gathered = gather_rows(image, text, fused, **rows)
-        loss = gcl(image, text, fused, temperature, **self.flags, pairs=self.pairs, **rows, gathered=gathered)
+        rows = GclRows((image, text, fused), ids, present)
+        gathered = gather_rows(image, text, fused, ids=ids, present=present)
+        loss = gcl_of_rows(rows, temperature, self.options, gathered)
         metrics = {"temperature": temperature.detach()}
         if ids is not None:
             metrics["masked_negatives"] = masked_negatives(ids)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from conjoin.losses import PAIRS, gcl, mac, mac_hard_temperature, multi_positive, self_distillation
-from conjoin.losses.gcl_loss import check_pairs
+from conjoin.losses import PAIRS, mac, mac_hard_temperature, multi_positive, self_distillation
+from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
 from conjoin.ops import gather_rows, gather_with_gradient, is_distributed, local_positions
 
 try:
@@ -87,9 +87,8 @@ class CachedGclLoss(CachedLoss):
         pairs: Sequence[tuple[str, str]] = PAIRS,
     ) -> None:
         super().__init__(model, mini_batch_size)
-        check_pairs(pairs)
-        self.temperature, self.pairs = temperature, tuple(pairs)
-        self.flags = (exclude_self, exclude_same_modality, exclude_other_positive)
+        self.temperature = temperature
+        self.options = GclOptions(exclude_self, exclude_same_modality, exclude_other_positive, pairs)
 
     def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
         """Return the loss; `labels` `(N,)` name what each pair shows: those of one label are not negatives.
@@ -99,9 +98,8 @@ class CachedGclLoss(CachedLoss):
         """
         if len(columns) != 3:
             raise ValueError(f"GCL needs the columns image, text and both, got {len(columns)} columns")
-        image, text, fused = columns
         gathered = gather_rows(*columns, ids=labels)
-        return gcl(image, text, fused, self.temperature, *self.flags, pairs=self.pairs, ids=labels, gathered=gathered)
+        return gcl_of_rows(GclRows(columns, labels), self.temperature, self.options, gathered)
 
 
 class CachedMacLoss(CachedLoss):
