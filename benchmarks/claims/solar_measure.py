@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conjoin.data.make.scenes import TEST_SETS
 from conjoin.demo.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
-from conjoin.evaluation import symmetric_outcomes
+from conjoin.evaluation import TripletVectors, symmetric_outcomes
 from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.scores import PairTokens, fit_intersection, mask_intersection, pair_tokens
 from conjoin.models.joint_encoder import JointEncoderModel
@@ -143,7 +143,7 @@ def _outcomes(triplets: SceneTriplets, views: Vectors, distractors: Vectors, rea
     """Per triplet: the kind of the negative, and by readout whether Precision counts it, and the positive's rank."""
     found = {}
     for name, readout in readouts.items():
-        roles = triplets.roles(F.normalize(readout(views), dim=1))
-        outcome = symmetric_outcomes(*roles, distractors=[F.normalize(readout(distractors), dim=1)])
+        vectors = TripletVectors(*triplets.roles(F.normalize(readout(views), dim=1)))
+        outcome = symmetric_outcomes(vectors, [F.normalize(readout(distractors), dim=1)])
         found[name] = {"wins": outcome.wins.int().tolist(), "ranks": outcome.ranks.tolist()}
     return {"kinds": triplets.kinds, "pool": outcome.pool, "readouts": found}

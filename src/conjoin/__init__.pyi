@@ -15,6 +15,7 @@ from conjoin.data import (
     symmetric_triplets as symmetric_triplets,
 )
 from conjoin.evaluation import (
+    TripletVectors as TripletVectors,
     evaluate_combinations as evaluate_combinations,
     evaluate_symmetric as evaluate_symmetric,
     render_report as render_report,

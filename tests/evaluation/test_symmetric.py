@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjoin.evaluation import evaluate_symmetric, symmetric_outcomes, triplet_precision
+from conjoin.evaluation import TripletVectors, evaluate_symmetric, symmetric_outcomes, triplet_precision
 
 
 def triplets(rows=30, seed=0):
@@ -29,7 +29,7 @@ def naive_hits(anchor, positive, negative, distractors, k):
 @pytest.mark.parametrize("block", [1, 64, 1000])
 def test_equals_a_naive_loop(block):
     anchor, positive, negative, distractors = triplets()
-    result = evaluate_symmetric(anchor, positive, negative, distractors=distractors.split(block), resamples=100)
+    result = evaluate_symmetric(TripletVectors(anchor, positive, negative), distractors.split(block), resamples=100)
     assert result.pool == 3 * 30 - 1 + 200
     recalls = [result.metrics[f"recall@{k}"].value for k in (1, 5, 10)]
     assert recalls == pytest.approx([naive_hits(anchor, positive, negative, distractors, k) for k in (1, 5, 10)])
@@ -44,18 +44,18 @@ def test_equals_a_naive_loop(block):
 
 def test_the_variant_serves_the_precision_only():
     anchor, positive, negative, _ = triplets()
-    plain = evaluate_symmetric(anchor, positive, negative, resamples=50)
+    plain = evaluate_symmetric(TripletVectors(anchor, positive, negative), resamples=50)
     variant = anchor.clone()
     variant[:10] = -negative[:10]
-    other = evaluate_symmetric(anchor, positive, negative, variant, resamples=50)
+    other = evaluate_symmetric(TripletVectors(anchor, positive, negative, variant), resamples=50)
     assert other.metrics["precision"].value > plain.metrics["precision"].value
     assert other.metrics["recall@1"] == plain.metrics["recall@1"]
 
 
 def test_outcomes_are_what_is_averaged():
     *rows, distractors = triplets()
-    result = evaluate_symmetric(*rows, distractors=[distractors], resamples=10)
-    found = symmetric_outcomes(*rows, distractors=[distractors])
+    result = evaluate_symmetric(TripletVectors(*rows), [distractors], resamples=10)
+    found = symmetric_outcomes(TripletVectors(*rows), [distractors])
     assert found.pool == result.pool
     assert found.wins.double().mean().item() == pytest.approx(result.metrics["precision"].value)
     for k in (1, 5, 10):
@@ -64,11 +64,11 @@ def test_outcomes_are_what_is_averaged():
 
 def test_the_query_is_not_in_its_own_pool_but_ties_fail():
     same = torch.eye(4)
-    easy = evaluate_symmetric(same, same, torch.roll(same, 1, 0) + 0.1 * same, resamples=10)
+    easy = evaluate_symmetric(TripletVectors(same, same, torch.roll(same, 1, 0) + 0.1 * same), resamples=10)
     assert easy.metrics["recall@1"].value == 1.0
-    hard = evaluate_symmetric(same, same, torch.roll(same, 1, 0), distractors=[same], resamples=10)
+    hard = evaluate_symmetric(TripletVectors(same, same, torch.roll(same, 1, 0)), [same], resamples=10)
     assert hard.metrics["recall@1"].value == 0.0
-    collapsed = evaluate_symmetric(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 3), resamples=10)
+    collapsed = evaluate_symmetric(TripletVectors(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 3)), resamples=10)
     assert {metric.value for metric in collapsed.metrics.values()} == {0.0}
 
 
@@ -81,8 +81,8 @@ def test_items_with_one_id_enter_the_pool_once():
         table = items if part == 0 else near
         return torch.stack([table[triple[part][0]] for triple in triples])
 
-    apart = evaluate_symmetric(rows(0), rows(1), rows(2), resamples=10)
-    shared = evaluate_symmetric(rows(0), rows(1), rows(2), ids=triples, resamples=10)
+    apart = evaluate_symmetric(TripletVectors(rows(0), rows(1), rows(2)), resamples=10)
+    shared = evaluate_symmetric(TripletVectors(rows(0), rows(1), rows(2), ids=triples), resamples=10)
     assert apart.metrics["recall@1"].value == 0.0  # each positive is also another triplet's negative
     assert shared.metrics["recall@1"].value == 1.0
     assert (apart.pool, shared.pool) == (8, 5)
@@ -91,7 +91,9 @@ def test_items_with_one_id_enter_the_pool_once():
 def test_swapped_triplets_share_their_items():
     x, y, z = torch.eye(4)[:3] + torch.tensor([[0, 0, 0, 1.0], [0, 0, 0, 1.0], [0, 0, 0, 0.2]])
     anchor, positive, negative = torch.stack((x, y)), torch.stack((y, x)), torch.stack((z, z))
-    result = evaluate_symmetric(anchor, positive, negative, ids=[("x", "y", "z"), ("y", "x", "z")], resamples=10)
+    result = evaluate_symmetric(
+        TripletVectors(anchor, positive, negative, ids=[("x", "y", "z"), ("y", "x", "z")]), resamples=10
+    )
     assert result.metrics["recall@1"].value == 1.0
     assert result.pool == 2
 
@@ -100,11 +102,11 @@ def test_bad_input():
     anchor, positive, negative, distractors = triplets()
     with pytest.raises(ValueError, match="triplet 1: expected the ids of three different items"):
         ids = [(f"{n}a", f"{n}b", f"{n}b" if n == 1 else f"{n}c") for n in range(30)]
-        evaluate_symmetric(anchor, positive, negative, ids=ids)
+        evaluate_symmetric(TripletVectors(anchor, positive, negative, ids=ids))
     with pytest.raises(ValueError, match="30 triplets but 1 id triples"):
-        evaluate_symmetric(anchor, positive, negative, ids=[("a", "b", "c")])
+        evaluate_symmetric(TripletVectors(anchor, positive, negative, ids=[("a", "b", "c")]))
     distractors[3] = float("nan")
     with pytest.raises(ValueError, match="distractor block 0: 1 rows are NaN"):
-        evaluate_symmetric(anchor, positive, negative, distractors=[distractors])
+        evaluate_symmetric(TripletVectors(anchor, positive, negative), [distractors])
     with pytest.raises(ValueError, match="must share one shape"):
-        evaluate_symmetric(anchor, positive[:3], negative)
+        evaluate_symmetric(TripletVectors(anchor, positive[:3], negative))

@@ -22,6 +22,7 @@ from conjoin.evaluation import (
     Symmetric,
     SymmetricOutcomes,
     Table,
+    TripletVectors,
     bootstrap_ci,
     evaluate_symmetric,
     picture,
@@ -151,7 +152,7 @@ def demo_results(runs: DemoRuns, sizes: Mapping[str, int], folder: Path) -> Resu
         for name, triplets in runs.sets.items()
     }
     outcomes = {
-        (run, name): symmetric_outcomes(*triplets.roles(parts[name]), distractors=[parts[""]])
+        (run, name): symmetric_outcomes(TripletVectors(*triplets.roles(parts[name])), [parts[""]])
         for run, parts in vectors.items()
         for name, triplets in runs.sets.items()
     }
@@ -193,7 +194,8 @@ def _settings(trainer: RetrievalTrainer) -> dict[str, Any]:
 
 
 def _symmetric(triplets: SceneTriplets, vectors: Tensor, distractors: Tensor, seed: int) -> Symmetric:
-    return evaluate_symmetric(*triplets.roles(vectors), [distractors], kinds=triplets.kinds, seed=seed)
+    embedded = TripletVectors(*triplets.roles(vectors), kinds=triplets.kinds)
+    return evaluate_symmetric(embedded, [distractors], seed=seed)
 
 
 def _table(name: str, scores: Mapping[tuple[str, str], Symmetric], recall: Mapping[tuple[str, str], float]) -> Table:

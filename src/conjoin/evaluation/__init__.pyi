@@ -51,6 +51,7 @@ from conjoin.evaluation.results import (
 )
 from conjoin.evaluation.symmetric import (
     SymmetricOutcomes as SymmetricOutcomes,
+    TripletVectors as TripletVectors,
     evaluate_symmetric as evaluate_symmetric,
     symmetric_outcomes as symmetric_outcomes,
 )

@@ -13,6 +13,27 @@ from conjoin.evaluation.metrics import Array, best_ranks, count_at_least, intege
 from conjoin.evaluation.results import Metric, Symmetric
 
 
+class TripletVectors(NamedTuple):
+    """The embeddings of N triplets; they need not be normalised.
+
+    Args:
+        anchor: f `(N, D)`.
+        positive: f⁺ `(N, D)`.
+        negative: f⁻ `(N, D)`.
+        variant: f′ `(N, D)`, see `triplet_precision`: a triplet without a variant repeats its anchor's row.
+        ids: For each triplet the ids of (X, X⁺, X⁻). An item that occurs in several triplets enters the pool once.
+            Without ids, all 3 N items are different.
+        kinds: For each triplet the kind of its negative, if it has one.
+    """
+
+    anchor: Array
+    positive: Array
+    negative: Array
+    variant: Array | None = None
+    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None = None
+    kinds: Sequence[str | None] = ()
+
+
 class SymmetricOutcomes(NamedTuple):
     """The outcome of each triplet.
 
@@ -27,27 +48,15 @@ class SymmetricOutcomes(NamedTuple):
     pool: int
 
 
-def symmetric_outcomes(
-    anchor: Array,
-    positive: Array,
-    negative: Array,
-    variant: Array | None = None,
-    distractors: Iterable[Array] = (),
-    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None = None,
-) -> SymmetricOutcomes:
+def symmetric_outcomes(triplets: TripletVectors, distractors: Iterable[Array] = ()) -> SymmetricOutcomes:
     """Return what `evaluate_symmetric` averages, for comparisons triplet by triplet; the same arguments and errors."""
-    wins = triplet_wins(anchor, positive, negative, variant).cpu()
-    return SymmetricOutcomes(wins, *_ranks(anchor, positive, negative, distractors, ids))
+    wins = triplet_wins(triplets.anchor, triplets.positive, triplets.negative, triplets.variant).cpu()
+    return SymmetricOutcomes(wins, *_ranks(triplets, distractors))
 
 
 def evaluate_symmetric(
-    anchor: Array,
-    positive: Array,
-    negative: Array,
-    variant: Array | None = None,
+    triplets: TripletVectors,
     distractors: Iterable[Array] = (),
-    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None = None,
-    kinds: Sequence[str | None] | None = None,
     ks: Sequence[int] = (1, 5, 10),
     resamples: int = 10000,
     seed: int = 0,
@@ -56,17 +65,11 @@ def evaluate_symmetric(
     """Precision, Recall@k, their mean mR, and Avg = (mR + Precision) / 2, with bootstrap intervals over triplets.
 
     Recall@k searches X⁺ in the pool: the distractors and the items of all triplets, without X itself. The variant X′
-    enters the precision only. Ties count as failures.
+    enters the precision only. Ties count as failures. Precision is also given for each kind of negative by itself.
 
     Args:
-        anchor: f `(N, D)`; all inputs are normalised here.
-        positive: f⁺ `(N, D)`.
-        negative: f⁻ `(N, D)`.
-        variant: f′ `(N, D)`, see `triplet_precision`: a triplet without a variant repeats its anchor's row.
+        triplets: The embeddings, ids and kinds of the triplets.
         distractors: Blocks `(B, D)`, read once and one at a time, so they need not fit in memory together.
-        ids: For each triplet the ids of (X, X⁺, X⁻). An item that occurs in several triplets enters the pool once.
-            Without ids, all 3 N items are different.
-        kinds: For each triplet the kind of its negative: Precision is also given for each kind by itself.
         ks: Cut-offs.
         resamples: Bootstrap samples per interval.
         seed: Of the bootstrap.
@@ -75,7 +78,7 @@ def evaluate_symmetric(
     Raises:
         ValueError: Shapes differ, embeddings are not finite, or two items of one triplet share an id.
     """
-    is_win, ranks, pool = symmetric_outcomes(anchor, positive, negative, variant, distractors, ids)
+    is_win, ranks, pool = symmetric_outcomes(triplets, distractors)
     wins = is_win.double()
     hits = torch.stack([(ranks <= k).double() for k in ks])
     mean_recall = hits.mean(dim=0)
@@ -86,8 +89,8 @@ def evaluate_symmetric(
         return Metric.from_values(values, chance, resamples, seed)
 
     metrics = {"precision": metric(wins, 0.5)}
-    for kind in sorted({kind for kind in kinds or () if kind is not None}):
-        chosen = torch.tensor([other == kind for other in kinds or ()])
+    for kind in sorted({kind for kind in triplets.kinds if kind is not None}):
+        chosen = torch.tensor([other == kind for other in triplets.kinds])
         metrics[f"precision, {kind.replace('_', ' ')}"] = metric(wins[chosen], 0.5)
     metrics |= {f"recall@{k}": metric(hits[row], recall_chance[row]) for row, k in enumerate(ks)}
     metrics["mean_recall"] = metric(mean_recall, mean_chance)
@@ -95,16 +98,10 @@ def evaluate_symmetric(
     return Symmetric(name, len(wins), pool, metrics)
 
 
-def _ranks(
-    anchor: Array,
-    positive: Array,
-    negative: Array,
-    distractors: Iterable[Array],
-    ids: Sequence[tuple[Hashable, Hashable, Hashable]] | None,
-) -> tuple[Tensor, int]:
+def _ranks(triplets: TripletVectors, distractors: Iterable[Array]) -> tuple[Tensor, int]:
     """Rank of each X⁺ `(N,)`, from 1, and the size of the pool."""
-    anchors, positives = unit_rows(anchor, "anchor"), unit_rows(positive, "positive")
-    rows = torch.cat((anchors, positives, unit_rows(negative, "negative")))
+    anchors, positives = unit_rows(triplets.anchor, "anchor"), unit_rows(triplets.positive, "positive")
+    rows, ids = torch.cat((anchors, positives, unit_rows(triplets.negative, "negative"))), triplets.ids
     named = [(f"{n}X", f"{n}+", f"{n}-") for n in range(len(anchors))] if ids is None else ids
     _check_ids(named, len(anchors))
     (labels,) = integer_labels([triple[part] for part in range(3) for triple in named])

@@ -5,7 +5,7 @@ import pytest
 from test_symmetric_benchmark import Projection, processor
 
 from conjoin.data import load_triplets, make_scenes
-from conjoin.evaluation import EvaluateOptions, evaluate_symmetric
+from conjoin.evaluation import EvaluateOptions, TripletVectors, evaluate_symmetric
 from conjoin.evaluation.benchmark import BENCHMARKS
 from conjoin.evaluation.benchmarks.scenes import evaluate_scenes
 from conjoin.retrieval import ItemEncoder
@@ -30,7 +30,7 @@ def test_scores_of_both_test_sets_equal_a_computation_by_hand(scenes, encoder, t
         encoder.encode([{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for row in rows])
         for role in ("query", "positive", "negative")
     ]
-    expected = evaluate_symmetric(*vectors, seed=3)
+    expected = evaluate_symmetric(TripletVectors(*vectors), seed=3)
     found = results.symmetric[1].metrics
     assert found["mean_recall"] == expected.metrics["mean_recall"]
     anchor, positive, negative = vectors

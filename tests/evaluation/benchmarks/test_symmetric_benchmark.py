@@ -8,7 +8,7 @@ from datasets import Dataset
 from PIL import Image
 
 from conjoin.data import load_triplets
-from conjoin.evaluation import EvaluateOptions, Results, evaluate_symmetric
+from conjoin.evaluation import EvaluateOptions, Results, TripletVectors, evaluate_symmetric
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder, encode, encode_collection
@@ -182,7 +182,7 @@ def test_without_variants_it_is_the_plain_protocol(encoder, triplets, tmp_path):
         for role in ("query", "positive", "negative")
     ]
     found = evaluate_triplets(encoder, plain, tmp_path, options=FEW, name="n").symmetric[0]
-    assert found == evaluate_symmetric(*vectors, resamples=50, name="n")
+    assert found == evaluate_symmetric(TripletVectors(*vectors), resamples=50, name="n")
 
 
 def test_an_instruction_goes_with_every_item(encoder, triplets, distractors, tmp_path):

@@ -12,7 +12,7 @@ from conjoin.data import load_emoji, symmetric_triplets
 from conjoin.data.emoji.sample import emoji_concepts
 from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, read_options
 from conjoin.evaluation.results import Cell, Results, Symmetric
-from conjoin.evaluation.symmetric import evaluate_symmetric
+from conjoin.evaluation.symmetric import TripletVectors, evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
 from conjoin.retrieval import ItemEncoder
 
@@ -146,7 +146,8 @@ def evaluate_emoji_triplets(
     artists = {role: query_style if role == "query" else positive_style for role in roles}
     names = [[f"{row[f'{role}_text']}/{artists[role]}" for row in triplets] for role in roles]
     anchor, positive, negative = vectors
-    return evaluate_symmetric(anchor, positive, negative, ids=list(zip(*names, strict=True)), seed=seed, name=name)
+    embedded = TripletVectors(anchor, positive, negative, ids=list(zip(*names, strict=True)))
+    return evaluate_symmetric(embedded, seed=seed, name=name)
 
 
 def _load_both_styles(split: str, query_style: str, gallery_style: str) -> tuple[datasets.Dataset, datasets.Dataset]:

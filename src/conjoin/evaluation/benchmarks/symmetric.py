@@ -23,7 +23,7 @@ from conjoin.evaluation.benchmark import (
     tower_encoder,
 )
 from conjoin.evaluation.results import Headline, Results, Symmetric, Table, TableRow
-from conjoin.evaluation.symmetric import evaluate_symmetric
+from conjoin.evaluation.symmetric import TripletVectors, evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, Rows, TaskVectors, View
 from conjoin.retrieval import Collection, ItemEncoder, check_model
 
@@ -112,7 +112,8 @@ class _Triplets:
         blocks = [] if others is None else ((block for _, block in others.batches()))  # type: ignore[union-attr]
         how: dict[str, Any] = {"resamples": self.options.resamples, "seed": self.options.seed, "name": self.name}
         kinds = [row["kind"] for row in self.rows]
-        symmetric = evaluate_symmetric(anchor, positive, negative, variant, blocks, self.keys, kinds, **how)
+        triplets = TripletVectors(anchor, positive, negative, variant, self.keys, kinds)
+        symmetric = evaluate_symmetric(triplets, blocks, **how)
         return symmetric, 0 if others is None else len(others)  # type: ignore[arg-type]
 
     def wants_baselines(self) -> bool:
