@@ -63,7 +63,7 @@ def main() -> None:
         path = Path(folder) / "catalogue.parquet"
         write_catalogue(path, args.products, args.attributes, args.side)
         started = time.perf_counter()
-        catalogue = read_catalogue(path, group_column="family")
+        catalogue = read_catalogue(path, columns={"group": "family"})
         read = time.perf_counter() - started
         vectors = None
         if args.width:

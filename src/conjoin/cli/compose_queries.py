@@ -135,15 +135,14 @@ def run(args: argparse.Namespace) -> None:
     chosen |= {name: dict(vars(args)[name]) for name in ("samplers", "conditions") if vars(args)[name]}
     settings = CompositionSettings(languages=tuple(args.languages), **chosen)
     model = _vision_model(args)
+    roles = ("image", "text", "id", "group", "class", "country", "language")
     catalogue = read_catalogue(
         args.catalogue,
         attributes=args.attributes,
-        title_column=args.text_column,
+        columns={role: vars(args)[f"{role}_column"] for role in roles},
         language=args.language,
         split=args.split,
-        **{f"{name}_column": vars(args)[f"{name}_column"]
-           for name in ("image", "id", "group", "class", "country", "language")},
-    )  # fmt: skip
+    )
     out = compose_queries(
         catalogue,
         args.out,

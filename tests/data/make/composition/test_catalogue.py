@@ -34,12 +34,12 @@ def test_columns_become_codes(tmp_path):
 
 def test_facts_are_not_attributes(tmp_path):
     path = write_catalogue(tmp_path)
-    catalogue = read_catalogue(path, group_column="family")
+    catalogue = read_catalogue(path, columns={"group": "family"})
     assert catalogue.attributes == ("color", "material", "style", "shape")
     assert catalogue.classes[:2] == ["shoes", "bags"]
     assert catalogue.languages[:3] == ["en", "th", "id"]
     assert catalogue.groups[2:4] == ["f0", "f1"]
-    named = read_catalogue(path, attributes=["class", "color"], class_column="family")
+    named = read_catalogue(path, attributes=["class", "color"], columns={"class": "family"})
     assert named.attributes == ("class", "color")
     assert named.classes[3] == "f1"
 
@@ -91,7 +91,12 @@ def test_columns_that_are_guessed_and_useless_are_named(tmp_path, caplog):
         ({"title": "see <image>"}, {}, "the title 'see <image>' holds a mark of a query"),
         ({"title": "a </Product 1>"}, {}, "holds a mark of a query"),
         ({}, {"attributes": ["colour"]}, "no column 'colour'; the columns are .*; did you mean 'color'"),
-        ({}, {"class_column": "kind"}, "no column 'kind'"),
+        ({}, {"columns": {"class": "kind"}}, "no column 'kind'"),
+        (
+            {},
+            {"columns": {"title": "title"}},
+            "columns: unknown 'title'; expected some of image, text, id, group, class",
+        ),
         ({}, {"attributes": ["color", "color"]}, "'color' is named twice"),
         ({}, {"attributes": ["shop"]}, "the attribute 'shop' has one value only, 'a'; conditions need at least two"),
         ({}, {"attributes": ["empty"]}, "the attribute 'empty' is empty: no product has it"),

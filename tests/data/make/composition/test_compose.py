@@ -40,7 +40,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def catalogue(path):
-    return read_catalogue(path, group_column="family")
+    return read_catalogue(path, columns={"group": "family"})
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_seed_decides(catalogue, composed, tmp_path):
 
 def test_string_ids_and_one_split(path, tmp_path):
     rows = [row | {"sku": f"p-{row['sku']}"} for row in products(60)]
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=0.5)
     out = compose_queries(catalogue, tmp_path / "out", settings)
     assert sorted(file.name for file in out.iterdir()) == [
@@ -277,7 +277,7 @@ def test_cold_start_asks_what_differs(tmp_path):
     rows = products(120)
     for row in rows[:30]:
         row |= dict.fromkeys(("color", "material", "style", "shape"), "")
-    catalogue = read_catalogue(write_catalogue(tmp_path, rows), group_column="family")
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     model = Model(lambda prompt: ' "Color" ' if "Which one attribute" in prompt else "color 1.")
     settings = CompositionSettings(queries=20, test_share=0.0, samplers={"cold_start": 1.0})
     out = compose_queries(catalogue, tmp_path / "out", settings, cold_start=VisionModel("vlm", model))
@@ -306,8 +306,8 @@ def test_cold_start_needs_products_and_similarity(catalogue, path, tmp_path):
     settings = CompositionSettings(queries=5, samplers={"cold_start": 1.0})
     model = VisionModel("vlm", Model(str))
     with pytest.raises(ValueError, match="every product has some"):
-        compose_queries(read_catalogue(path, attributes=["color", "class"], class_column="family",
-                                       group_column="family"), tmp_path / "a", settings, cold_start=model)  # fmt: skip
+        compose_queries(read_catalogue(path, attributes=["color", "class"], columns={"class": "family",
+                                       "group": "family"}), tmp_path / "a", settings, cold_start=model)  # fmt: skip
     with pytest.raises(ValueError, match="needs families of products, or vectors"):
         compose_queries(read_catalogue(path), tmp_path / "b", settings, cold_start=model)
 
@@ -389,7 +389,7 @@ def test_unknown_languages_are_named():
 
 
 def test_both_splits_are_checked_before_any_work(tmp_path):
-    catalogue = read_catalogue(write_catalogue(tmp_path, products(60)), group_column="family")
+    catalogue = read_catalogue(write_catalogue(tmp_path, products(60)), columns={"group": "family"})
     settings = CompositionSettings(queries=5, test_queries=5, test_share=0.2, max_positive_share=0.08)
     calls = []
     judge = judge_with(VisionModel("vlm", lambda case: True), "accuracy")._replace(accepts=calls.append)

@@ -26,7 +26,7 @@ DESCRIBED = {row["sku"]: row for row in products()}
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory):
-    return read_catalogue(write_catalogue(tmp_path_factory.mktemp("shop")), group_column="family")
+    return read_catalogue(write_catalogue(tmp_path_factory.mktemp("shop")), columns={"group": "family"})
 
 
 def vectors_of(catalogue, seed=0):

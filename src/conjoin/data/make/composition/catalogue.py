@@ -27,6 +27,7 @@ NO_VALUES = ("", "none", "skip")
 """Cells that mean that the product does not have the attribute (App. A.2.2)."""
 DEFAULT_CLASS = "product"
 
+_PAIR_ROLES = ("image", "text", "id", "group")
 _FACTS = {"class": ("class", "category"), "country": ("country",), "language": ("language", "lang")}
 _MARKUP = re.compile(r"<image>|</?\s*Product\b", re.IGNORECASE)
 
@@ -78,21 +79,15 @@ class Catalogue:
 
     def described(self, product: int) -> dict[str, str]:
         """The attributes that a product has."""
-        found = enumerate(self.codes[:, product].tolist())
-        return {self.attributes[index]: self.values[index][code] for index, code in found if code != MISSING}
+        codes = enumerate(self.codes[:, product].tolist())
+        return {self.attributes[index]: self.values[index][code] for index, code in codes if code != MISSING}
 
 
 def read_catalogue(
     source: PairSource,
     *,
     attributes: Sequence[str] | None = None,
-    image_column: str | None = None,
-    title_column: str | None = None,
-    id_column: str | None = None,
-    group_column: str | None = None,
-    class_column: str | None = None,
-    country_column: str | None = None,
-    language_column: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
     language: str = "en",
     split: str = "train",
 ) -> Catalogue:
@@ -105,51 +100,50 @@ def read_catalogue(
         source: As for `load_pairs`: a CSV, TSV, JSON-lines or Parquet file, a folder, a dataset.
         attributes: The columns of the attributes. None: all that are nothing else and that can be a condition; a
             warning names those left out.
-        image_column: As for `load_pairs`, like the next two.
-        title_column: Column of the titles.
-        id_column: Column of the ids.
-        group_column: Column of the family of a product, such as a SPU: its variants are similar products.
-        class_column: Column of the class; else `class` or `category` if there is one.
-        country_column: Likewise, of the country.
-        language_column: Likewise, of the language of the title.
+        columns: The column of `image`, `text` (the titles), `id`, `class`, `country` or `language` (of the title),
+            where its name does not say it; and of `group`, the family of a product, such as a SPU: its variants are
+            similar products.
         language: Of the titles, without such a column.
         split: As for `load_pairs`.
 
     Raises:
         FileNotFoundError: The source or an image does not exist.
-        ValueError: As `load_pairs`; or a named attribute has no values, one value, or a list as its value; or there is
-            no attribute; or an id is not one word; or a title holds the marks of a query.
+        ValueError: As `load_pairs`; or a key of `columns` is unknown; or a named attribute has no values, one value,
+            or a list as its value; or there is no attribute; or an id is not one word; or a title holds the marks of a
+            query.
     """
+    given = dict(columns or {})
+    roles = (*_PAIR_ROLES, *_FACTS)
+    unknown = sorted(given.keys() - {*roles})
+    if unknown:
+        raise ValueError(f"columns: unknown {', '.join(map(repr, unknown))}; expected some of {', '.join(roles)}")
     opened, _ = open_source(source, split, False)
     available = list(opened.column_names or ())
-    own = {"image": image_column, "text": title_column, "id": id_column, "group": group_column}
-    chosen = choose_columns(available, own, opened.features or {}, None)
+    pair_columns = {role: given.get(role) for role in _PAIR_ROLES}
+    chosen = choose_columns(available, pair_columns, opened.features or {}, None)
     if chosen.id is not None:  # two rows of one id would be two captions of one image
         check_ids([str(value) for value in opened[chosen.id][:]])
-    given = {"class": class_column, "country": country_column, "language": language_column}
-    facts = {fact: _fact_column(available, fact, column) for fact, column in given.items()}
+    facts = {fact: _fact_column(available, fact, given.get(fact)) for fact in _FACTS}
     others = {chosen.image, chosen.text, chosen.id, chosen.group, *facts.values()}
     named = list(attributes) if attributes is not None else _other_columns(available, others)
     _check_named(named, opened.features)
     kept = [*named, *(column for column in facts.values() if column and column not in named)]
-    rows = load_pairs(
-        source, image_column=image_column, text_column=title_column, id_column=id_column, group_column=group_column,
-        split=split, keep=kept,
-    )  # fmt: skip
+    named_columns: dict[str, Any] = {f"{role}_column": column for role, column in pair_columns.items()}
+    rows = load_pairs(source, split=split, keep=kept, **named_columns)
     if rows.features["image"] != IMAGE:
         raise ValueError(f"the images are {rows.features['image']}; expected one image for each product")
     table = rows.with_format("arrow").select_columns("metadata")[:]["metadata"].combine_chunks()
-    columns = {name: pc.struct_field(table, name) for name in kept}
-    codes = _read_codes({name: columns[name] for name in named}, strict=attributes is not None)
+    values = {name: pc.struct_field(table, name) for name in kept}
+    codes = _read_codes({name: values[name] for name in named}, strict=attributes is not None)
     catalogue = Catalogue(
         rows=rows.remove_columns("metadata"),
-        classes=_fact(columns, facts["class"], len(rows), DEFAULT_CLASS),
-        countries=_fact(columns, facts["country"], len(rows), ""),
-        languages=_fact(columns, facts["language"], len(rows), language),
-        groups=list(rows["group"][:]) if group_column else None,
+        classes=_fact(values, facts["class"], len(rows), DEFAULT_CLASS),
+        countries=_fact(values, facts["country"], len(rows), ""),
+        languages=_fact(values, facts["language"], len(rows), language),
+        groups=list(rows["group"][:]) if given.get("group") else None,
         attributes=tuple(codes),
-        values=tuple(values for values, _ in codes.values()),
-        codes=np.stack([found for _, found in codes.values()]),
+        values=tuple(names for names, _ in codes.values()),
+        codes=np.stack([numbers for _, numbers in codes.values()]),
     )
     _check_products(catalogue)
     return catalogue
@@ -194,14 +188,14 @@ def _read_codes(columns: Mapping[str, Any], strict: bool) -> dict[str, tuple[tup
     for name, column in _flat(columns):
         if name in codes:
             raise ValueError(f"two columns hold an attribute {name!r}")
-        values, found = _encode(name, column)
-        problem = _problem(values, found)
+        values, numbers = _encode(name, column)
+        problem = _problem(values, numbers)
         if problem and strict:
             raise ValueError(f"the attribute {name!r} {problem}; leave it out, or choose another column")
         if problem:
             useless[name] = problem
         else:
-            codes[name] = (values, found)
+            codes[name] = (values, numbers)
     if useless:
         reasons = "; ".join(f"{name!r} {problem}" for name, problem in useless.items())
         logger.warning("columns that cannot be conditions are left out: %s", reasons)
