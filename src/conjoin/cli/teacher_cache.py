@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
     dtype = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[args.dtype]
     size = bytes_per_row(teachers, collator, [rows[index] for index in range(min(8, len(rows)))], dtype)
     print(f"about {size * len(rows) / 2**30:.2f} GiB for {len(rows)} rows", flush=True)
+    torch.nn.Module.to(teachers.vision.model, device)
     cache = cache_teachers(
         teachers,
         collator,
@@ -83,7 +84,6 @@ def run(args: argparse.Namespace) -> None:
         args.out,
         batch_size=args.batch_size,
         dtype=dtype,
-        device=device,
         num_workers=args.num_workers,
         show_progress=not args.quiet,
     )

@@ -10,7 +10,7 @@ from transformers import AutoModel
 
 from conjoin.data import RetrievalCollator, load_nli
 from conjoin.losses import info_nce, self_distillation
-from conjoin.methods.puma import PumaStage1Config, TeacherStates, cache_teacher_states
+from conjoin.methods.puma import PumaStage1Config, TeacherStates, cache_teacher_states, teacher_states
 from conjoin.methods.puma.stage1 import PumaStage1Objective
 from conjoin.methods.puma.teachers import FullTeacher, SharedTeacher, make_teacher
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -145,14 +145,15 @@ def test_the_gradient_cache_takes_the_plain_step(folder, teacher, tmp_path, mode
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8)
 
 
-def test_states_on_disk_train_as_the_live_teacher(folder, teacher, tmp_path):
+def test_states_on_disk_train_as_the_live_teacher(folder, teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher_states, "SHARD_SIZE", 7)
     weights = []
     for cached in (False, True):
         model, processor = make_student(folder)
         source = teacher
         if cached:
             source = cache_teacher_states(
-                teacher, processor, sentences(12), tmp_path / "states", batch_size=5, shard_size=7, show_progress=False
+                teacher, processor, sentences(12), tmp_path / "states", batch_size=5, show_progress=False
             )
         trainer = make_trainer(
             "puma_stage1", model, processor, tmp_path, sentences(12), sentences(4), teacher=source, optim="sgd",
@@ -165,12 +166,13 @@ def test_states_on_disk_train_as_the_live_teacher(folder, teacher, tmp_path):
         torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-6)
 
 
-def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(folder, teacher, tmp_path):
+def test_the_cache_of_states_goes_on_where_it_stopped_and_knows_what_it_is_of(folder, teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher_states, "SHARD_SIZE", 4)
     _, processor = make_student(folder)
     model = copy.deepcopy(teacher)
 
     def make(rows, source=model):
-        return cache_teacher_states(source, processor, rows, tmp_path, shard_size=4, show_progress=False)
+        return cache_teacher_states(source, processor, rows, tmp_path, show_progress=False)
 
     with pytest.raises(FileNotFoundError, match="no cache of a teacher's states in"):
         TeacherStates(tmp_path)

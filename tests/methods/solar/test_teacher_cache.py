@@ -10,7 +10,7 @@ from test_teachers import TEXTS, make_teachers, pair_rows, student
 from torch.utils.data import DataLoader
 
 from conjoin.data import RowsWithTeacher
-from conjoin.methods.solar import SolarStage1Config, SolarStage1Trainer
+from conjoin.methods.solar import SolarStage1Config, SolarStage1Trainer, teacher_cache
 from conjoin.methods.solar.stage1 import split_teacher
 from conjoin.methods.solar.teacher_cache import TeacherCache, bytes_per_row, cache_teachers
 from conjoin.methods.solar.teachers import TeacherCollator
@@ -18,12 +18,17 @@ from conjoin.storage import cache as row_cache, rows_digest
 from tiny_training import SETTINGS, make_rows
 
 
+@pytest.fixture(autouse=True)
+def short_shards(monkeypatch):
+    monkeypatch.setattr(teacher_cache, "SHARD_SIZE", 4)
+
+
 def make_cache(checkpoints, folder, rows=None, teachers=None, **kwargs):
     teachers = teachers or make_teachers(checkpoints)
     model, processor = student(checkpoints)
     collator = TeacherCollator(processor, 8, teachers)
     rows = pair_rows() if rows is None else rows
-    settings = {"batch_size": 2, "shard_size": 4, "show_progress": False} | kwargs
+    settings = {"batch_size": 2, "show_progress": False} | kwargs
     return rows, cache_teachers(teachers, collator, rows, folder, **settings), teachers, collator, model
 
 
@@ -70,7 +75,8 @@ def test_workers_read_the_same(tiny_checkpoints, tmp_path):
 
 
 def test_an_interrupted_run_goes_on(tiny_checkpoints, tmp_path, monkeypatch):
-    _, whole, *_ = make_cache(tiny_checkpoints, tmp_path / "whole", shard_size=2)
+    monkeypatch.setattr(teacher_cache, "SHARD_SIZE", 2)
+    _, whole, *_ = make_cache(tiny_checkpoints, tmp_path / "whole")
     calls = []
 
     def fail_at_second(tensors, save=row_cache.save):
@@ -82,13 +88,14 @@ def test_an_interrupted_run_goes_on(tiny_checkpoints, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(row_cache, "save", fail_at_second)
         with pytest.raises(OSError, match=r"disk full while writing .*: 2 rows are safe; make room and run the same"):
-            make_cache(tiny_checkpoints, tmp_path / "part", shard_size=2)
+            make_cache(tiny_checkpoints, tmp_path / "part")
     with pytest.raises(
         ValueError, match=r"unfinished: SHA256SUMS lists 2 of 6 rows; run `conjoin teacher-cache` again"
     ):
         TeacherCache(tmp_path / "part")
     kept = (tmp_path / "part/shard-00000.safetensors").stat().st_mtime_ns
-    make_cache(tiny_checkpoints, tmp_path / "part", shard_size=3)  # the size of the first run holds
+    monkeypatch.setattr(teacher_cache, "SHARD_SIZE", 3)
+    make_cache(tiny_checkpoints, tmp_path / "part")  # the size of the first run holds
     assert (tmp_path / "part/shard-00000.safetensors").stat().st_mtime_ns == kept
     for path in sorted((tmp_path / "whole").iterdir()):
         assert (tmp_path / "part" / path.name).read_bytes() == path.read_bytes()

@@ -15,6 +15,8 @@ from conjoin.storage import content_digest, differences, processor_digest, stabl
 
 TEACHER_PARTS = ("queries", "positives")
 """The parts of a batch that a teacher sees."""
+SHARD_SIZE = 4096
+"""Rows per file of a cache."""
 
 
 class TeacherStates(TeacherRowCache):
@@ -93,8 +95,6 @@ def cache_teacher_states(
     folder: str | Path,
     *,
     batch_size: int = 32,
-    shard_size: int = 4096,
-    dtype: torch.dtype | None = None,
     name: str | None = None,
     show_progress: bool = True,
 ) -> TeacherStates:
@@ -106,8 +106,6 @@ def cache_teacher_states(
         rows: Queries and positives with a length and an order, such as `load_nli` makes.
         folder: Where to write.
         batch_size: Rows per forward.
-        shard_size: Rows per file.
-        dtype: What is stored; the teacher's own when None.
         name: The name of the teacher, by which `TeacherStates.check_teacher` knows it without loading it.
         show_progress: Show a progress bar.
 
@@ -120,28 +118,23 @@ def cache_teacher_states(
         "teacher": weights_digest(teacher),
         "readout": [teacher.config.readout, teacher.config.position_mode, teacher.config.keep_layers],
         "processor": processor_digest(processor),
-        "dtype": None if dtype is None else str(dtype),
         "data": text_digest(str(names)),
     }
     collator = RetrievalCollator(processor)
 
     def tensors(chosen: range) -> dict[str, Tensor]:
-        states = _states(teacher, collator, [rows[index] for index in chosen], batch_size, dtype)
+        states = _states(teacher, collator, [rows[index] for index in chosen], batch_size)
         return states | {ROW_NAMES: torch.tensor(names[chosen.start : chosen.stop])}
 
     description = "Teacher" if show_progress else None
     return TeacherStates.make(
-        folder, len(rows), shard_size, key, tensors, details={"name": name}, description=description
+        folder, len(rows), SHARD_SIZE, key, tensors, details={"name": name}, description=description
     )
 
 
 @torch.no_grad()
 def _states(
-    teacher: MllmRetrieverModel,
-    collator: RetrievalCollator,
-    rows: list[Mapping[str, Any]],
-    batch_size: int,
-    dtype: torch.dtype | None,
+    teacher: MllmRetrieverModel, collator: RetrievalCollator, rows: list[Mapping[str, Any]], batch_size: int
 ) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {part: [] for part in TEACHER_PARTS}
     for start in range(0, len(rows), batch_size):
@@ -150,7 +143,7 @@ def _states(
         batch = collator(wanted)
         for part in TEACHER_PARTS:
             states = teacher(**batch[part].to(teacher.device)).pooler_output
-            parts[part].append(states.to("cpu", dtype))
+            parts[part].append(states.cpu())
     return {part: torch.cat(states) for part, states in parts.items()}
 
 

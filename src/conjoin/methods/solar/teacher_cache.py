@@ -17,6 +17,8 @@ from conjoin.methods.solar.teachers import IMAGE_TARGETS, TEXT_TARGETS, TeacherC
 from conjoin.storage import differences, rows_digest, settings_digest, stable_id, tokenizer_digest, weights_digest
 
 TOKENS, POOLED = TEXT_TARGETS
+SHARD_SIZE = 1024
+"""Rows per file of a cache."""
 
 
 class TeacherCache(TeacherRowCache):
@@ -61,9 +63,7 @@ def cache_teachers(
     folder: str | Path,
     *,
     batch_size: int = 32,
-    shard_size: int = 1024,
     dtype: torch.dtype | None = None,
-    device: str | torch.device | None = None,
     num_workers: int = 0,
     show_progress: bool = True,
 ) -> TeacherCache:
@@ -73,14 +73,12 @@ def cache_teachers(
     other rows, rounding may differ in the last bits.)
 
     Args:
-        teachers: The teachers.
+        teachers: The teachers; they run where the vision teacher is.
         collator: Prepares their inputs; for a student of the same grid.
         rows: Pairs with a length and an order.
         folder: Where to write.
         batch_size: Rows per forward.
-        shard_size: Rows per file.
         dtype: What is stored; the teachers' own when None.
-        device: Where to compute; where the vision teacher is when None.
         num_workers: Processes that decode images ahead.
         show_progress: Show a progress bar.
 
@@ -88,7 +86,7 @@ def cache_teachers(
         ValueError: The folder holds a cache of other teachers, data or grid, another process writes into it, or the
             rows cannot be cached.
     """
-    device = torch.device(device) if device is not None else teachers.vision.model.device
+    device = teachers.vision.model.device
 
     def tensors(chosen: range) -> dict[str, Tensor | list[Tensor]]:
         collate = _NamingCollator(collator)
@@ -97,7 +95,7 @@ def cache_teachers(
 
     key = _key(teachers, collator, rows, dtype)
     description = "Teachers" if show_progress else None
-    return TeacherCache.make(folder, len(rows), shard_size, key, tensors, description=description)
+    return TeacherCache.make(folder, len(rows), SHARD_SIZE, key, tensors, description=description)
 
 
 class _NamedRows(Dataset[dict[str, Any]]):
