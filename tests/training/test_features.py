@@ -44,7 +44,7 @@ def test_cached_features_give_the_vectors_of_the_towers(tiny_checkpoints, tmp_pa
 
 
 def test_every_copy_and_both_texts_are_drawn(tiny_checkpoints, tmp_path):
-    *_, folder = _cache(tiny_checkpoints, tmp_path, copies=3, augment=_noise)
+    *_, folder = _cache(tiny_checkpoints, tmp_path, copies=(None, _noise, _noise))
     cached = CachedFeatures(folder)
     assert cached.images.column("image_features").shape[:2] == (5, 3)
 
@@ -87,7 +87,7 @@ def test_pictures_in_files_are_augmented_as_those_in_memory(tiny_checkpoints, tm
     in_files = [row | {"image": {"path": str(tmp_path / f"{row['id']}.png"), "bytes": None}} for row in rows]
     features = [
         CachedFeatures(
-            cache_features(model, processor, given, tmp_path / name, augment=ImageAugmentation(0), copies=2)
+            cache_features(model, processor, given, tmp_path / name, copies=(None, ImageAugmentation(0)))
         ).images.column("image_features")
         for name, given in (("memory", rows), ("files", in_files))
     ]
@@ -105,18 +105,17 @@ def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):
 
 
 def test_an_interrupted_cache_resumes_to_the_same_bytes(tiny_checkpoints, tmp_path, monkeypatch):
-    settings = {"key": {"data": "a"}, "copies": 2}
-    _cache(tiny_checkpoints, tmp_path / "whole", augment=ImageAugmentation(7), **settings)
+    _cache(tiny_checkpoints, tmp_path / "whole", key={"data": "a"}, copies=(None, ImageAugmentation(7)))
     _cache(tiny_checkpoints, tmp_path / "part", key={"data": "b"})
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
         compute = features._image_features
         patch.setattr(features, "_image_features", lambda *given: _stop() if "row4" in given[3] else compute(*given))
-        _cache(tiny_checkpoints, tmp_path / "part", augment=ImageAugmentation(7), **settings)
+        _cache(tiny_checkpoints, tmp_path / "part", key={"data": "a"}, copies=(None, ImageAugmentation(7)))
     with pytest.raises(ValueError, match="SHA256SUMS lists 4 of 5 rows; run `conjoin train` again, it resumes"):
         CachedFeatures(tmp_path / "part")
     computed = []
     monkeypatch.setattr(features, "_image_features", lambda *given: computed.append(given[3]) or compute(*given))
-    _cache(tiny_checkpoints, tmp_path / "part", augment=ImageAugmentation(7), **settings)
+    _cache(tiny_checkpoints, tmp_path / "part", key={"data": "a"}, copies=(None, ImageAugmentation(7)))
     assert computed == [["row4"]] * 2
     assert _files(tmp_path / "part") == _files(tmp_path / "whole")
 

@@ -24,7 +24,7 @@ def gcl_lora(checkpoints, mllm, folder, **arguments):
 
 def gcl_on_features(checkpoints, mllm, folder, **arguments):
     model, processor = make_encoder(checkpoints, token_dropout=0.5)
-    rows, options = make_rows(12), {"copies": 4, "augment": tiny_solar.ImageOps.invert, "key": {"data": "k"}}
+    rows, options = make_rows(12), {"copies": (None, *[tiny_solar.ImageOps.invert] * 3), "key": {"data": "k"}}
     cache = cache_features(model, processor, rows, folder.parent / "cache", **options)
     trainer = make_trainer("gcl", model, processor, folder, CachedFeatures(cache), **arguments)
     trainer.data_collator = collate_features

@@ -62,7 +62,7 @@ def test_cached_features_are_those_of_concatenations(tiny_checkpoints, source, t
     torch.manual_seed(0)
     model, processor = build_model(towers(tiny_checkpoints, input_type="cat"))
     rows = load_pairs(source)
-    folder = cache_features(model, processor, rows, tmp_path / "cache", augment=ImageAugmentation(0), copies=2)
+    folder = cache_features(model, processor, rows, tmp_path / "cache", copies=(None, ImageAugmentation(0)))
     cached = CachedFeatures(folder, first_only=True)
     batch = collate_features([cached[place] for place in range(len(rows))])["pairs"]
     items = [{"image": row["image"], "text": f"number {row['id']} and boxes"} for row in rows]

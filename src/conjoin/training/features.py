@@ -26,6 +26,8 @@ TEXT_INPUTS = ("input_ids", "attention_mask")
 _BATCHES_PER_SHARD = 4
 PARTS = ("images", "texts")
 """The sub-folders of a feature cache: the rows of pairs, and the distinct texts that they name."""
+Change = Callable[[Image.Image], Image.Image]
+"""A change of a picture, such as `conjoin.data.ImageAugmentation`."""
 
 
 class FeatureCache(RowCache):
@@ -93,8 +95,7 @@ def cache_features(
     rows: Sequence[Mapping[str, Any]],
     folder: str | Path,
     *,
-    augment: Callable[[Image.Image], Image.Image] | None = None,
-    copies: int = 1,
+    copies: Sequence[Change | None] = (None,),
     batch_size: int = 64,
     dtype: torch.dtype = torch.float32,
     key: Mapping[str, Any] | None = None,
@@ -108,8 +109,7 @@ def cache_features(
         processor: Its processor.
         rows: Pairs: `image`, `text`, optionally `alternative_text` (a second text to draw from), `group` or `id`.
         folder: Where the cache lies.
-        augment: Applied to every copy of an image but the first.
-        copies: How many versions of each image to store.
+        copies: How each stored copy of an image is made; None leaves the image as it is.
         batch_size: Images per forward.
         dtype: What the vision tower computes in and its features are stored as.
         key: What the cache is made from (model, data, settings), each part under a name; plain values, as JSON holds
@@ -134,7 +134,7 @@ def cache_features(
     words, text_rows = distinct_texts(rows)
     batch = processor(text=words).to(encoder.device)  # at once, so that all have one length
 
-    drawn = drawn_images(rows, augment, copies, batch_size)
+    drawn = drawn_images(rows, copies, batch_size)
 
     def of_images(chosen: range) -> dict[str, Tensor]:
         copied = []
@@ -189,14 +189,14 @@ def cache_run_features(
             continue
         if not isinstance(rows, datasets.Dataset):
             raise ValueError("features: a stream cannot be cached; set data.streaming: false, or remove the section")
+        augmented = [ImageAugmentation(arguments.seed) if arguments.augment else None] * (arguments.copies - 1)
         with training.main_process_first(local=False, desc="caching features"):
             folder = cache_features(
                 model,
                 processor,
                 rows,
                 Path(arguments.folder) / name,
-                augment=ImageAugmentation(arguments.seed) if arguments.augment and name == "train" else None,
-                copies=arguments.copies if name == "train" else 1,
+                copies=[None, *augmented] if name == "train" else [None],
                 batch_size=arguments.batch_size,
                 dtype=torch.bfloat16 if arguments.bf16 else torch.float32,
                 key=key | {"data": rows_digest(rows)},
@@ -206,27 +206,22 @@ def cache_run_features(
 
 
 def drawn_images(
-    rows: Sequence[Mapping[str, Any]],
-    augment: Callable[[Image.Image], Image.Image] | None,
-    copies: int,
-    batch_size: int,
+    rows: Sequence[Mapping[str, Any]], copies: Sequence[Change | None], batch_size: int
 ) -> Iterator[tuple[range, list[list[Any]], list[str]]]:
     """Yield batches of images to cache: their rows, the images copy by copy, and the names of the rows.
 
-    A new `augment` with the same seed gives the same images, if all are read in this order.
+    New augmentations with the same seeds give the same images, if all are read in this order.
     """
     for start in range(0, len(rows), batch_size):
         chosen = range(start, min(start + batch_size, len(rows)))
         images, names = [rows[i]["image"] for i in chosen], [str(rows[i].get("id", i)) for i in chosen]
-        drawn = [images]
-        for _ in range(1, copies):
-            pairs = zip(images, names, strict=True)
-            drawn.append([_changed(augment, name, image) for image, name in pairs] if augment else images)
+        named = list(zip(images, names, strict=True))
+        drawn = [[_changed(change, name, image) for image, name in named] if change else images for change in copies]
         yield chosen, drawn, names
 
 
-def _changed(augment: Callable[[Image.Image], Image.Image], name: str, image: Any) -> Any:  # noqa: ANN401 - one or several
-    return map_images(lambda single: augment(load_image(single, name)), image)
+def _changed(change: Change, name: str, image: Any) -> Any:  # noqa: ANN401 - one or several
+    return map_images(lambda single: change(load_image(single, name)), image)
 
 
 def distinct_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], Tensor]:
