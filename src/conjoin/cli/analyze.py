@@ -52,7 +52,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="FILE",
         help="compress.json of `conjoin compress` for this model: also choose among its trained copies",
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")
     add_data_options(parser, ("--split",))
     add_image_options(parser)
     add_compute_options(parser, ("--batch-size", "--device", "--quiet"), batch_size={"default": 8})
@@ -80,7 +79,6 @@ def run(args: argparse.Namespace) -> None:
         [{"image": row["image"], "text": row["text"]} for row in rows],
         batch_size=args.batch_size,
         attention_pairs=args.attention_pairs,
-        seed=args.seed,
         share=args.share,
         compressed=None if args.compressed is None else Results.load(args.compressed),
         show_progress=not args.quiet,

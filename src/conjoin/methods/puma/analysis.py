@@ -30,7 +30,6 @@ def analyse_mllm(
     *,
     batch_size: int = 8,
     attention_pairs: int = 16,
-    seed: int = 0,
     share: float = 0.95,
     compressed: Results | None = None,
     show_progress: bool = False,
@@ -43,7 +42,6 @@ def analyse_mllm(
         pairs: N items `{"image", "text"}`; image and text of a pair are each other's only match.
         batch_size: Items per forward pass.
         attention_pairs: Number of first pairs to average attention over.
-        seed: Seed of the bootstrap.
         share: Of the whole model's R@k, which the depth that the summary names must have.
         compressed: What `compress` returned for the model: its curve joins the others, and its copies the summary.
         show_progress: Show progress bars.
@@ -77,7 +75,7 @@ def analyse_mllm(
     mean = _curve(f"R@{shown}, mean of both directions", {"untrained": torch.stack([*rates.values()]).mean(0)})
     chosen = [mean] if compressed is None else [mean, compressed.curves[0]]
     rows: list[list[Any]] = [
-        [kept, *(Metric.from_values(hits[name][kept - 1] <= k, chance[k], seed=seed) for name in hits for k in chance)]
+        [kept, *(Metric.from_values(hits[name][kept - 1] <= k, chance[k]) for name in hits for k in chance)]
         for kept in range(1, depth + 1)
     ]
     return Results(
@@ -85,7 +83,7 @@ def analyse_mllm(
         summary=f"Retrieval within {len(pairs)} pairs from the state after each layer, under the final norm, "
         "as if the model had been pruned there without training. What layers cost is counted, not timed. "
         + " ".join(depth_advice(curve, share) for curve in chosen),
-        seed=seed,
+        seed=0,  # of the bootstrap
         model={"architecture": model.config.backbone_config.model_type, "readout": model.config.readout},
         dataset={"pairs": len(pairs), "pairs for attention": min(attention_pairs, len(pairs))},
         tables=[
