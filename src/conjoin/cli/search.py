@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> None:
     is_interleaved = args.text is not None and PLACEHOLDER in args.text
     item = interleave(args.text, args.image, "the query") if is_interleaved else query
     collection = open_collection(args.collection)
-    found = _search(args, collection, item)
-    shown, notes = found.ids[0], []
-    scores = found.scores[0].tolist()[: len(shown)]  # an approximate index may find fewer
+    result = _search(args, collection, item)
+    shown, notes = result.ids[0], []
+    scores = result.scores[0].tolist()[: len(shown)]  # an approximate index may find fewer
     if not shown:
         notes.append("nothing found: the condition holds for no row")
     elif args.min_score is not None:
@@ -134,7 +134,7 @@ def _search(args: argparse.Namespace, collection: "Searchable", item: Any) -> "S
         if column is not None:
             check_column(collection, column)
     encoder = make_encoder(args, args.model or recorded_model(collection))
-    found = search_items(
+    result = search_items(
         collection,
         encoder,
         [item],
@@ -145,8 +145,8 @@ def _search(args: argparse.Namespace, collection: "Searchable", item: Any) -> "S
         group_by=args.group_by,
     )
     if reranker is None:
-        return found
-    return first_results(rerank_rows(collection, found, [item], reranker, args.rerank_top), args.k)
+        return result
+    return first_results(rerank_rows(collection, result, [item], reranker, args.rerank_top), args.k)
 
 
 def _write_page(

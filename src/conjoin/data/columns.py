@@ -78,17 +78,17 @@ def choose_columns(
         ValueError: There is no such column, or several may be the id.
     """
     by_lower_name = {name.lower(): name for name in reversed(available)}
-    found = {
+    matches = {
         role: [by_lower_name[name] for name in names if name in by_lower_name]
         for role, names in COMMON_COLUMNS.items()
     }
-    if not found["text"]:
-        found["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
+    if not matches["text"]:
+        matches["text"] = [name for name in available if isinstance(features.get(name), datasets.ClassLabel)]
     chosen: dict[str, str | None] = {"group": None}
     for role, column in given.items():
         if column and column not in available:
             raise unknown_column(column, available)
-        chosen[role] = column if column is not None else _guess(role, found.get(role, []), only in (None, role))
+        chosen[role] = column if column is not None else _guess(role, matches.get(role, []), only in (None, role))
     picture = chosen["image"]
     for role in ("image", "text"):
         if only not in (None, role):
@@ -109,16 +109,16 @@ def choose_columns(
     return PairColumns(chosen["image"], chosen["text"], chosen["id"] or None, group, label, picture)
 
 
-def _guess(role: str, found: Sequence[str], is_read: bool) -> str | None:
-    """Return the first of the columns `found`; an id has no order of preference but for `SURE_IDS`."""
-    if role == "id" and len(found) > 1 and found[0].lower() not in SURE_IDS:
+def _guess(role: str, matches: Sequence[str], is_read: bool) -> str | None:
+    """Return the first of the columns `matches`; an id has no order of preference but for `SURE_IDS`."""
+    if role == "id" and len(matches) > 1 and matches[0].lower() not in SURE_IDS:
         raise ValueError(
-            f"the columns {', '.join(map(repr, found))} may all be the id; choose one by --id-column (id_column)"
+            f"the columns {', '.join(map(repr, matches))} may all be the id; choose one by --id-column (id_column)"
         )
-    if len(found) > 1 and is_read | (role == "id"):
-        others = ", ".join(map(repr, found[1:]))
-        logger.warning("the column %r is read as %s, not %s; choose by %s_column", found[0], role, others, role)
-    return next(iter(found), None)
+    if len(matches) > 1 and is_read | (role == "id"):
+        others = ", ".join(map(repr, matches[1:]))
+        logger.warning("the column %r is read as %s, not %s; choose by %s_column", matches[0], role, others, role)
+    return next(iter(matches), None)
 
 
 def choose_metadata(names: Sequence[str], available: Sequence[str], features: Mapping[str, Any]) -> dict[str, str]:

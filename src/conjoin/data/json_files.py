@@ -74,8 +74,8 @@ def check_utf8(path: Path) -> None:
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                found = f"byte {line[error.start]:#04x} at position {error.start}"
-                raise ValueError(f"line {number}: not valid UTF-8 ({found}); save it as UTF-8") from None
+                byte = f"byte {line[error.start]:#04x} at position {error.start}"
+                raise ValueError(f"line {number}: not valid UTF-8 ({byte}); save it as UTF-8") from None
 
 
 class JsonLines:
@@ -133,8 +133,8 @@ def json_object(text: bytes, where: str, kind: type = dict) -> Any:  # noqa: ANN
     try:
         value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
-        found = f"byte {text[error.start]:#04x} at position {error.start}"
-        raise ValueError(f"{where}: not valid UTF-8 ({found})") from error
+        byte = f"byte {text[error.start]:#04x} at position {error.start}"
+        raise ValueError(f"{where}: not valid UTF-8 ({byte})") from error
     except RecursionError:
         raise _too_deep(where) from None
     except ValueError as error:

@@ -138,8 +138,8 @@ def pool_file(folder: Path, cell: MbeirCell | None, split: str) -> Path:
     """Return the local candidate pool of a cell (for some datasets one per split); None means the global pool."""
     if cell is None:
         return folder / f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"
-    own = folder / f"cand_pool/local/mbeir_{cell.name}_{split}_cand_pool.jsonl"
-    return own if own.is_file() else folder / f"cand_pool/local/mbeir_{cell.name}_cand_pool.jsonl"
+    split_pool = folder / f"cand_pool/local/mbeir_{cell.name}_{split}_cand_pool.jsonl"
+    return split_pool if split_pool.is_file() else folder / f"cand_pool/local/mbeir_{cell.name}_cand_pool.jsonl"
 
 
 def qrels_file(folder: Path, cell: MbeirCell, split: str) -> Path:
@@ -424,8 +424,8 @@ def mbeir_queries(
         modality = check_modality(_field(row, "query_modality", name), name)
         instruction = None
         if prompts is not None:
-            found = _find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, name)
-            instruction = fixed_choice(found, qid)
+            choices = _find_prompts(prompts, dataset_of(qid), modality, cell.target_modality, name)
+            instruction = fixed_choice(choices, qid)
         rows[qid] = {"id": qid, "query": _query_item(folder, row, instructions), "instruction": instruction}
     return list(rows.values())
 

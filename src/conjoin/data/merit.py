@@ -243,9 +243,9 @@ def read_query(row: Mapping[str, Any], path: str | Path, line: int) -> MeritQuer
     negatives = _ids(row.get("hard_negative") or [], f"{where}: hard_negative")
     if not positives:
         raise ItemError(where, f"the query has no positive; pos_candidate is {row['pos_candidate']!r}")
-    own = [pid for pid in positives if pid in conditions]
-    if own:
-        raise ItemError(where, f"the positive {own[0]!r} is a product of its own query")
+    overlap = [pid for pid in positives if pid in conditions]
+    if overlap:
+        raise ItemError(where, f"the positive {overlap[0]!r} is a product of its own query")
     negatives = tuple(pid for pid in negatives if pid not in positives)
     instruction = row["query instruction"]
     if not isinstance(instruction, str) or not instruction.strip():
@@ -283,15 +283,15 @@ def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         return OOD_VALUES
     try:
-        found = json.loads(path.read_bytes())
+        held_out = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: not valid JSON ({error})") from error
-    is_known = isinstance(found, dict) and found.keys() <= OOD_VALUES.keys()
-    if not is_known or not all(isinstance(values, list) for values in found.values()):
+    is_known = isinstance(held_out, dict) and held_out.keys() <= OOD_VALUES.keys()
+    if not is_known or not all(isinstance(values, list) for values in held_out.values()):
         raise ValueError(
-            f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}, got {found!r:.80}"
+            f"{str(path)!r}: expected lists of values for some of {', '.join(OOD_VALUES)}, got {held_out!r:.80}"
         )
-    return {kind: tuple(map(str, values)) for kind, values in found.items()}
+    return {kind: tuple(map(str, values)) for kind, values in held_out.items()}
 
 
 def subset_names(values: Mapping[str, Iterable[str]]) -> list[str]:

@@ -28,20 +28,20 @@ def find_subsets(folder: str | Path, names: Sequence[str] | None = None, split: 
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {str(folder)!r}")
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     patterns = [f"*/{split}*.jsonl", f"*/{split}*.parquet", *(("*.jsonl", "*.parquet") if split == "test" else ())]
     for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
         name = path.stem if path.parent == folder else path.parent.name
-        if name in found:
-            raise ValueError(f"the subset {name!r} has several files: {str(found[name])!r} and {str(path)!r}")
-        found[name] = path
-    if not found:
+        if name in files:
+            raise ValueError(f"the subset {name!r} has several files: {str(files[name])!r} and {str(path)!r}")
+        files[name] = path
+    if not files:
         form = f"NAME/{split}-*.parquet" + (", or NAME.jsonl" if split == "test" else "")
         raise FileNotFoundError(f"{str(folder)!r} has no subset: expected {form}")
-    unknown = sorted(set(names or ()) - set(found))
+    unknown = sorted(set(names or ()) - set(files))
     if unknown:
-        raise ValueError(f"no subset {unknown[0]!r} in {str(folder)!r}; there are {sorted(found)}")
-    return {name: found[name] for name in (names or sorted(found))}
+        raise ValueError(f"no subset {unknown[0]!r} in {str(folder)!r}; there are {sorted(files)}")
+    return {name: files[name] for name in (names or sorted(files))}
 
 
 def read_subset(path: Path) -> Any:  # noqa: ANN401 - a table

@@ -246,9 +246,9 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
             table = open_table(folder / name, split, streaming)
             _warn_of_unlisted(folder / name, table, pictures)
             return table, folder
-    found = _split_folder(folder, pictures, split)
-    if found is not None:
-        return _open_folder(found, "train", streaming, captions)
+    split_folder = _split_folder(folder, pictures, split)
+    if split_folder is not None:
+        return _open_folder(split_folder, "train", streaming, captions)
     if split != "train":
         raise SplitError(split, "a folder of images and captions")
     captioned = [path for path in pictures if path.with_suffix(".txt").is_file()]
@@ -309,8 +309,8 @@ def _readable(folder: Path, pictures: list[Path], captioned: list[Path]) -> list
             f"{describe_unreadable(lost)}"
         )
     if not images:
-        found = f" that can be read: {describe_unreadable(others)}" if others else f" ({', '.join(IMAGE_SUFFIXES)})"
-        raise ValueError(f"the folder {str(folder)!r} holds no images{found}")
+        reason = f" that can be read: {describe_unreadable(others)}" if others else f" ({', '.join(IMAGE_SUFFIXES)})"
+        raise ValueError(f"the folder {str(folder)!r} holds no images{reason}")
     if others:
         logger.warning(
             "%d of the %d pictures in %r cannot be read and are left out: %s",

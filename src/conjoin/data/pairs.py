@@ -369,8 +369,8 @@ def _check_same_images(dataset: datasets.Dataset, picture: str | None, ids: Sequ
     if picture is not None:
         digests: dict[str, int] = {}
         repeated = dataset.select_columns(picture).select(rows)
-        found = (row_digest({"image": row[picture]}) for row in repeated)
-        if all(digests.setdefault(ids[row], digest) == digest for row, digest in zip(rows, found, strict=True)):
+        row_digests = (row_digest({"image": row[picture]}) for row in repeated)
+        if all(digests.setdefault(ids[row], digest) == digest for row, digest in zip(rows, row_digests, strict=True)):
             return
     try:
         check_ids(ids)

@@ -117,14 +117,14 @@ def _item_columns(role: str, available: Sequence[str], given: Mapping[str, str])
     if any(name in given for name in parts.values()):
         yield ItemColumns(**{part: given.get(name) for part, name in parts.items()})
         return
-    found = [columns for name in QUERY_COLUMNS[role] for columns in _named(name, role, available)]
+    matches = [columns for name in QUERY_COLUMNS[role] for columns in _named(name, role, available)]
     if role == "negative":
-        yield from found
-    elif found:
-        if len(found) > 1:
-            others = ", ".join(repr(column) for columns in found[1:] for column in columns if column)
-            logger.warning("%r is read as the %s, not %s; choose by columns", found[0], role, others)
-        yield found[0]
+        yield from matches
+    elif matches:
+        if len(matches) > 1:
+            others = ", ".join(repr(column) for columns in matches[1:] for column in columns if column)
+            logger.warning("%r is read as the %s, not %s; choose by columns", matches[0], role, others)
+        yield matches[0]
 
 
 def _named(name: str, role: str, available: Sequence[str]) -> Iterator[ItemColumns]:

@@ -183,10 +183,10 @@ def sources_of(rows: Any) -> Sequence[Hashable]:  # noqa: ANN401 - any rows with
         ValueError: The rows have no dataset.
     """
     rows = _innermost(rows)
-    found = rows.sources if isinstance(rows, KnownPositives) else _column(rows, "dataset")
-    if found is None:
+    sources = rows.sources if isinstance(rows, KnownPositives) else _column(rows, "dataset")
+    if sources is None:
         raise ValueError("one_dataset_per_batch needs rows with a 'dataset' column")
-    return found
+    return sources
 
 
 def repeats_of(rows: Any) -> Sequence[float] | None:  # noqa: ANN401 - any rows with a length

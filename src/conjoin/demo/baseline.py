@@ -63,8 +63,8 @@ def compare_models(
     ]
     models = {TOWERS: build_model(recipe(DEMO, {}).model)[0].to(trainer.args.device)}
     for name, (path, changes) in TRAINED.items():
-        place = {"training.output_dir": str(folder / name.replace(" ", "-"))}
-        models[name] = train(recipe(path, changes | place), overwrite=True).encoder
+        output = {"training.output_dir": str(folder / name.replace(" ", "-"))}
+        models[name] = train(recipe(path, changes | output), overwrite=True).encoder
     named_twice = torch.tensor([name is not None for name in scores.candidates["alternative_text"]])
     columns = [
         [results.cell(query, candidate).metrics[metric] for query, candidate, metric in DIRECTIONS.values()],

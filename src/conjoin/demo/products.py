@@ -68,7 +68,7 @@ class Products(NamedTuple):
     @property
     def keep(self) -> list[str]:
         """The columns for `--keep`."""
-        numbers = [name + found.kind for name, found in self.numbers.items()]
+        numbers = [name + column.kind for name, column in self.numbers.items()]
         return [*([self.group] if self.group else []), *numbers, *self.choices]
 
     @property
@@ -212,25 +212,25 @@ class _Columns:
 
     def numbers(self) -> dict[str, Numbers]:
         """The columns of numbers, prices first."""
-        found = {}
+        numbers = {}
         for name in sorted(self.free, key=lambda name: _PRICE.search(name) is None):
             feature: Any = self.dataset.features[name]
             kind, values = _as_numbers(self.texts.get(name, ()))
             if isinstance(feature, datasets.Value) and re.match("u?int|float", feature.dtype):
                 values = [value for value in self.first[name][:] if value is not None]
             if len({*values}) > 1:
-                found[name] = Numbers(kind, min(values), max(values))
-        return found
+                numbers[name] = Numbers(kind, min(values), max(values))
+        return numbers
 
     def choices(self) -> dict[str, Sequence[str]]:
         """The columns of few and short texts."""
-        found: dict[str, Sequence[str]] = {}
+        choices: dict[str, Sequence[str]] = {}
         for name in (name for name in self.free if len({*self.texts.get(name, ())}) > 1):
             column = self.first.select_columns(name).with_format("arrow")[:][name]
             values = describe_column(name, column, is_whole=True).values
             if values is not None:
-                found[name] = values
-        return found
+                choices[name] = values
+        return choices
 
     def example(self, name: str) -> str:
         """A value of a column of texts, one that is no number if there is any."""

@@ -102,8 +102,8 @@ def _examples(scores: EmojiScores, seed: int) -> list[Example]:
 def _print_examples(examples: list[Example]) -> None:
     for example in examples:
         asked = example.query.text or "a picture"
-        found = ", ".join(("*" if hit.correct else "") + str(hit.item.text) for hit in example.results[:3])
-        print(f"  {example.title:22s} {asked:28.28s} → {found}   (correct: rank {example.rank})")
+        hits = ", ".join(("*" if hit.correct else "") + str(hit.item.text) for hit in example.results[:3])
+        print(f"  {example.title:22s} {asked:28.28s} → {hits}   (correct: rank {example.rank})")
 
 
 def _results(trainer: RetrievalTrainer, scores: EmojiScores, examples: list[Example]) -> Results:

@@ -46,11 +46,11 @@ class SceneTriplets:
     @classmethod
     def read(cls, path: Path, cache: Callable[[str, list[dict[str, Any]]], Path]) -> "SceneTriplets":
         """Read a file of triplets, with the features that `cache` stores under a name for pairs."""
-        found = load_triplets(path).to_list()
+        triplets = load_triplets(path).to_list()
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        varied = [row["variant_text"] is not None for row in found]
-        items = [(role, row) for role in ROLES for row in found]
-        items += [("variant", row) for row, has in zip(found, varied, strict=True) if has]
+        varied = [row["variant_text"] is not None for row in triplets]
+        items = [(role, row) for role in ROLES for row in triplets]
+        items += [("variant", row) for row, has in zip(triplets, varied, strict=True) if has]
         rows = [
             {"id": f"{row['id']} {role}", "image": row[f"{role}_image"], "text": row[f"{role}_text"]}
             for role, row in items
@@ -60,8 +60,8 @@ class SceneTriplets:
             for line in lines
         ]
         features = CachedFeatures(cache(path.stem, rows), first_only=True)
-        kinds = [row["kind"] for row in found]
-        return cls(features, kinds, torch.tensor(varied), scenes, rows[: len(ROLES) * len(found)])
+        kinds = [row["kind"] for row in triplets]
+        return cls(features, kinds, torch.tensor(varied), scenes, rows[: len(ROLES) * len(triplets)])
 
     def roles(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Split vectors of all rows into queries, positives, negatives and variants, `(N, D)` each."""
@@ -121,12 +121,12 @@ def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
     words, exists = features.texts.column("text_features")[:, 1:].float(), features.texts.column("attention_mask")
     exists = exists[..., None]
     text = (words * exists).sum(1) / exists.sum(1)
-    found = {
+    states = {
         "global": image[:, 0].float(),
         "patches": image[:, 1:].float().mean(1),
         "words": text[features.first_texts],
     }
-    return {name: F.normalize(vectors, dim=1) for name, vectors in found.items()}
+    return {name: F.normalize(vectors, dim=1) for name, vectors in states.items()}
 
 
 def collate_trimmed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -157,6 +157,6 @@ class FeatureEncoder:
     def encode(self, items: Sequence[Any], ids: Sequence[str], on_batch: Callable[[int], object], **_: Any) -> Any:  # noqa: ANN401
         """Encode the view that the items have."""
         view = "fused" if len(items[0]) == 2 else next(iter(items[0]))
-        found = self.vectors(view, [self.places[name] for name in ids])
+        vectors = self.vectors(view, [self.places[name] for name in ids])
         on_batch(len(items))
-        return np.ascontiguousarray(found.numpy())
+        return np.ascontiguousarray(vectors.numpy())

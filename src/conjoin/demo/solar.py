@@ -75,7 +75,7 @@ def _mine(trainer: RetrievalTrainer, source: str, folder: Path) -> None:
 
     for part in (_EMBEDDINGS, _MINERS):
         shutil.rmtree(folder / part, ignore_errors=True)  # may be from another model
-    encoder: Any = FeatureEncoder(STAGE1, {name: place for place, name in enumerate(rows["id"])}, vectors)
+    encoder: Any = FeatureEncoder(STAGE1, {name: index for index, name in enumerate(rows["id"])}, vectors)
     mine_hard_negatives(rows, [Miner("fused", STAGE1, "fused", "fused")], folder, load_encoder=lambda name: encoder)
 
 

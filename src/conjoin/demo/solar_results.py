@@ -121,18 +121,18 @@ class DemoRuns:
 
     def vectors(self) -> tuple[dict[str, Parts], dict[tuple[str, str], float]]:
         """The vectors of every run and readout, and text → image R@10 by run, readout and test set."""
-        features = {"": self.features} | {name: found.features for name, found in self.sets.items()}
+        features = {"": self.features} | {name: triplets.features for name, triplets in self.sets.items()}
         towers = {name: tower_vectors(each) for name, each in features.items()}
-        found = {TOWERS: {n: torch.cat([each["global"], each["words"]], dim=1) for n, each in towers.items()}}
+        raw = {TOWERS: {n: torch.cat([each["global"], each["words"]], dim=1) for n, each in towers.items()}}
         recall: dict[tuple[str, str], float] = {}
         for run, model in self.models.items():
             views = {name: embed_features(model, each, self.dtype) for name, each in features.items()}
             for label, readout in READOUTS.items():
-                found[f"{run}, {label}"] = {name: readout(each) for name, each in views.items()}
+                raw[f"{run}, {label}"] = {name: readout(each) for name, each in views.items()}
                 for name, triplets in self.sets.items():
                     ranks = triplets.text_to_image_ranks(views[name], views[""])
                     recall[f"{run}, {label}", name] = float((ranks <= 10).float().mean())
-        unit = {run: {name: F.normalize(each, dim=1) for name, each in parts.items()} for run, parts in found.items()}
+        unit = {run: {name: F.normalize(each, dim=1) for name, each in parts.items()} for run, parts in raw.items()}
         return unit, recall
 
 
@@ -200,11 +200,11 @@ def _symmetric(triplets: SceneTriplets, vectors: Tensor, distractors: Tensor, se
 
 def _table(name: str, scores: Mapping[tuple[str, str], Symmetric], recall: Mapping[tuple[str, str], float]) -> Table:
     """One row per run; intervals for Avg and Precision only."""
-    chosen = {run: found for (run, of), found in scores.items() if of == name}
+    chosen = {run: result for (run, of), result in scores.items() if of == name}
     rows: list[TableRow] = []
-    for run, found in chosen.items():
-        values = {key: Metric(each.value) for key, each in found.metrics.items()}
-        average, precision = (found.metrics[key] for key in ("average", "precision"))
+    for run, result in chosen.items():
+        values = {key: Metric(each.value) for key, each in result.metrics.items()}
+        average, precision = (result.metrics[key] for key in ("average", "precision"))
         main = [Metric(each.value, each.low, each.high) for each in (average, precision)]
         kinds = [values.get(f"precision, {kind}") for kind in KINDS]
         text = Metric(recall[run, name]) if (run, name) in recall else None
@@ -224,10 +224,10 @@ def _differences(outcomes: Mapping[tuple[str, str], SymmetricOutcomes], seed: in
     return Table("Paired differences", ["", "scenes", "Avg", "Precision"], rows, DIFFERENCES_NOTE)
 
 
-def _values(found: SymmetricOutcomes) -> tuple[Tensor, Tensor]:
+def _values(outcomes: SymmetricOutcomes) -> tuple[Tensor, Tensor]:
     """Avg and Precision `(N,)` of each triplet."""
-    wins = found.wins.double()
-    recall = torch.stack([(found.ranks <= k).double() for k in (1, 5, 10)]).mean(0)
+    wins = outcomes.wins.double()
+    recall = torch.stack([(outcomes.ranks <= k).double() for k in (1, 5, 10)]).mean(0)
     return (recall + wins) / 2, wins
 
 
@@ -243,13 +243,13 @@ def _masks(runs: DemoRuns) -> Table:
     for run in (BASELINE, STAGE1):
         for name, triplets in runs.sets.items():
             for label, made_of in kinds.items():
-                found = score_intersection(
+                scores = score_intersection(
                     runs.models[run], runs.processor, triplets.scenes, features=triplets.features, scores=made_of
                 )
                 row: TableRow = [f"{run}, {label}", NAMES[name]]
                 for part in ("patch", "token"):
-                    kept = [f"{100 * found[f'{part}_{which}_kept']:.0f}" for which in ("shared", "private")]
-                    row += [Metric(found[f"{part}_auroc"]), " / ".join(kept)]
+                    kept = [f"{100 * scores[f'{part}_{which}_kept']:.0f}" for which in ("shared", "private")]
+                    row += [Metric(scores[f"{part}_auroc"]), " / ".join(kept)]
                 rows.append(row)
     columns = ["scores", "scenes", "patch AUROC", "patches kept", "word AUROC", "words kept"]
     return Table("What picture and text share", columns, rows, MASKS_NOTE)
@@ -262,13 +262,13 @@ def _searches(
     examples: list[Example] = []
     counts = []
     for name in runs.sets:
-        found = {run: outcomes[run, name].ranks <= FOUND for run in (TOWERS, SHOWN)}
-        wins = found[SHOWN] & ~found[TOWERS]
-        losses = int((found[TOWERS] & ~found[SHOWN]).sum())
+        hits = {run: outcomes[run, name].ranks <= FOUND for run in (TOWERS, SHOWN)}
+        wins = hits[SHOWN] & ~hits[TOWERS]
+        losses = int((hits[TOWERS] & ~hits[SHOWN]).sum())
         counts.append(f"{NAMES[name]}: {int(wins.sum())} and {losses} of {len(wins)}")
         if wins.any():
-            place = int(wins.nonzero()[0])
-            examples += [_search(runs, name, vectors[run], place, f"{NAMES[name]}: {run}") for run in (TOWERS, SHOWN)]
+            query = int(wins.nonzero()[0])
+            examples += [_search(runs, name, vectors[run], query, f"{NAMES[name]}: {run}") for run in (TOWERS, SHOWN)]
     note = (
         f"Of each test set the first query, in their order, for which {SHOWN} has the positive among the first "
         f"{FOUND} and the towers' score fusion has not. Queries for which this holds, and the reverse: "
@@ -280,9 +280,9 @@ def _searches(
 def _search(runs: DemoRuns, name: str, parts: Parts, query: int, title: str) -> Example:
     triplets = runs.sets[name]
     count = len(triplets.kinds)
-    candidates = [place for place in range(3 * count) if place != query]
+    candidates = [index for index in range(3 * count) if index != query]
     embeddings = torch.cat([parts[name][candidates], parts[""]])
-    gallery = _Gallery([triplets.items[place] for place in candidates], runs.distractors)
+    gallery = _Gallery([triplets.items[index] for index in candidates], runs.distractors)
     right = [{candidates.index(count + query)}]
     asked = _shown(triplets.items[query])
     return search_examples([asked], parts[name][[query]], gallery, embeddings, right, title=title)[0]
@@ -297,9 +297,9 @@ class _Gallery(Sequence[Shown]):
     def __len__(self) -> int:
         return len(self.items) + len(self.distractors)
 
-    def __getitem__(self, place: Any) -> Any:  # noqa: ANN401 - as of a sequence
-        own = len(self.items)
-        return _shown(self.items[place] if place < own else self.distractors[place - own])
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as of a sequence
+        count = len(self.items)
+        return _shown(self.items[index] if index < count else self.distractors[index - count])
 
 
 def _shown(item: Mapping[str, Any]) -> Shown:
@@ -310,7 +310,7 @@ def _figures(runs: DemoRuns, name: str, seed: int) -> list[Figure]:
     """Scores of stage 1 on queries drawn at random from those whose picture shows something that the text does not."""
     triplets = runs.sets[name]
     objects = [[{each["object"] for each in scene[part]} for part in OBJECTS] for scene in triplets.scenes]
-    partly = [place for place, (shown, named) in enumerate(objects) if shown & named and shown - named]
+    partly = [index for index, (shown, named) in enumerate(objects) if shown & named and shown - named]
     count = min(FIGURES_PER_SET, len(partly))
     chosen = np.random.default_rng(seed).choice(partly, size=count, replace=False).tolist()
     scores = runs.args.scores
@@ -318,9 +318,9 @@ def _figures(runs: DemoRuns, name: str, seed: int) -> list[Figure]:
         score_scenes(runs.models[STAGE1], runs.processor, triplets.scenes, features=triplets.features, scores=scores)
     )
     figures = []
-    for place in chosen:
-        scene, image = triplets.scenes[place], load_image(triplets.items[place]["image"])
-        drawn = draw_scene_scores(image, scene, scored[place], runs.processor.tokenizer)
+    for index in chosen:
+        scene, image = triplets.scenes[index], load_image(triplets.items[index]["image"])
+        drawn = draw_scene_scores(image, scene, scored[index], runs.processor.tokenizer)
         figures.append(Figure(f"{NAMES[name]}: {scene['text']}", picture(drawn, max(drawn.size))))
     return figures
 

@@ -107,8 +107,8 @@ def task_results(title: str, summary: str, scores: Sequence[TaskScores], **facts
     metrics = [each.metrics() for each in scores]
     columns = [name.replace("hit_rate@", "R@").replace("mrr@", "MRR@") for name in (metrics[0] if metrics else ())]
     rows: list[TableRow] = [
-        [each.task.name, len(each.ids), each.task.size, *found.values()]
-        for each, found in zip(scores, metrics, strict=True)
+        [each.task.name, len(each.ids), each.task.size, *task_metrics.values()]
+        for each, task_metrics in zip(scores, metrics, strict=True)
     ]
     tables = [Table("Tasks", ["task", "n", "candidates", *columns], rows, HIT_RATE_NOTE)]
     for kind in dict.fromkeys(kind for each in scores for kind in each.task.groups):
@@ -120,8 +120,8 @@ def task_results(title: str, summary: str, scores: Sequence[TaskScores], **facts
         tables.append(Table(f"By {kind}", [kind, "n", *columns], grouped))
     headline = [
         Headline(f"{each.task.name}, {name}", metric, f"{len(each.ids):,} queries")
-        for each, found in zip(scores, metrics, strict=True)
-        for name, metric in list(zip(columns, found.values(), strict=True))[:1]
+        for each, task_metrics in zip(scores, metrics, strict=True)
+        for name, metric in list(zip(columns, task_metrics.values(), strict=True))[:1]
     ]
     seed = scores[0].vectors.options.seed if scores else 0
     return Results(title, summary, seed, headline=headline, tables=tables, **facts)

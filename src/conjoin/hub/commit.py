@@ -149,8 +149,8 @@ def push(
         elif not public and not info.private:
             raise ValueError(f"{upload.repo_id!r} is public; to push what everybody may see, say public (--public)")
         # `list_repo_tree` would wait for ever for an answer that is lost
-        found: Any = api.repo_info(**name, revision=info.sha, files_metadata=True, timeout=PATIENCE)
-        remote = {entry.rfilename: entry for entry in found.siblings or ()}
+        listing: Any = api.repo_info(**name, revision=info.sha, files_metadata=True, timeout=PATIENCE)
+        remote = {entry.rfilename: entry for entry in listing.siblings or ()}
         if not replace and not is_new:
             _check_same(upload, remote)
         if revision is not None:

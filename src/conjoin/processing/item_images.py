@@ -350,15 +350,15 @@ class _Limits:
 
     def connect(self, address: tuple[str, int], *unused: object) -> socket.socket:
         """Open a connection, as `socket.create_connection`, to an address that was checked."""
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        hidden = [ip for ip in (str(entry[4][0]) for entry in found) if not self.private and not _is_public(ip)]
+        addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        hidden = [ip for ip in (str(entry[4][0]) for entry in addresses) if not self.private and not _is_public(ip)]
         if hidden:
             raise OSError(
                 f"the host {address[0]!r} has the address {hidden[0]}, which is not public; allow it by "
                 f"--allow-private-urls, allow_urls(private=True) or {ALLOW_URLS}=private"
             )
         failure = OSError(f"the host {address[0]!r} has no address")
-        for family, kind, protocol, _, where in found:
+        for family, kind, protocol, _, where in addresses:
             connection = self.limited(socket.socket)(family, kind, protocol)
             try:
                 connection.settimeout(self._seconds_left())

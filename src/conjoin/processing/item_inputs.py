@@ -71,7 +71,7 @@ class Item(NamedTuple):
     @property
     def modality(self) -> str:
         """`"text"`, `"image"` or `"image,text"`, the names that M-BEIR uses."""
-        return ",".join(name for name, found in (("image", self.images), ("text", self.texts)) if found)
+        return ",".join(name for name, parts in (("image", self.images), ("text", self.texts)) if parts)
 
 
 class ImageSource(NamedTuple):

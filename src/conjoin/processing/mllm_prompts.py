@@ -220,11 +220,11 @@ class PromptWriter:
     def _tokenize(self, asks: Iterable[Ask]) -> list[list[list[int]]]:
         """Return for each prompt the token ids before, between and after its images."""
         prompts = [self.gaps(ask) for ask in asks]
-        found: dict[Run, list[int]] = {run: [] for gaps in prompts for gap in gaps for run in gap}
+        token_ids: dict[Run, list[int]] = {run: [] for gaps in prompts for gap in gaps for run in gap}
         for parsed, inner in ((True, False), (False, False), (False, True)):
-            chosen = [run for run in found if (run.parsed, run.inner) == (parsed, inner)]
-            found.update(zip(chosen, self._ids([run.text for run in chosen], parsed, inner), strict=True))
-        return [[[token for run in gap for token in found[run]] for gap in gaps] for gaps in prompts]
+            chosen = [run for run in token_ids if (run.parsed, run.inner) == (parsed, inner)]
+            token_ids.update(zip(chosen, self._ids([run.text for run in chosen], parsed, inner), strict=True))
+        return [[[token for run in gap for token in token_ids[run]] for gap in gaps] for gaps in prompts]
 
     def _ids(self, texts: list[str], parsed: bool, inner: bool = False) -> list[list[int]]:
         """Return the token ids of texts."""
@@ -370,15 +370,15 @@ class ChatPromptWriter(PromptWriter):
         return rendered[0]
 
     def _guarded(self, text: str) -> str:
-        return self._special.sub(lambda found: found[0][0] + GUARD + found[0][1:], text)
+        return self._special.sub(lambda match: match[0][0] + GUARD + match[0][1:], text)
 
     def _split(self, text: str, first: bool) -> list[Run]:
         """Return the special tokens, and what is between two of them."""
         runs: list[Run] = []
         start = 0
-        for found in self._special.finditer(text):
-            runs += [Run(text[start : found.start()], False, not first or bool(runs)), Run(found[0], True, False)]
-            start = found.end()
+        for match in self._special.finditer(text):
+            runs += [Run(text[start : match.start()], False, not first or bool(runs)), Run(match[0], True, False)]
+            start = match.end()
         runs.append(Run(text[start:], False, not first or bool(runs)))
         return [run._replace(text=run.text.replace(GUARD, "")) for run in runs if run.text]
 

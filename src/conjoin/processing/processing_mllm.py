@@ -245,10 +245,10 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         batch = self._pad(prompts)
         batch |= pad_pixels([item.images for item in parsed], batch["input_ids"].shape[1])
         has = {"image": [bool(item.images) for item in parsed], "text": [bool(item.texts) for item in parsed]}
-        if not all(any(found) for found in has.values()):  # one modality: its view is the whole item
+        if not all(any(flags) for flags in has.values()):  # one modality: its view is the whole item
             return BatchFeature({name: value for name, value in batch.items() if not name.endswith("_view_mask")})
         return BatchFeature(
-            batch | {f"{name}_mask": torch.tensor(found) for name, found in has.items() if not all(found)}
+            batch | {f"{name}_mask": torch.tensor(flags) for name, flags in has.items() if not all(flags)}
         )
 
     def apply_chat_template(  # type: ignore[override]

@@ -158,14 +158,14 @@ class Collection:
         """
         if ids is None:
             return join([vectors for _, vectors in self.batches()], self.dimension)
-        found: dict[str, np.ndarray] = {}
+        by_id: dict[str, np.ndarray] = {}
         whole = len(ids) > IDS_AT_ONCE and 4 * len(ids) > len(self)
         parts = [self.batches()] if whole else [self.batches(where) for where in id_conditions(ids)]
         wanted = set(ids)
         for names, vectors in (pair for part in parts for pair in part):
-            found.update((name, row) for name, row in zip(names.to_pylist(), vectors, strict=True) if name in wanted)
-        _check_known(ids, found)
-        return np.stack([found[id_] for id_ in ids]) if len(ids) else join([], self.dimension)
+            by_id.update((name, row) for name, row in zip(names.to_pylist(), vectors, strict=True) if name in wanted)
+        _check_known(ids, by_id)
+        return np.stack([by_id[id_] for id_ in ids]) if len(ids) else join([], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """What is known of some rows: one mapping each, with the text, the image's path and the kept columns it has.
@@ -180,12 +180,12 @@ class Collection:
         names = self._table.schema.names
         columns = ["id", *(name for name in names if name not in OWN_COLUMNS)]
         columns += [PICTURE] if pictures and PICTURE in names else []
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         for where in id_conditions(ids):
             for batch in self.scan(columns, where):
-                found.update((row.pop("id"), _known_values(row)) for row in batch.to_pylist())
-        _check_known(ids, found)
-        return [found[id_] for id_ in ids]
+                by_id.update((row.pop("id"), _known_values(row)) for row in batch.to_pylist())
+        _check_known(ids, by_id)
+        return [by_id[id_] for id_ in ids]
 
     def select(self, where: str) -> list[str]:
         """The ids of the rows that a condition holds for.
@@ -252,8 +252,8 @@ class Collection:
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
             return self._fused(queries, k, where, [text] * len(queries) if isinstance(text, str) else list(text))
-        if (found := self._search_memory(queries, k, where, exact)) is not None:
-            return found
+        if (result := self._search_memory(queries, k, where, exact)) is not None:
+            return result
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         results = [self._nearest(queries[start : start + at_once], k, where, exact)
                  for start in range(0, len(queries), at_once)]  # fmt: skip
@@ -264,7 +264,7 @@ class Collection:
         if self._held is None:
             return None
         positions, scores = self._held.search(queries, k, None if where is None else self._row_ids(where))
-        return as_result([(self._held.names(own), values) for own, values in zip(positions, scores, strict=True)])
+        return as_result([(self._held.names(rows), values) for rows, values in zip(positions, scores, strict=True)])
 
     def _nearest(
         self, queries: np.ndarray, k: int, where: str | None, exact: bool
@@ -278,10 +278,10 @@ class Collection:
         else:
             search = search.nprobes(settings["probes"]).refine_factor(settings["refine"])
         with reading(self.uri, where, self.schema):
-            found = (search if where is None else search.where(condition(where))).to_arrow()
-        owners = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
-        ids = found["id"].to_pylist()
-        candidates = join([matrix(chunk, self.dimension) for chunk in found[VECTOR].chunks], self.dimension)
+            table = (search if where is None else search.where(condition(where))).to_arrow()
+        owners = table["query_index"].to_numpy() if "query_index" in table.column_names else np.zeros(len(table), int)
+        ids = table["id"].to_pylist()
+        candidates = join([matrix(chunk, self.dimension) for chunk in table[VECTOR].chunks], self.dimension)
         doubles = queries.astype(np.float64)[owners]
         scores = np.einsum("nd,nd->n", candidates.astype(np.float64), doubles).astype(np.float32)
         names = np.unique(ids, return_inverse=True)[1] if ids else np.empty(0, int)
@@ -314,14 +314,14 @@ class Collection:
     def _with_words(self, words: str, k: int, where: str | None) -> list[str]:
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
-            found = (search if where is None else search.where(condition(where))).to_arrow()
-        pairs = zip(found["_score"].to_pylist(), found["id"].to_pylist(), strict=True)
+            table = (search if where is None else search.where(condition(where))).to_arrow()
+        pairs = zip(table["_score"].to_pylist(), table["id"].to_pylist(), strict=True)
         return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
 
     def _row_ids(self, where: str) -> np.ndarray:
         """Lance's numbers `(M,)` of the rows that a condition holds for."""
-        found = [batch["_rowid"].to_numpy() for batch in self.scan(["id"], where, row_ids=True)]
-        return np.concatenate([np.empty(0, dtype=np.uint64), *found])
+        numbers = [batch["_rowid"].to_numpy() for batch in self.scan(["id"], where, row_ids=True)]
+        return np.concatenate([np.empty(0, dtype=np.uint64), *numbers])
 
     def _positions_and_vectors(self) -> tuple[pa.ChunkedArray, np.ndarray, np.ndarray]:
         """The ids, Lance's numbers and the vectors of all rows."""
@@ -404,12 +404,12 @@ class Collection:
         names = sample["id"].to_pylist()
         vectors = join([matrix(chunk, self.dimension) for chunk in sample[VECTOR].chunks], self.dimension)
         wanted = self.search(vectors, _DEPTH + 1, exact=True).ids
-        found = self.search(vectors, _DEPTH + 1).ids
+        approximate = self.search(vectors, _DEPTH + 1).ids
         shares = []
-        for own, right, ids in zip(names, wanted, found, strict=True):
-            right = [name for name in right if name != own][:_DEPTH]
+        for query, right, ids in zip(names, wanted, approximate, strict=True):
+            right = [name for name in right if name != query][:_DEPTH]
             if right:
-                shares.append(len({*right} & {*[name for name in ids if name != own][:_DEPTH]}) / len(right))
+                shares.append(len({*right} & {*[name for name in ids if name != query][:_DEPTH]}) / len(right))
         return float(np.mean(shares)) if shares else 1.0
 
     def verify(self) -> None:
@@ -483,16 +483,16 @@ def join(parts: list[np.ndarray], dimension: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
 
 
-def as_result(found: list[tuple[list[str], np.ndarray]]) -> SearchResult:
+def as_result(rankings: list[tuple[list[str], np.ndarray]]) -> SearchResult:
     """The ids and scores of each query as a result."""
-    scores = np.full((len(found), max((len(ids) for ids, _ in found), default=0)), -np.inf, dtype=np.float32)
-    for row, (ids, values) in zip(scores, found, strict=True):
+    scores = np.full((len(rankings), max((len(ids) for ids, _ in rankings), default=0)), -np.inf, dtype=np.float32)
+    for row, (ids, values) in zip(scores, rankings, strict=True):
         row[: len(ids)] = values
-    return SearchResult([ids for ids, _ in found], scores)
+    return SearchResult([ids for ids, _ in rankings], scores)
 
 
-def _check_known(ids: Sequence[str], found: Mapping[str, Any]) -> None:
-    if missing := [id_ for id_ in ids if id_ not in found]:
+def _check_known(ids: Sequence[str], known: Mapping[str, Any]) -> None:
+    if missing := [id_ for id_ in ids if id_ not in known]:
         raise ValueError(f"the collection has no row {missing[0]!r}")
 
 

@@ -194,8 +194,8 @@ def collection_upload(
 def collection_files(folder: str | Path) -> dict[str, Path | bytes]:
     """The files of a collection by their names in it: its table and their checksums."""
     folder = Path(folder)
-    found = sorted(path for path in (folder / TABLE).rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path for path in (*found, folder / FOLDER_CHECKSUMS)}
+    files = sorted(path for path in (folder / TABLE).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in (*files, folder / FOLDER_CHECKSUMS)}
 
 
 def _render(collection: Collection, repo_id: str, license: str | None, languages: list[str]) -> str:

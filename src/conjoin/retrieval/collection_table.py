@@ -217,10 +217,10 @@ def index_names(table: Table) -> list[str]:
 
 def read_metadata(table: Table) -> dict[str, Any]:
     """What the table says of its vectors: `key`, what they were made from; `details`; `index`, how to search them."""
-    found = (table.schema.field(VECTOR).metadata or {}).get(_METADATA.encode())
-    if found is None:
+    metadata = (table.schema.field(VECTOR).metadata or {}).get(_METADATA.encode())
+    if metadata is None:
         raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")
-    return dict(json.loads(found))
+    return dict(json.loads(metadata))
 
 
 def vector_field(dimension: int, dtype: str, metadata: dict[str, Any]) -> pa.Field:
@@ -464,8 +464,8 @@ def _read_sums(path: Path) -> tuple[list[int], dict[str, str]]:
 
 
 def _state(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def _remember(folder: Path, names: Iterable[str]) -> None:
@@ -475,7 +475,7 @@ def _remember(folder: Path, names: Iterable[str]) -> None:
 
 def _recall(folder: Path) -> dict[str, list[int]]:
     try:
-        found = json.loads((folder / _VERIFIED).read_text(encoding="utf-8"))
+        verified = json.loads((folder / _VERIFIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return verified if isinstance(verified, dict) else {}

@@ -235,11 +235,11 @@ class CollectionWriter:
         Raises:
             ValueError: A row cannot be used, and such rows are not to be skipped; or a column cannot be kept.
         """
-        found = known.found
+        is_known = known.found
         pairs = zip(ids, rows, strict=True)
         parts = [{} if row.get("problem") is not None else row_parts(id_, row) for id_, row in pairs]
-        stamps = [_digest(row_stamp, row, own) if own else 0 for row, own in zip(rows, parts, strict=True)]
-        is_same = found & (np.array(stamps, dtype=np.int64) == known.stamps)
+        stamps = [_digest(row_stamp, row, item) if item else 0 for row, item in zip(rows, parts, strict=True)]
+        is_same = is_known & (np.array(stamps, dtype=np.int64) == known.stamps)
         changed = np.flatnonzero(~is_same).tolist()
         contents = {
             index: (
@@ -249,7 +249,7 @@ class CollectionWriter:
             )
             for index in changed
         }
-        numbers, vectors = self._stored({ids[index]: index for index in changed if found[index]}, contents)
+        numbers, vectors = self._stored({ids[index]: index for index in changed if is_known[index]}, contents)
         encoded_before = [*np.flatnonzero(is_same).tolist(), *vectors]
         for index in encoded_before:
             self.rows.note(parts[index])
@@ -259,9 +259,9 @@ class CollectionWriter:
         encoded, reasons = self.rows.encode(*chosen, bar)
         vectors |= zip((index for number, index in enumerate(new) if number not in reasons), encoded, strict=True)
         for number, reason in reasons.items():
-            self._skip(Skipped(None, start + new[number], ids[new[number]], reason), bool(found[new[number]]))
+            self._skip(Skipped(None, start + new[number], ids[new[number]], reason), bool(is_known[new[number]]))
         used = sorted(vectors)
-        replaced = int(found[used].sum())
+        replaced = int(is_known[used].sum())
         unchanged = int(is_same.sum())
         self._count(Changes(len(used) - replaced, replaced, 0, unchanged, len(reasons), len(new) - len(reasons)))
         if used:
@@ -359,7 +359,7 @@ class CollectionWriter:
         return self.changes
 
     def _none_usable(self, total: int) -> ValueError:
-        reasons = dict.fromkeys(self.skipped[place].reason for place in (0, -1))  # rows may be wrong, and the model
+        reasons = dict.fromkeys(self.skipped[index].reason for index in (0, -1))  # rows may be wrong, and the model
         return ValueError(f"none of the {total} rows can be used; {'; '.join(reasons)}")
 
     def _publish(self, table: Table, total: int, sync: bool) -> None:
@@ -549,8 +549,8 @@ def _kept(row: Row, name: str) -> dict[str, Any]:
         raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be a text')
     if odd := [column for column in kept if "." in column or "`" in column]:
         raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
-    if own := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
-        raise ItemError(name, f'"metadata" holds {own[0]!r}, the name of a column that the collection has of its own')
+    if odd := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}, the name of a column that the collection has of its own')
     return known | dict(kept)
 
 

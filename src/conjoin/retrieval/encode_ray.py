@@ -230,7 +230,7 @@ def _serialised(tables: list[pa.Table]) -> bytes:
 def _absolute(data: PairSource) -> PairSource:
     """Data with absolute paths: a worker has another working directory."""
     if isinstance(data, list | tuple):
-        return [str(_absolute(one)) for one in data]
+        return [str(_absolute(source)) for source in data]
     if isinstance(data, str | os.PathLike) and Path(data).expanduser().exists():
         return str(Path(data).expanduser().absolute())
     return data

@@ -78,25 +78,25 @@ class RowDigests:
     def find(self, keys: np.ndarray) -> KnownRows:
         """What is known of rows of the data with these keys `(N,)`; marks them as seen."""
         self._sort()
-        found, repeated = np.zeros(len(keys), dtype=bool), UniqueIds().add(keys)
+        is_known, repeated = np.zeros(len(keys), dtype=bool), UniqueIds().add(keys)
         stamps = np.zeros(len(keys), dtype=np.int64)
-        for own, values, seen in zip(self._keys, self._values, self._seen, strict=True):
-            indices = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-            hit = own[indices] == keys
+        for sorted_keys, values, seen in zip(self._keys, self._values, self._seen, strict=True):
+            indices = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+            hit = sorted_keys[indices] == keys
             at = indices[hit]
-            stamps[hit], found[hit] = values[at], True
+            stamps[hit], is_known[hit] = values[at], True
             repeated[hit] |= seen[at]
             seen[at] = True
-        repeated[~found] |= self._new.add(keys[~found])
-        return KnownRows(found, stamps, repeated)
+        repeated[~is_known] |= self._new.add(keys[~is_known])
+        return KnownRows(is_known, stamps, repeated)
 
     def unseen(self, keys: np.ndarray) -> np.ndarray:
         """Which of some keys `(N,)` are in the collection, and `find` was not asked for."""
         self._sort()
         left = np.zeros(len(keys), dtype=bool)
-        for own, seen in zip(self._keys, self._seen, strict=True):
-            indices = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-            left |= (own[indices] == keys) & ~seen[indices]
+        for sorted_keys, seen in zip(self._keys, self._seen, strict=True):
+            indices = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+            left |= (sorted_keys[indices] == keys) & ~seen[indices]
         return left
 
 
@@ -253,12 +253,12 @@ def row_parts(id_: str, row: Row) -> dict[str, Any]:
 
 def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
     """The paths or URLs of an image or of several; those without one, such as embedded bytes, are left out."""
-    found = []
-    for one in image if isinstance(image, list | tuple) else [] if image is None else [image]:
-        path = one.get("path") if isinstance(one, Mapping) else one
+    paths = []
+    for single in image if isinstance(image, list | tuple) else [] if image is None else [image]:
+        path = single.get("path") if isinstance(single, Mapping) else single
         if isinstance(path, str | os.PathLike) and not str(path).startswith("data:"):
-            found.append(str(path))
-    return [path for path in found if path]
+            paths.append(str(path))
+    return [path for path in paths if path]
 
 
 def _input(id_: str, row: Row, parts: Mapping[str, Any]) -> tuple[Any, str | None]:

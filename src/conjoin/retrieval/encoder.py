@@ -398,8 +398,8 @@ def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
     try:
         return _Batch(make(items, instructions, ids))
     except (ValueError, FileNotFoundError) as error:
-        found = {index: _what_is_wrong(make, each) for index, each in enumerate(named)}
-        unusable = {index: wrong for index, wrong in found.items() if wrong is not None}
+        problems = {index: _what_is_wrong(make, each) for index, each in enumerate(named)}
+        unusable = {index: wrong for index, wrong in problems.items() if wrong is not None}
         if not unusable:
             return _Batch(error=error)
     usable = [index for index in range(len(named)) if index not in unusable]

@@ -127,18 +127,18 @@ class FaissIndex(Collection):
         if where is not None and (labels < 0).any():
             return None  # a graph finds fewer where few rows are left: the table finds them
         names = self._names(labels)
-        found = []
+        rankings = []
         for row, values in zip(labels, scores, strict=True):
             hits = zip(row.tolist(), values.tolist(), strict=True)
             pairs = sorted((-value, names[label]) for label, value in hits if label >= 0)
-            found.append(([name for _, name in pairs], np.array([-value for value, _ in pairs], dtype=np.float32)))
-        return as_result(found)
+            rankings.append(([name for _, name in pairs], np.array([-value for value, _ in pairs], dtype=np.float32)))
+        return as_result(rankings)
 
     def _names(self, labels: np.ndarray) -> dict[int, str]:
         """The ids of the rows that FAISS calls by some labels."""
         wanted = np.unique(labels[labels >= 0])
-        found = self._table.take_row_ids(self._rows[wanted].tolist()).with_row_id().select(["id"]).to_arrow()
-        by_row = dict(zip(found["_rowid"].to_pylist(), found["id"].to_pylist(), strict=True))
+        table = self._table.take_row_ids(self._rows[wanted].tolist()).with_row_id().select(["id"]).to_arrow()
+        by_row = dict(zip(table["_rowid"].to_pylist(), table["id"].to_pylist(), strict=True))
         return {label: by_row[row] for label, row in zip(wanted.tolist(), self._rows[wanted].tolist(), strict=True)}
 
 

@@ -88,26 +88,26 @@ class MilvusCollection:
         queries = check_search(vectors, k, self.dimension)
         if text is not None:
             raise ValueError("a collection in Milvus has no index of words: search its Lance table with --hybrid")
-        found = self._call(
+        results = self._call(
             "search", self._name, data=queries.tolist(), limit=int(k), filter=where or "", anns_field="vector"
         )
-        pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in found]
+        pairs = [sorted((-hit["distance"], hit["id"]) for hit in hits) for hits in results]
         return as_result(
             [([id_ for _, id_ in row], np.array([-s for s, _ in row], dtype=np.float32)) for row in pairs]
         )
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
         """As `Collection.rows`; thumbnails are not copied, and dates are texts."""
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             chosen = json.dumps(
                 list(ids[start : start + _ROWS_AT_ONCE]), ensure_ascii=False
             )  # Lite takes no parameters
             for row in self._call("query", self._name, filter=f"id in {chosen}", output_fields=["*"]):
-                found[row["id"]] = {name: value for name, value in row.items() if name not in ("id", "vector")}
-        if missing := [id_ for id_ in ids if id_ not in found]:
+                by_id[row["id"]] = {name: value for name, value in row.items() if name not in ("id", "vector")}
+        if missing := [id_ for id_ in ids if id_ not in by_id]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
-        return [found[id_] for id_ in ids]
+        return [by_id[id_] for id_ in ids]
 
     def check(self, where: str) -> None:
         """As `Collection.check`."""
@@ -207,12 +207,12 @@ def call(client: Any, uri: str, method: str, *args: Any, **options: Any) -> Any:
 
 def _connect(uri: str) -> tuple[Any, str]:
     """A client, and the name of the collection."""
-    found = _SERVER.fullmatch(uri) or _LITE.fullmatch(uri)
-    if found is None:
+    match = _SERVER.fullmatch(uri) or _LITE.fullmatch(uri)
+    if match is None:
         raise ValueError(f"{uri!r} is no address of a collection in Milvus; expected http://HOST:PORT/NAME")
     milvus = _import_milvus()
     try:
-        return milvus.MilvusClient(found[1], token=_token(found[1])), found[2]
+        return milvus.MilvusClient(match[1], token=_token(match[1])), match[2]
     except milvus.MilvusException as error:
         raise ConnectionError(f"Milvus at {uri!r} does not answer: {error.message}") from error
 

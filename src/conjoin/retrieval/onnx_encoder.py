@@ -100,8 +100,8 @@ def load_onnx_model(path: str | Path, revision: str | None = None) -> tuple[Onnx
     check_checksums(Path(path), "export the model again")
     names = ("config.json", SETTINGS, WEIGHTS, *GRAPHS.values())
     with loading(path, revision):
-        found = [Path(str(cached_file(path, name, revision=revision))) for name in names]
-    return OnnxModel(found[0].parent), load_processor(path, revision)
+        files = [Path(str(cached_file(path, name, revision=revision))) for name in names]
+    return OnnxModel(files[0].parent), load_processor(path, revision)
 
 
 def _rows(values: Tensor | None, mask: Tensor | None, count: int) -> np.ndarray:

@@ -32,7 +32,7 @@ def load_picture(image: Any, name: str = "item") -> Image.Image:  # noqa: ANN401
         ValueError: As `load_image`.
     """
     several = image if isinstance(image, list | tuple) else [image]
-    pictures = [load_image(one, name) for one in several]
+    pictures = [load_image(single, name) for single in several]
     return pictures[0] if len(pictures) == 1 else concatenate_images(pictures)
 
 

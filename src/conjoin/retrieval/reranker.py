@@ -70,10 +70,10 @@ class Reranker:
         if not activate:
             options["activation_fn"] = torch.nn.Identity()
         try:
-            found = self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False, **options)
+            predicted = self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False, **options)
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
             raise ValueError(f"the reranker {self.name!r} cannot score these items: {error}") from error
-        scores = np.asarray(found, dtype=np.float32).reshape(len(candidates))
+        scores = np.asarray(predicted, dtype=np.float32).reshape(len(candidates))
         if not np.isfinite(scores).all():
             raise ValueError(f"the reranker {self.name!r} gave a score that is not finite")
         return scores
@@ -109,7 +109,7 @@ def load_reranker(
 
 
 def rerank(
-    found: SearchResult,
+    result: SearchResult,
     queries: Sequence[Any],
     item_of: Callable[[str], Any],
     reranker: Reranker,
@@ -122,7 +122,7 @@ def rerank(
     The scores of the first are the reranker's. Those of the others keep their differences and are moved below them.
 
     Args:
-        found: Of Q queries.
+        result: Of Q queries.
         queries: The Q items.
         item_of: Returns the item of a candidate's id.
         reranker: Scores the pairs.
@@ -135,11 +135,11 @@ def rerank(
     """
     if top < 1:
         raise ValueError(f"the number of candidates to rerank must be at least 1, got {top}")
-    all_ids, all_scores = [], np.array(found.scores, dtype=np.float32)
+    all_ids, all_scores = [], np.array(result.scores, dtype=np.float32)
     for row, query in enumerate(progress(queries, desc="reranking", unit="query", show=show_progress)):
-        usable = np.isfinite(all_scores[row, : len(found.ids[row])])
+        usable = np.isfinite(all_scores[row, : len(result.ids[row])])
         order = np.argsort(~usable, kind="stable")  # those that are left out go last
-        ids = [found.ids[row][index] for index in order]
+        ids = [result.ids[row][index] for index in order]
         others = all_scores[row, order]
         count = min(top, int(usable.sum()))
         instruction = None if instructions is None else instructions[row]
@@ -154,7 +154,7 @@ def rerank(
 
 
 def rerank_rows(
-    collection: "Searchable", found: SearchResult, queries: Sequence[Any], reranker: Reranker, top: int
+    collection: "Searchable", result: SearchResult, queries: Sequence[Any], reranker: Reranker, top: int
 ) -> SearchResult:
     """Sort the first results of a search as `rerank` does, with the texts and images that the collection records.
 
@@ -162,7 +162,7 @@ def rerank_rows(
         ValueError: The collection knows neither the text nor the image of a result; and as `rerank`.
         FileNotFoundError: An image is no longer where it was.
     """
-    names = list(dict.fromkeys(id_ for ids in found.ids for id_ in ids))
+    names = list(dict.fromkeys(id_ for ids in result.ids for id_ in ids))
     rows = dict(zip(names, collection.rows(names), strict=True))
 
     def item_of(id_: str) -> dict[str, Any]:
@@ -173,12 +173,12 @@ def rerank_rows(
             raise ValueError(f"the collection records no order of the images of {id_!r}, so it cannot be reranked")
         return item
 
-    return rerank(found, queries, item_of, reranker, top)
+    return rerank(result, queries, item_of, reranker, top)
 
 
-def first_results(found: SearchResult, k: int) -> SearchResult:
+def first_results(result: SearchResult, k: int) -> SearchResult:
     """Return the first `k` results of each query."""
-    return SearchResult([ids[:k] for ids in found.ids], found.scores[:, :k])
+    return SearchResult([ids[:k] for ids in result.ids], result.scores[:, :k])
 
 
 def _input(item: Item) -> Any:  # noqa: ANN401 - as sentence-transformers takes it

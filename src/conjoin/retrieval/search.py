@@ -148,15 +148,15 @@ def search_groups(
     groups: dict[str, str] = {}
     depth = k
     while True:
-        found = collection.search(vectors, depth, where=where, text=text)
-        new = list(dict.fromkeys(id_ for ids in found.ids for id_ in ids if id_ not in groups))
+        result = collection.search(vectors, depth, where=where, text=text)
+        new = list(dict.fromkeys(id_ for ids in result.ids for id_ in ids if id_ not in groups))
         for id_, row in zip(new, collection.rows(new), strict=True):
             groups[id_] = f"row {id_}" if row.get(column) is None else f"value {row[column]}"
-        best = [_first_of_each([groups[id_] for id_ in ids])[:k] for ids in found.ids]
+        best = [_first_of_each([groups[id_] for id_ in ids])[:k] for ids in result.ids]
         is_deepest = most is not None and depth >= most
-        if is_deepest or all(len(rows) == k or len(ids) < depth for rows, ids in zip(best, found.ids, strict=True)):
+        if is_deepest or all(len(rows) == k or len(ids) < depth for rows, ids in zip(best, result.ids, strict=True)):
             return as_result([([ids[row] for row in rows], scores[rows])
-                              for ids, scores, rows in zip(found.ids, found.scores, best, strict=True)])  # fmt: skip
+                              for ids, scores, rows in zip(result.ids, result.scores, best, strict=True)])  # fmt: skip
         depth = 4 * depth if most is None else min(4 * depth, most)
 
 
@@ -251,14 +251,14 @@ def search_exactly(
     names: list[pa.Array] = []
 
     def blocks() -> Iterator[np.ndarray]:
-        for own, vectors in collection.batches():
-            names.append(own)
+        for block_ids, vectors in collection.batches():
+            names.append(block_ids)
             yield vectors
 
     positions, scores = exact_search(queries, blocks(), k, among=among, device=device)
-    found = pa.chunked_array(names, pa.string()).take(pa.array(positions.reshape(-1))).to_pylist()
+    ranked_ids = pa.chunked_array(names, pa.string()).take(pa.array(positions.reshape(-1))).to_pylist()
     count = positions.shape[1]
-    return SearchResult([found[start * count : (start + 1) * count] for start in range(len(positions))], scores)
+    return SearchResult([ranked_ids[start * count : (start + 1) * count] for start in range(len(positions))], scores)
 
 
 def check_model(collection: Searchable, encoder: ItemEncoder) -> None:

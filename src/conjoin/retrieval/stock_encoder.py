@@ -138,7 +138,7 @@ class StockProcessor(NamedTuple):
         instructions = [None] * len(parsed) if instruction is None else instruction
         images = [image for item in parsed for image in item.images]
         pairs = zip(instructions, parsed, strict=True)
-        texts = [_joined(own, " ".join(item.texts)) for own, item in pairs if item.texts]
+        texts = [_joined(prompt, " ".join(item.texts)) for prompt, item in pairs if item.texts]
         batch = {"items": torch.tensor([[bool(item.images), bool(item.texts)] for item in parsed])}
         if images:
             batch["pixel_values"] = torch.cat([image["pixel_values"] for image in images])

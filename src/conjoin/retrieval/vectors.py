@@ -113,10 +113,10 @@ def exact_search(
         moved = torch.from_numpy(block).to(device).float()
         for search in searches:
             search.add(positions, moved)
-    found = [search.result(min(k, ranked)) for search in searches]
-    if not found:
+    results = [search.result(min(k, ranked)) for search in searches]
+    if not results:
         return np.empty((0, min(k, ranked)), dtype=np.int64), np.empty((0, min(k, ranked)), dtype=np.float32)
-    return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+    return np.concatenate([part[0] for part in results]), np.concatenate([part[1] for part in results])
 
 
 class _Best:

@@ -138,8 +138,8 @@ class SearchPage:
     @cached_property
     def filters(self) -> Filters:
         """What a visitor may filter by: what all collections have."""
-        own, *others = [searcher.columns for searcher in self.searchers]
-        shared = [column for column in own if all(column.name in [other.name for other in some] for some in others)]
+        first, *others = [searcher.columns for searcher in self.searchers]
+        shared = [column for column in first if all(column.name in [other.name for other in some] for some in others)]
         choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
         ends = ((column.name, *column.ends) for column in shared if column.ends and column.name != "id")
         numbers = [(name, least // 1, -(-most // 1)) for name, least, most in ends if least < most]
@@ -171,28 +171,28 @@ class SearchPage:
             query, item, names = self._read(asked.text, asked.files)
             ranking = Ranking(None, asked.weights, self.options.group_by)
             pixels = count_pixels(query.pictures, self.limits)
-            found, times = [], []
+            results, times = [], []
             for searcher in searchers:
                 started = time.perf_counter()
-                found.append(searcher.search([item], k, where, ranking, pictures=True, pixels=pixels)[0])
+                results.append(searcher.search([item], k, where, ranking, pictures=True, pixels=pixels)[0])
                 times.append(1000 * (time.perf_counter() - started))
         except (ValueError, BusyError) as error:
             problem = message(_sentence(str(error)), "error")
             return [problem, *[""] * (len(searchers) - 1)], "", None
-        query = query._replace(found=[_above(hits, asked.min_score) for hits in found])
+        query = query._replace(found=[_above(hits, asked.min_score) for hits in results])
         given = {name: value for name, value in ranking._asdict().items() if value is not None}
         codes = [
-            python_code(one.source, one.encoder.name, query.text, names, k, where, one.encoder.input_type, given)
-            for one in searchers
+            python_code(each.source, each.encoder.name, query.text, names, k, where, each.encoder.input_type, given)
+            for each in searchers
         ]
-        return self._results(query.found, found, times), "\n".join(codes), query
+        return self._results(query.found, results, times), "\n".join(codes), query
 
-    def _results(self, shown: "list[list[Found]]", found: "list[list[Found]]", times: Sequence[float]) -> list[str]:
+    def _results(self, shown: "list[list[Found]]", results: "list[list[Found]]", times: Sequence[float]) -> list[str]:
         """The results of each collection as HTML.
 
         Args:
             shown: Those to show.
-            found: Also those below the least score.
+            results: Also those below the least score.
             times: Milliseconds that each search took.
         """
         from conjoin.retrieval.pictures import picture_folders
@@ -201,7 +201,7 @@ class SearchPage:
         if len(shown) > 1:
             shared = len(set.intersection(*({hit.id for hit in hits} for hits in shown)))
         pages = []
-        for index, (hits, every, spent) in enumerate(zip(shown, found, times, strict=True)):
+        for index, (hits, every, spent) in enumerate(zip(shown, results, times, strict=True)):
             nothing = f"Nothing similar was found: the best score is {every[0].score:.4f}." if every else NOTHING
             folders = picture_folders(self.searchers[index].source)
             pages.append(results_html(self.title(index), hits, spent, shared, folders, self._face, nothing))
@@ -251,10 +251,10 @@ class SearchPage:
         name = row_title(hit.row, hit.id, self.options.title_column)
         return message(f"Result {rank}, score {hit.score:.4f}: {name}") + shared
 
-    def title(self, place: int) -> str:
+    def title(self, index: int) -> str:
         """The name of a searcher for people."""
-        searcher = self.searchers[place]
-        return searcher.model_name if len(self.searchers) == 1 else f"{'AB'[place]}: {searcher.model_name}"
+        searcher = self.searchers[index]
+        return searcher.model_name if len(self.searchers) == 1 else f"{'AB'[index]}: {searcher.model_name}"
 
     def _read(self, text: str | None, files: Sequence[Any] | None) -> tuple[Query, Any, list[str]]:
         """The query, the item, and the names of its files."""
@@ -456,12 +456,12 @@ def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN
         moved = slider.input(lambda value: value, slider, end, trigger_mode="always_last", **hidden)
         moved.then(search, parts.asked, shown, **hidden)
     parts.clear.click(clear, outputs=[*parts.asked, *parts.sliders, *shown], **hidden)
-    for side, found in enumerate(parts.results):
+    for side, component in enumerate(parts.results):
 
         def explain(query: Query | None, event: gr.EventData, side: int = side) -> str:
             return page.why(query, side, event._data.get("rank") if isinstance(event._data, dict) else None)
 
-        found.select(explain, parts.last, parts.why, scroll_to_output=True, concurrency_limit=1, **hidden)
+        component.select(explain, parts.last, parts.why, scroll_to_output=True, concurrency_limit=1, **hidden)
 
 
 def _sliders(page: SearchPage) -> list[Any]:

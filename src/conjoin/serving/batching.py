@@ -80,7 +80,7 @@ class MicroBatcher:
                 if self._stopped:
                     return
                 taken = [self._requests.popleft()]
-                while self._requests and sum(len(one.items) for one in [*taken, self._requests[0]]) <= self.batch:
+                while self._requests and sum(len(each.items) for each in [*taken, self._requests[0]]) <= self.batch:
                     taken.append(self._requests.popleft())
                 self._running = taken
             self._answer(taken)
@@ -116,7 +116,7 @@ class MicroBatcher:
         start = 0
         for request in requests:
             end = start + len(request.items)
-            wrong = next((place for place in range(start, end) if place in failed), None)
+            wrong = next((index for index in range(start, end) if index in failed), None)
             if wrong is None:
                 with suppress(InvalidStateError):
                     request.answer.set_result(vectors[start:end])

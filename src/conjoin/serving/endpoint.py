@@ -209,9 +209,9 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         is_text = request.encoding_format == "base64"
         data = [
             OpenAIEmbedding(
-                index=place, embedding=b64encode(vector.tobytes()).decode() if is_text else vector.tolist()
+                index=index, embedding=b64encode(vector.tobytes()).decode() if is_text else vector.tolist()
             )
-            for place, vector in enumerate(vectors)
+            for index, vector in enumerate(vectors)
         ]
         return OpenAIEmbeddings(model=searcher.model_name, data=data)
 
@@ -223,12 +223,12 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         where = None if request.where is None else check_where(request.where, limits)
         weights: Any = request.weights
         ranking = Ranking(_instruction(request, searcher), weights, request.group_by)
-        found = searcher.search(items, k, where, ranking, pixels=pixels)
+        results = searcher.search(items, k, where, ranking, pixels=pixels)
         least = -math.inf if request.min_score is None else request.min_score
         return SearchResults(
             results=[
                 [Hit(**hit._replace(row=_public(hit))._asdict()) for hit in hits if hit.score >= least]
-                for hits in found
+                for hits in results
             ]
         )
 
@@ -358,8 +358,8 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-        return answer(422, f"{place}: {first['msg']}")
+        field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+        return answer(422, f"{field}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:

@@ -109,29 +109,29 @@ def data_uri(image: "Image.Image", side: int) -> str:
     return picture(image, side)
 
 
-def _result(found: "Found", folders: tuple[str, ...], face: Face) -> str:
+def _result(hit: "Found", folders: tuple[str, ...], face: Face) -> str:
     """A card with a score, to choose."""
     from conjoin.evaluation.report.search_page import row_title
 
-    name = escape(_short(row_title(found.row, found.id, face.title)))
-    width = 100 * max(0.0, min(1.0, found.score))
+    name = escape(_short(row_title(hit.row, hit.id, face.title)))
+    width = 100 * max(0.0, min(1.0, hit.score))
     score = (
-        f'<span class="cj-line"><b>{found.rank}</b><span class="cj-score">{found.score:.4f}</span></span>'
+        f'<span class="cj-line"><b>{hit.rank}</b><span class="cj-score">{hit.score:.4f}</span></span>'
         f'<span class="cj-bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
     )
     return (
-        f'<button type="button" class="cj-card" data-rank="{found.rank}" '
-        f'aria-label="Result {found.rank}, score {found.score:.3f}: {name}. Explain it.">'
-        f"{_card(found, folders, face, score)}</button>"
+        f'<button type="button" class="cj-card" data-rank="{hit.rank}" '
+        f'aria-label="Result {hit.rank}, score {hit.score:.3f}: {name}. Explain it.">'
+        f"{_card(hit, folders, face, score)}</button>"
     )
 
 
-def _card(found: "Found", folders: tuple[str, ...], face: Face, score: str = "") -> str:
+def _card(hit: "Found", folders: tuple[str, ...], face: Face, score: str = "") -> str:
     """The picture of a row, its title, its price or another number, and further facts."""
     from conjoin.evaluation.report.search_page import row_title
 
-    row = found.row
-    name = row_title(row, found.id, face.title)
+    row = hit.row
+    name = row_title(row, hit.id, face.title)
     picture, note = _thumbnail(row, folders)
     if picture:
         shown = f'<img src="{picture}" alt="{escape(_short(name))}">'
@@ -144,7 +144,7 @@ def _card(found: "Found", folders: tuple[str, ...], face: Face, score: str = "")
         for key, value in row.items()
         if key not in ("image", "picture", face.number) and value not in (None, "") and str(value) != name
     ]
-    facts = "" if name == found.id else f"<span>{escape(found.id)}</span>"
+    facts = "" if name == hit.id else f"<span>{escape(hit.id)}</span>"
     facts += "".join(f"<span>{escape(key)}: {escape(_short(str(value)))}</span>" for key, value in further[:_SHOWN])
     facts += f"<span>{escape(note)}</span>" if note else ""
     return (

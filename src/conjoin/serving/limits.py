@@ -110,11 +110,11 @@ def read_items(values: Any, limits: Limits) -> Items:  # noqa: ANN401 - whatever
     items, pictures = [], []
     for position, value in enumerate(values):
         try:
-            item, own = _read_item(value, limits)
+            item, item_pictures = _read_item(value, limits)
         except ValueError as error:
             raise ItemError(position, str(error)) from error
         items.append(item)
-        pictures += own
+        pictures += item_pictures
     return Items(items, count_pixels(pictures, limits))
 
 
@@ -145,7 +145,7 @@ def _read_item(value: Any, limits: Limits) -> tuple[Any, list[Picture]]:  # noqa
         raise ValueError(f'"text" must be a string, got {_kind(text)}')
     sources = image if isinstance(image, list) else [] if image is None else [image]
     check_image_count(len(sources), limits)
-    pictures = [_read_source(source, _name(place, len(sources)), limits) for place, source in enumerate(sources)]
+    pictures = [_read_source(source, _name(index, len(sources)), limits) for index, source in enumerate(sources)]
     return make_item(text, pictures, limits), pictures
 
 
@@ -271,8 +271,8 @@ def _read_source(source: Any, name: str, limits: Limits) -> Picture:  # noqa: AN
     return read_picture(decode_base64(body, name), name, limits)
 
 
-def _name(place: int, count: int) -> str:
-    return "the image" if count == 1 else f"image {place}"
+def _name(index: int, count: int) -> str:
+    return "the image" if count == 1 else f"image {index}"
 
 
 def _kind(value: Any) -> str:  # noqa: ANN401

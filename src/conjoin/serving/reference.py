@@ -41,10 +41,10 @@ def reference_page(schema: Mapping[str, Any], limits: Limits) -> str:
 
 def _schema(schema: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any] | None:
     """The schema of a body, with those that it refers to."""
-    found = content.get("application/json", {}).get("schema")
-    if found is None:
+    body = content.get("application/json", {}).get("schema")
+    if body is None:
         return None
-    resolved = _resolve(schema, found)
+    resolved = _resolve(schema, body)
     required = resolved.get("required", [])
     fields = [
         {"name": name, "type": _type(schema, field), "about": field.get("description", ""), "needed": name in required}

@@ -198,11 +198,11 @@ class Searcher:
             check_column(collection, ranking.group_by)
         vectors = self._query_vectors(collection, items, ranking, pixels)
         if ranking.group_by is None:
-            found = collection.search(vectors, k, where=where)
+            result = collection.search(vectors, k, where=where)
         else:
-            found = search_groups(collection, vectors, k, ranking.group_by, where=where, most=_ROWS)
+            result = search_groups(collection, vectors, k, ranking.group_by, where=where, most=_ROWS)
         results = []
-        for ids, scores in zip(found.ids, found.scores.tolist(), strict=True):
+        for ids, scores in zip(result.ids, result.scores.tolist(), strict=True):
             hits = zip(ids, scores, collection.rows(ids, pictures), strict=False)  # scores are padded
             results.append(
                 [Found(rank, score, id_, _plain_row(row)) for rank, (id_, score, row) in enumerate(hits, 1)]
@@ -276,5 +276,5 @@ def _takes_several(encoder: ItemEncoder) -> bool:
     """Whether a model reads several images of an item in their order."""
     failed: list[int] = []
     item = {"image": [Image.new("RGB", (32, 32)), Image.new("RGB", (32, 32))]}
-    encoder.encode([item], on_unusable=lambda place, error: failed.append(place))
+    encoder.encode([item], on_unusable=lambda index, error: failed.append(index))
     return not failed

@@ -37,9 +37,9 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
     if not isinstance(encoder.model, JointEncoderModel):
         raise NotExplainedError("Only a joint encoder compares the parts of an image with the words of a text.")
     image = _image_of(row, picture_folders(searcher.source))
-    own = plain_text(images, text) if text else ""
+    query_text = plain_text(images, text) if text else ""
     pairs = {
-        "The result's image and your text": (image, own),
+        "The result's image and your text": (image, query_text),
         "Your image and the result's text": (images or None, str(row.get("text") or "")),
     }
     drawn = []

@@ -201,7 +201,7 @@ class CachedSelfDistillationLoss(CachedMacLoss):
         teacher.model.to(self.model.device)
         options: dict[str, Any] = {"with_grad": False, "copy_random_state": False}
         self._taught = [
-            torch.cat([found for found, _ in teacher.embed_minibatch_iter(column, **options)]) for column in features
+            torch.cat([part for part, _ in teacher.embed_minibatch_iter(column, **options)]) for column in features
         ]
         return super().forward(features, labels)
 

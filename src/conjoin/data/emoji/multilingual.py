@@ -103,14 +103,14 @@ def _read_tensors(data: bytes, at: int) -> dict[str, Tensor]:
     """The tensors of the directory that begins at an offset, flat, under the names of `BertModel`."""
     (count,) = struct.unpack_from("<i", data, at)
     at += 4
-    found = {}
+    tensors = {}
     for _ in range(count):
         (length,) = struct.unpack_from("<H", data, at)
         name = data[at + 2 : at + 2 + length].decode()
         kind, _, start, size = struct.unpack_from("<BIQQ", data, at + 2 + length)
         at += 2 + length + 21
-        found[_weight_name(name)] = torch.from_numpy(_unpack(data[start : start + size], bool(kind)))
-    return found
+        tensors[_weight_name(name)] = torch.from_numpy(_unpack(data[start : start + size], bool(kind)))
+    return tensors
 
 
 def _unpack(stored: bytes, is_packed: bool) -> np.ndarray:

@@ -94,10 +94,10 @@ class EmojiSample(datasets.GeneratorBasedBuilder):
         for split in EMOJI_SPLITS:
             kept = [concept for concept in concepts if concept.split == split][: self.config.limit]
             rows = tuple(
-                ({"id": f"{concept.concept}/{style}", "style": style, **asdict(concept)}, found[concept.concept])
+                ({"id": f"{concept.concept}/{style}", "style": style, **asdict(concept)}, drawn[concept.concept])
                 for concept in kept
-                for style, found in drawings.items()
-                if concept.concept in found
+                for style, drawn in drawings.items()
+                if concept.concept in drawn
             )
             generator = datasets.SplitGenerator(name=split, gen_kwargs={"rows": rows})
             generator.split_info.num_examples = len(rows)  # the length of the progress bar
@@ -296,8 +296,8 @@ def _people(entries: Iterable[str]) -> set[tuple[str, ...]]:
 
 
 def _gender(words: set[str]) -> str | None:
-    found = [gender for gender, marks in _GENDER_MARKS.items() if words & marks]
-    return "mixed" if len(found) == 2 else found[0] if found else None
+    genders = [gender for gender, marks in _GENDER_MARKS.items() if words & marks]
+    return "mixed" if len(genders) == 2 else genders[0] if genders else None
 
 
 def _kind(points: Sequence[str], words: set[str], is_person: bool) -> str:

@@ -158,9 +158,9 @@ def find_edits(concepts: Iterable[EmojiConcept]) -> list[Edit]:
     """Find the edits between concepts, one for each pair of reference and target, sorted by their ids."""
     concepts = list(concepts)
     plain = [concept for concept in concepts if not concept.skin_tone and concept.kind not in ("flag", "keycap")]
-    found = [*_tone_edits(concepts), *_replacements(plain), *_insertions(plain)]
-    edits = {(edit.reference.concept, edit.target.concept): edit for edit in reversed(found)}  # the first edit wins
-    return [edits[pair] for pair in sorted(edits)]
+    edits = [*_tone_edits(concepts), *_replacements(plain), *_insertions(plain)]
+    by_pair = {(edit.reference.concept, edit.target.concept): edit for edit in reversed(edits)}  # the first edit wins
+    return [by_pair[pair] for pair in sorted(by_pair)]
 
 
 def _tone_edits(concepts: Sequence[EmojiConcept]) -> Iterator[Edit]:

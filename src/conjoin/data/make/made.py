@@ -34,11 +34,11 @@ def is_made(out: Path, name: str, settings: Mapping[str, Any], title: str) -> bo
     Raises:
         FileExistsError: `out` is there and is something else.
     """
-    found = made_with(out / name)
-    if found == settings:
+    recorded = made_with(out / name)
+    if recorded == settings:
         return True
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        other = f": it was made with {differences(found, settings)}" if found else ""
+        other = f": it was made with {differences(recorded, settings)}" if recorded else ""
         raise FileExistsError(f"{str(out)!r} exists and is not {title}{other}; remove it or choose another folder")
     return False
 

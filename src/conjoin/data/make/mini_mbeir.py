@@ -114,27 +114,27 @@ class _Writer:
 
     def add(self, cell: MbeirCell, split: str, asked: Sequence[Asked]) -> None:
         """Take the queries of a cell and split."""
-        for one in asked:
-            for side in (one.query, *one.positives, *one.negatives):
+        for question in asked:
+            for side in (question.query, *question.positives, *question.negatives):
                 self.pictures |= {side.image} if side.image else set()
             row = {
                 "qid": self._next(f"query {cell.dataset}", cell.dataset),
-                "query_txt": one.query.text,
-                "query_img_path": one.query.image,
-                "query_modality": one.query.modality,
+                "query_txt": question.query.text,
+                "query_img_path": question.query.image,
+                "query_modality": question.query.modality,
                 "query_src_content": None,
-                "pos_cand_list": [self._candidate(cell, split, side) for side in one.positives],
-                "neg_cand_list": [self._candidate(cell, split, side) for side in one.negatives],
+                "pos_cand_list": [self._candidate(cell, split, side) for side in question.positives],
+                "neg_cand_list": [self._candidate(cell, split, side) for side in question.negatives],
             }
-            self._queries.append((cell, split, one, row))
+            self._queries.append((cell, split, question, row))
 
     def write(self) -> None:
         """Write everything but the pictures and the instructions."""
         files: dict[Path, list[str]] = {}
         equal = {split: self._equal_candidates(split) for split in SPLITS}
-        for cell, split, one, row in self._queries:
+        for cell, split, question, row in self._queries:
             # what equals a right candidate is right under any id, as with OVEN and InfoSeek in the published data
-            same = [did for side in one.positives for did in equal[split][side]]
+            same = [did for side in question.positives for did in equal[split][side]]
             row["pos_cand_list"] = list(dict.fromkeys([*row["pos_cand_list"], *same]))
             line = json.dumps(row, ensure_ascii=False)
             if split == "train":
@@ -164,9 +164,9 @@ class _Writer:
             did = self._candidates[cell.dataset, side] = self._next(f"candidate {cell.dataset}", cell.dataset)
         names = [f"global/mbeir_union_{split}"]
         if split != "train":
-            own = f"_{split}" if cell.dataset in _SPLIT_POOLS else ""
-            names.append(f"local/mbeir_{cell.name}{own}")
-            if not own:  # a shared local pool is part of both global ones
+            suffix = f"_{split}" if cell.dataset in _SPLIT_POOLS else ""
+            names.append(f"local/mbeir_{cell.name}{suffix}")
+            if not suffix:  # a shared local pool is part of both global ones
                 names += ["global/mbeir_union_val", "global/mbeir_union_test"]
         for name in names:
             self._pools.setdefault(name, {})[did] = side
@@ -199,16 +199,16 @@ def _ask_split(split: str, limit: int, cache_dir: str | Path | None) -> dict[str
             asked[cell.name] = _spread(list(_ask_edits(edits, toned)), limit)
             continue
         ask = _CELL_QUERIES[cell.name]
-        found: list[Asked] = []
+        questions: list[Asked] = []
         for index, concept in enumerate(plain):
-            one = ask(concept)
+            question = ask(concept)
             if cell.name == "webqa_task1" and concept.other == concept.name:
                 continue
             if cell.dataset in _WITH_NEGATIVES:  # the list is sorted by meaning: neighbours are alike
                 near = [plain[other] for other in (index - 1, index + 1) if 0 <= other < len(plain)]
-                one = one._replace(negatives=tuple(ask(other).positives[0] for other in near))
-            found.append(one)
-        asked[cell.name] = _spread(found, limit)
+                question = question._replace(negatives=tuple(ask(other).positives[0] for other in near))
+            questions.append(question)
+        asked[cell.name] = _spread(questions, limit)
     return asked
 
 
@@ -288,10 +288,10 @@ def _path(style: str, concept: str) -> str:
     return f"mbeir_images/{style}_images/{concept}.png"
 
 
-def _spread(found: Sequence[Asked], limit: int) -> list[Asked]:
-    """At most `limit` of `found`, evenly spread over them."""
-    count = min(limit, len(found))
-    return [found[index * len(found) // count] for index in range(count)]
+def _spread(questions: Sequence[Asked], limit: int) -> list[Asked]:
+    """At most `limit` of `questions`, evenly spread over them."""
+    count = min(limit, len(questions))
+    return [questions[index * len(questions) // count] for index in range(count)]
 
 
 def _draw_pictures(folder: Path, pictures: set[str], cache_dir: str | Path | None) -> None:

@@ -201,12 +201,12 @@ class _Sampler:
     def _draw(self) -> _Query | None:
         """Draw a query; None if it has no answer, too many answers, or a condition that no product can show."""
         target = int(self.generator.integers(len(self.products)))
-        own = [name for name in self.names if self.values[name][target]]
+        names = [name for name in self.names if self.values[name][target]]
         size = int(self.generator.choice(list(_CONDITIONS), p=self.sizes))
-        if size > len(own):
+        if size > len(names):
             return None
-        weights = np.array([self.weights[name] for name in own])
-        chosen = [str(name) for name in self.generator.choice(own, size, replace=False, p=weights / weights.sum())]
+        weights = np.array([self.weights[name] for name in names])
+        chosen = [str(name) for name in self.generator.choice(names, size, replace=False, p=weights / weights.sum())]
         language = str(self.languages[target]) if self.generator.random() < _ONE_LANGUAGE else None
         allowed = np.full(len(self.products), True) if language is None else self.languages == language
         same = {name: self.values[name] == self.values[name][target] for name in chosen}
@@ -227,12 +227,12 @@ class _Sampler:
 
     def _negatives(self, inside: np.ndarray, same: dict[str, np.ndarray], shown: dict[str, int]) -> list[int]:
         """Draw products of the class that satisfy all conditions but one, evenly over the conditions."""
-        found = []
+        misses = []
         for name in same:
             others = np.all([same[other] for other in same if other != name], axis=0)
             indices = np.setdiff1d(np.flatnonzero(inside & others & ~same[name]), list(shown.values()))
-            found.append(self.generator.permutation(indices).tolist())
-        mixed = [indices[turn] for turn in range(_HARD_NEGATIVES) for indices in found if turn < len(indices)]
+            misses.append(self.generator.permutation(indices).tolist())
+        mixed = [indices[turn] for turn in range(_HARD_NEGATIVES) for indices in misses if turn < len(indices)]
         return mixed[:_HARD_NEGATIVES]
 
     def _row(self, query: _Query) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _mini_products(
         drawn.add(row["image"]["bytes"])
         digest = hashlib.sha256(row["id"].encode()).digest()
         language = list(LANGUAGES)[digest[0] % len(LANGUAGES)]
-        found = _attributes(concept, row["style"], row["image"]["bytes"], subgroups)
+        attributes = _attributes(concept, row["style"], row["image"]["bytes"], subgroups)
         facts = {
             "title": names[language][concept.base],
             "idx": str(number),
@@ -286,7 +286,7 @@ def _mini_products(
             "country": LANGUAGES[language],
             "language": language,
         }
-        yield MiniProduct(facts, row["image"]["bytes"], f"a drawing of {concept.text}", found)
+        yield MiniProduct(facts, row["image"]["bytes"], f"a drawing of {concept.text}", attributes)
         number += 1
 
 
@@ -321,7 +321,7 @@ def _attributes(concept: EmojiConcept, style: str, png: bytes, subgroups: dict[s
     hair = next((name for point, name in _HAIR.items() if point in concept.concept.split("-")), None)
     if hair is None and "blond" in concept.text:
         hair = "blond hair"
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "color": dominant_colour(png),
         "drawing style": style,
         "subgroup": subgroups.get(concept.base),
@@ -329,7 +329,7 @@ def _attributes(concept: EmojiConcept, style: str, png: bytes, subgroups: dict[s
         "skin tone": concept.skin_tone,
         "hair": hair,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 @cache
@@ -351,9 +351,9 @@ def _subgroups() -> dict[str, str]:
         for concept in _concepts().values()
         if concept.concept == concept.base
     }
-    counts = Counter((kind, word) for kind, found in words.values() for word in found)
+    counts = Counter((kind, word) for kind, candidates in words.values() for word in candidates)
     best = {
-        base: max(((counts[kind, word], word) for word in found), default=(0, ""))
-        for base, (kind, found) in words.items()
+        base: max(((counts[kind, word], word) for word in candidates), default=(0, ""))
+        for base, (kind, candidates) in words.items()
     }
     return {base: word for base, (count, word) in best.items() if count >= _SIBLINGS}

@@ -99,11 +99,11 @@ class _Pairs(NamedTuple):
 
     def partners(self, source: str, target: str) -> dict[Hashable, set[Hashable]]:
         """The partners of each query."""
-        found: dict[Hashable, set[Hashable]] = {key: set() for key in self.keys[source][: self.queries]}
+        partners: dict[Hashable, set[Hashable]] = {key: set() for key in self.keys[source][: self.queries]}
         for key, partner in zip(self.keys[source], self.keys[target], strict=True):
-            if key in found:
-                found[key].add(partner)
-        return found
+            if key in partners:
+                partners[key].add(partner)
+        return partners
 
     def right(self, source: str, target: str) -> dict[str, list[str]]:
         """By query the ids of its partners."""
@@ -185,14 +185,14 @@ def find_duplicates(pairs: datasets.Dataset, train: datasets.Dataset) -> dict[st
         "same text": ("text", _normal),
         "same picture": ("image", lambda image: item_digest({"image": image})),
     }
-    found: dict[str, dict[int, str]] = {}
+    duplicates: dict[str, dict[int, str]] = {}
     for label, (column, key) in columns.items():
         if column == "id" and (_are_numbers(pairs["id"][:]) or _are_numbers(train["id"][:])):
             continue
         known = {key(value): id_ for value, id_ in zip(_values(train, column), train["id"][:], strict=True)}
         keys = [key(value) for value in _values(pairs, column)]
-        found[label] = {row: known[each] for row, each in enumerate(keys) if each in known}
-    return found
+        duplicates[label] = {row: known[each] for row, each in enumerate(keys) if each in known}
+    return duplicates
 
 
 def _results(
@@ -265,15 +265,15 @@ def _training_tables(
 ) -> list[Table]:
     rows = set().union(*shared.values())
     counts: list[TableRow] = [
-        [label, len(found), Metric(len(found) / len(pairs))]
-        for label, found in {**shared, "any of these": dict.fromkeys(rows)}.items()
+        [label, len(matches), Metric(len(matches) / len(pairs))]
+        for label, matches in {**shared, "any of these": dict.fromkeys(rows)}.items()
     ]
     ids = pairs["id"][:]
     named: list[TableRow] = [
         [
             ids[row],
-            next(found[row] for found in shared.values() if row in found),
-            ", ".join(label for label, found in shared.items() if row in found),
+            next(matches[row] for matches in shared.values() if row in matches),
+            ", ".join(label for label, matches in shared.items() if row in matches),
         ]
         for row in sorted(rows)[:_SHOWN_DUPLICATES]
     ]

@@ -101,10 +101,10 @@ def _with_same_union(
     """Add the Precision on negatives of `SAME_UNION`."""
     triplets = load_triplets(Path(scenes) / f"test_{name}_same_union.jsonl")
     without = replace(options or EvaluateOptions(), baselines=False)
-    found = evaluate_triplets(encoder, triplets, out, None, without, instruction=instruction)
+    (same_union,) = evaluate_triplets(encoder, triplets, out, None, without, instruction=instruction).symmetric
     label = f"precision, {SAME_UNION.replace('_', ' ')}"
     (run,) = results.symmetric
-    return replace(results, symmetric=[replace(run, metrics=run.metrics | {label: found.symmetric[0].metrics[label]})])
+    return replace(results, symmetric=[replace(run, metrics=run.metrics | {label: same_union.metrics[label]})])
 
 
 def _text_to_image(name: str, triplets: datasets.Dataset, instruction: str | None) -> RetrievalTask:

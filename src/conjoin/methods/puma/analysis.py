@@ -114,8 +114,8 @@ def depth_advice(curve: Curve, share: float) -> str:
     good = {
         name: [int(kept) for kept, score in line if kept < depth and score >= share * best] for name, line in lines
     }
-    found = ", ".join(f"{min(depths)} layers {name}" for name, depths in good.items() if depths)
-    return f"At {100 * share:g} % of the whole model's {curve.title}: {found or 'none of these depths'}."
+    advice = ", ".join(f"{min(depths)} layers {name}" for name, depths in good.items() if depths)
+    return f"At {100 * share:g} % of the whole model's {curve.title}: {advice or 'none of these depths'}."
 
 
 @torch.no_grad()

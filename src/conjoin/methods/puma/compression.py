@@ -120,20 +120,20 @@ def compress(
     rows = DistillationRows(pairs, split, options.instruction or prompts.get("query") or None)
     model = model.to(options.device).eval().requires_grad_(False)  # type: ignore[arg-type]
     whole = embed_pairs(model, processor, held_out, options)
-    found = {f"{depth}, whole": (depth, whole)}
+    embedded = {f"{depth}, whole": (depth, whole)}
     if options.int8:
-        found[f"{depth}, int8"] = (depth, embed_pairs(in_8_bits(model), processor, held_out, options))
+        embedded[f"{depth}, int8"] = (depth, embed_pairs(in_8_bits(model), processor, held_out, options))
     for kept in sorted(options.layers):
         student = model.pruned(kept)
-        found[f"{kept}, untrained"] = (kept, embed_pairs(student, processor, held_out, options))
+        embedded[f"{kept}, untrained"] = (kept, embed_pairs(student, processor, held_out, options))
         folder = out / f"layers-{kept}"
         _distill(student, model, processor, rows, options, folder)
         loaded: Any = load_model(folder)
         trained, reader = loaded[0].to(options.device), loaded[1]
-        found[f"{kept}, trained"] = (kept, embed_pairs(trained, reader, held_out, options))
+        embedded[f"{kept}, trained"] = (kept, embed_pairs(trained, reader, held_out, options))
         if options.int8:
-            found[f"{kept}, int8"] = (kept, embed_pairs(in_8_bits(trained), reader, held_out, options))
-    return _report(found, whole, options, split)
+            embedded[f"{kept}, int8"] = (kept, embed_pairs(in_8_bits(trained), reader, held_out, options))
+    return _report(embedded, whole, options, split)
 
 
 def in_8_bits(model: MllmRetrieverModel) -> MllmRetrieverModel:
@@ -250,7 +250,7 @@ def hits(embedded: Embedded, direction: str) -> Tensor:
 
 
 def _report(
-    found: dict[str, tuple[int, Embedded]], whole: Embedded, options: CompressOptions, trained: int
+    embedded: dict[str, tuple[int, Embedded]], whole: Embedded, options: CompressOptions, trained: int
 ) -> Results:
     count = len(next(iter(whole.vectors.values())))
     cutoffs = [k for k in CUTOFFS if k <= count]
@@ -262,15 +262,15 @@ def _report(
             for direction in DIRECTIONS
             for k in cutoffs
         }
-        for name, (_, each) in found.items()
+        for name, (_, each) in embedded.items()
     }
-    shared = {name: agreement(each, whole) for name, (_, each) in found.items()}
+    shared = {name: agreement(each, whole) for name, (_, each) in embedded.items()}
     costs = {
         name: [float(f"{each.operations / 1e9:.4g}"), each.size, float(f"{1000 * each.seconds:.4g}")]
-        for name, (_, each) in found.items()
+        for name, (_, each) in embedded.items()
     }
-    first = next(iter(found))
-    curves = _curves(found, scores, shared, cutoffs[-1])
+    first = next(iter(embedded))
+    curves = _curves(embedded, scores, shared, cutoffs[-1])
     tables = [
         Table("Retrieval", ["layers", *scores[first]], [[name, *row.values()] for name, row in scores.items()]),
         Table(
@@ -295,12 +295,12 @@ def _report(
 
 
 def _mean_score(scores: dict[str, Metric], k: int) -> float:
-    found = [scores[f"{direction}, R@{k}"].value for direction in DIRECTIONS]
-    return sum(found) / len(found)
+    values = [scores[f"{direction}, R@{k}"].value for direction in DIRECTIONS]
+    return sum(values) / len(values)
 
 
 def _curves(
-    found: dict[str, tuple[int, Embedded]],
+    embedded: dict[str, tuple[int, Embedded]],
     scores: dict[str, dict[str, Metric]],
     shared: dict[str, dict[str, float]],
     k: int,
@@ -308,14 +308,16 @@ def _curves(
     """Draw scores, agreement and cost by depth; the whole model ends every line."""
 
     def line(kind: str, value: Callable[[str], float]) -> list[list[float]]:
-        names = [name for name in found if name.endswith(f", {kind}") or (kind != "int8" and name.endswith("whole"))]
-        return sorted([found[name][0], value(name)] for name in names)
+        names = [
+            name for name in embedded if name.endswith(f", {kind}") or (kind != "int8" and name.endswith("whole"))
+        ]
+        return sorted([embedded[name][0], value(name)] for name in names)
 
     def cost(kind: str, field: str) -> list[list[float]]:
-        return line(kind, lambda name: getattr(found[name][1], field) / getattr(whole, field))
+        return line(kind, lambda name: getattr(embedded[name][1], field) / getattr(whole, field))
 
-    whole = next(iter(found.values()))[1]
-    kinds = [kind for kind in ("trained", "untrained", "int8") if any(name.endswith(f", {kind}") for name in found)]
+    whole = next(iter(embedded.values()))[1]
+    kinds = [kind for kind in ("trained", "untrained", "int8") if any(name.endswith(f", {kind}") for name in embedded)]
     costs = {name: cost("trained", field) for name, field in COSTS.items()}
     if "int8" in kinds:
         costs["bytes, int8"] = cost("int8", "size")

@@ -54,10 +54,10 @@ def _all_scores(
     similar = torch.einsum("nwd,md->nmw", embedded, unit(other.embeddings))
     similar = similar - similar.mean(1, keepdim=True)
     scores = torch.einsum("nmw,nwt->nmt", similar, share)
-    own = scores.diagonal(dim1=0, dim2=1).T * local.mask
-    matching = torch.eye(len(own), dtype=torch.bool, device=own.device)[..., None]
+    matched = scores.diagonal(dim1=0, dim2=1).T * local.mask
+    matching = torch.eye(len(matched), dtype=torch.bool, device=matched.device)[..., None]
     exists = local.mask[:, None].expand_as(scores)
-    return LocalScores(own, _statistics(scores, exists & matching), _statistics(scores, exists & ~matching))
+    return LocalScores(matched, _statistics(scores, exists & matching), _statistics(scores, exists & ~matching))
 
 
 def _statistics(scores: Tensor, chosen: Tensor) -> ScoreStatistics:

@@ -413,9 +413,9 @@ class MllmRetrieverModel(PreTrainedModel):
         tokens, inputs = self._input_embeddings(packed.input_ids, packed.image_rows, features)
         positions, readouts = [], []
         for number in range(len(masks)):
-            ids, rows, lengths, own = packed.view(number)
+            ids, rows, lengths, indices = packed.view(number)
             at = readout_positions(ids, lengths, self.config.readout, self.config.ret_token_id)
-            readouts.append(own.gather(1, at[:, None])[:, 0])
+            readouts.append(indices.gather(1, at[:, None])[:, 0])
             positions.append(self._positions(ids, rows > 0, features, grid))
         inputs |= {"position_ids": packed.join(positions), "attention_mask": packed.additive_mask(tokens.dtype)}
         states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state

@@ -52,8 +52,8 @@ def readout_positions(input_ids: Tensor, lengths: Tensor, readout: str, ret_toke
     if readout == "last":
         return lengths - 1
     numbers = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
-    found = (input_ids == ret_token_id) & (numbers <= lengths[:, None])
-    last = (found * numbers).amax(1) - 1
+    is_ret = (input_ids == ret_token_id) & (numbers <= lengths[:, None])
+    last = (is_ret * numbers).amax(1) - 1
     without = (last < 0).nonzero().flatten().tolist()
     if without:
         raise ValueError(
@@ -100,9 +100,9 @@ class PackedViews(NamedTuple):
     def join(self, positions: Sequence[Tensor]) -> Tensor:
         """Join the positions `(..., N, T')` of the tokens of each view to `(..., N, T)`."""
         joined = positions[0].new_zeros(*positions[0].shape[:-1], self.input_ids.shape[1])
-        for member, own in zip(self.members, positions, strict=True):
-            number = (member.cumsum(1) - 1).clamp(min=0).expand(*own.shape[:-1], -1)
-            joined = torch.where(member, own.gather(-1, number), joined)
+        for member, view_positions in zip(self.members, positions, strict=True):
+            number = (member.cumsum(1) - 1).clamp(min=0).expand(*view_positions.shape[:-1], -1)
+            joined = torch.where(member, view_positions.gather(-1, number), joined)
         return joined
 
 
@@ -122,8 +122,8 @@ def pack_views(input_ids: Tensor, image_rows: Tensor, masks: Sequence[Tensor]) -
             differs = (view != other).cumsum(1) > 0
             if bool((view & other & differs).any()):
                 return None
-    (ids, rows, *found), _ = move_to_front(members.any(0), input_ids, image_rows, *members)
-    return PackedViews(ids, rows, torch.stack(found))
+    (ids, rows, *moved), _ = move_to_front(members.any(0), input_ids, image_rows, *members)
+    return PackedViews(ids, rows, torch.stack(moved))
 
 
 __all__ = [

@@ -142,7 +142,7 @@ def _united(
     without, count = 0, len(anchor_ids)
     for start in progress(range(0, count, block_size), desc="uniting", unit="block", show=show_progress):
         rows = [
-            _row(anchor_ids[index], {miner: found.hits(index) for miner, found in results.items()}, k, candidate_ids)
+            _row(anchor_ids[index], {miner: result.hits(index) for miner, result in results.items()}, k, candidate_ids)
             for index in range(start, min(start + block_size, count))
         ]
         without += sum(not row["negatives"] for row in rows)
@@ -151,11 +151,11 @@ def _united(
         logger.warning("%d of %d anchors have no hard negative", without, count)
 
 
-def _row(anchor: str, found: Mapping[Miner, Hits], k: int, candidate_ids: Sequence[str]) -> dict[str, Any]:
+def _row(anchor: str, by_miner: Mapping[Miner, Hits], k: int, candidate_ids: Sequence[str]) -> dict[str, Any]:
     """Unite what the miners found for one anchor: best rank first, then in the order of the miners."""
-    duplicates = _duplicates(found)
+    duplicates = _duplicates(by_miner)
     provenance: dict[int, list[dict[str, Any]]] = {}
-    for miner, hits in found.items():
+    for miner, hits in by_miner.items():
         for rank, (position, score) in enumerate(hits.negatives(duplicates, miner.range_min, k), start=1):
             provenance.setdefault(position, []).append({"miner": miner.name, "rank": rank, "score": score})
     order = sorted(provenance, key=lambda position: min(entry["rank"] for entry in provenance[position]))
@@ -166,11 +166,11 @@ def _row(anchor: str, found: Mapping[Miner, Hits], k: int, candidate_ids: Sequen
     }
 
 
-def _duplicates(found: Mapping[Miner, Hits]) -> set[int]:
+def _duplicates(by_miner: Mapping[Miner, Hits]) -> set[int]:
     """The candidates that are close to the anchor in every part, image or text, that the miners compare."""
-    compared = {part for miner in found for part in miner.parts}
+    compared = {part for miner in by_miner for part in miner.parts}
     close: dict[int, set[str]] = {}
-    for miner, hits in found.items():
+    for miner, hits in by_miner.items():
         for position, _ in hits.close:
             close.setdefault(position, set()).update(miner.parts)
     return {position for position, parts in close.items() if parts == compared}

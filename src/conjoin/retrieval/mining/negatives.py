@@ -107,12 +107,12 @@ class MinedNegatives(Mapping[str, list[str]]):
             for group in range(file.num_row_groups):
                 size = file.metadata.row_group(group).num_rows
                 if row < size:
-                    found = file.read_row_group(group, ["found_by"])["found_by"][row].as_py()
+                    found_by = file.read_row_group(group, ["found_by"])["found_by"][row].as_py()
                     break
                 row -= size
         return {
             name: [Finding(*entry.values()) for entry in entries]
-            for name, entries in zip(self[anchor], found, strict=True)
+            for name, entries in zip(self[anchor], found_by, strict=True)
         }
 
     def _codes_of(self, anchor: str) -> np.ndarray:
@@ -139,8 +139,8 @@ def load_mined(path: str | Path) -> MinedNegatives:
 
 def _state(path: Path) -> tuple[int, int, int]:
     """What changes with a file."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def write_mined(path: Path, blocks: Iterable[list[dict[str, Any]]]) -> None:

@@ -79,27 +79,27 @@ class Positives:
         """
         members = self._members.get(self.excluded.of_anchors.get(anchor, ""), [])
         names = dict.fromkeys([anchor, *members])
-        found = [
+        indices = [
             self._indices[name] for name in names if name in self._indices and not (self.is_same and name == anchor)
         ]
-        if not found:
+        if not indices:
             raise ValueError(
                 f"miner {self.miner!r} has a margin, but the anchor {anchor!r} has no positive among the candidates"
                 + (" other than itself" if self.is_same else "")
                 + ": compare another view, or name a group column"
             )
-        return found
+        return indices
 
     def scores(self, ids: list[str], vectors: np.ndarray) -> list[float]:
         """Return the least cosine of each of N anchors, with vectors `(N, D)`, to one of its positives."""
         indices = [self.indices(id_) for id_ in ids]
         rows = np.repeat(np.arange(len(ids)), [len(some) for some in indices])
         different, numbers = np.unique([index for some in indices for index in some], return_inverse=True)
-        anchors, found = np.asarray(vectors, dtype=np.float32), self.corpus.vectors[different].astype(np.float32)
+        anchors, positives = np.asarray(vectors, dtype=np.float32), self.corpus.vectors[different].astype(np.float32)
         least = np.full(len(ids), np.inf)
         for start in range(0, len(rows), _PAIRS_AT_ONCE):
             some = slice(start, start + _PAIRS_AT_ONCE)
-            np.minimum.at(least, rows[some], np.einsum("nd,nd->n", anchors[rows[some]], found[numbers[some]]))
+            np.minimum.at(least, rows[some], np.einsum("nd,nd->n", anchors[rows[some]], positives[numbers[some]]))
         return least.tolist()
 
 

@@ -126,10 +126,10 @@ class MinerSearch:
     def _key(self, miner: Miner, queries: Embedded, reranker: Reranker | None) -> dict[str, Any]:
         """What the results depend on."""
         settings = ("absolute_margin", "relative_margin", "max_score", "range_min")
-        own = {name: vars(miner)[name] for name in settings if vars(miner)[name]}
-        own |= {name: 0 for name in settings[:3] if vars(miner)[name] == 0}
+        thresholds = {name: vars(miner)[name] for name in settings if vars(miner)[name]}
+        thresholds |= {name: 0 for name in settings[:3] if vars(miner)[name] == 0}
         return (
-            own
+            thresholds
             | ({} if reranker is None else {"reranker": reranker.fingerprint})
             | {
                 "query": miner.query,
@@ -188,13 +188,13 @@ class MinerSearch:
         positives: Positives | None,
     ) -> Hits:
         """Return the hits of an anchor with the scores of the reranker, and the limit that follows from them."""
-        own = [] if positives is None else positives.indices(anchor)
+        right = [] if positives is None else positives.indices(anchor)
         indices = [position for position, _ in (*hits.close, *hits.others)]
-        candidates = [items.candidate(miner.candidate, index) for index in (*own, *indices)]
+        candidates = [items.candidate(miner.candidate, index) for index in (*right, *indices)]
         scores = reranker.score(items.anchor(miner.query, row), candidates, activate=True).tolist()
-        limit = miner.limit(min(scores[: len(own)], default=0.0))
-        found = list(zip(indices, scores[len(own) :], strict=True))
-        return Hits(found[: len(hits.close)], found[len(hits.close) :], limit)
+        limit = miner.limit(min(scores[: len(right)], default=0.0))
+        scored = list(zip(indices, scores[len(right) :], strict=True))
+        return Hits(scored[: len(hits.close)], scored[len(hits.close) :], limit)
 
 
 def _as_tensors(hits: list[Hits]) -> dict[str, Tensor | list[Tensor]]:
@@ -203,8 +203,8 @@ def _as_tensors(hits: list[Hits]) -> dict[str, Tensor | list[Tensor]]:
         "limit": torch.tensor([each.limit for each in hits], dtype=torch.float64)
     }
     for name, lists in (("close", [each.close for each in hits]), ("others", [each.others for each in hits])):
-        tensors[name] = [torch.tensor([position for position, _ in found], dtype=torch.int64) for found in lists]
+        tensors[name] = [torch.tensor([position for position, _ in pairs], dtype=torch.int64) for pairs in lists]
         tensors[f"{name}_scores"] = [
-            torch.tensor([score for _, score in found], dtype=torch.float32) for found in lists
+            torch.tensor([score for _, score in pairs], dtype=torch.float32) for pairs in lists
         ]
     return tensors

@@ -259,8 +259,8 @@ def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.
         draws = _ranks(draws, list(zip(catalogue.classes, catalogue.languages, strict=True)))
     is_test = draws < settings.test_share
     rows = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
-    for split, found in rows.items():
-        if not len(found):
+    for split, members in rows.items():
+        if not len(members):
             raise ValueError(
                 f"the split {split!r} has none of {len(catalogue)} products (test_share {settings.test_share}); "
                 "set test_share to 0 for a training split only"
@@ -332,14 +332,14 @@ def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
     Raises:
         ValueError: Another one that models worked for.
     """
-    found = made_with(partial / MARKER)
+    recorded = made_with(partial / MARKER)
     begun = any(path.stat().st_size for path in partial.glob("*.journal"))
-    if found and found != key and begun and (found["judges"] or found["cold_start"]):
+    if recorded and recorded != key and begun and (recorded["judges"] or recorded["cold_start"]):
         raise ValueError(
-            f"cannot resume the composition in {str(partial)!r}: it was made with {differences(found, key)}; use the "
-            "same settings, or remove it"
+            f"cannot resume the composition in {str(partial)!r}: it was made with {differences(recorded, key)}; use "
+            "the same settings, or remove it"
         )
-    if found != key:
+    if recorded != key:
         for path in partial.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -159,28 +159,28 @@ class Composer:
         problem = check_conditions(self.pool, conditions)
         if problem:
             return problem
-        found = recall(self.pool, conditions, self.settings.max_positive_share)
-        if isinstance(found, str):
-            return found
+        positives = recall(self.pool, conditions, self.settings.max_positive_share)
+        if isinstance(positives, str):
+            return positives
         siblings = self.pool.family(conditions[0].product)
         codes = [(self.pool.codes[key, siblings], value) for _, key, value in conditions]
         differs = np.any([(code != value) & (code != MISSING) for code, value in codes], axis=0)
         shown = np.isin(siblings, [condition.product for condition in conditions])
-        return Draft(conditions, rank(self.pool, conditions, found), siblings[differs & ~shown])
+        return Draft(conditions, rank(self.pool, conditions, positives), siblings[differs & ~shown])
 
     def _draw_cold(self, generator: np.random.Generator) -> Draft | str:
         drawn = _draw_cold(self.pool, self._cold, generator)
         if isinstance(drawn, str) or self.cold_start is None:
             return drawn if isinstance(drawn, str) else "no model for the cold start"
         product, target, siblings = drawn
-        found = difference(self.cold_start, self.catalogue, self.pool, self._product(product), self._product(target))
-        if isinstance(found, str):
-            return found
+        pair = difference(self.cold_start, self.catalogue, self.pool, self._product(product), self._product(target))
+        if isinstance(pair, str):
+            return pair
         barred = [product, target, *siblings.tolist()]
-        other = _other_with(self.pool, *found, target, barred, generator)
+        other = _other_with(self.pool, *pair, target, barred, generator)
         if other is None:
             return "no other product with a differing value"
-        conditions = (Condition(product, -1, -1), Condition(other, *found))
+        conditions = (Condition(product, -1, -1), Condition(other, *pair))
         return Draft(conditions, np.array([target]), siblings)
 
     def _finish(self, record: dict[str, Any], draft: Draft, generator: np.random.Generator) -> None:
@@ -221,7 +221,9 @@ class Composer:
         accepted: list[int] = positives.tolist()
         for judge in self.judges:
             if judge.of_positives:
-                accepted = [one for one in accepted if judge.accepts(case._replace(positive=self._product(one)))]
+                accepted = [
+                    product for product in accepted if judge.accepts(case._replace(positive=self._product(product)))
+                ]
             if not accepted or not (judge.of_positives or judge.accepts(case)):
                 record["rejected"][f"judge {judge.name}"] += 1
                 return None
@@ -233,9 +235,8 @@ class Composer:
         siblings: list[int] = draft.siblings.tolist()
         if draft.conditions[0].attribute < 0:
             return siblings[:count]
-        misses = [
-            one for one in near_misses(self.pool, draft.conditions, count, generator).tolist() if one not in siblings
-        ]
+        misses = near_misses(self.pool, draft.conditions, count, generator).tolist()
+        misses = [product for product in misses if product not in siblings]
         first = siblings[: max(count // 2, count - len(misses))]
         return [*first, *misses, *siblings[len(first) :]][:count]
 
@@ -313,15 +314,15 @@ def _other_with(
     pool: Pool, key: int, value: int, target: int, barred: Sequence[int], generator: np.random.Generator
 ) -> int | None:
     """A product with this value, of those compared the most similar to the target."""
-    found = pool.products(key, value)
-    found = found[~np.isin(found, barred)]
-    if not len(found):
+    products = pool.products(key, value)
+    products = products[~np.isin(products, barred)]
+    if not len(products):
         return None
-    if len(found) > MOST_COMPARED:
-        found = found[generator.choice(len(found), MOST_COMPARED, replace=False)]
+    if len(products) > MOST_COMPARED:
+        products = products[generator.choice(len(products), MOST_COMPARED, replace=False)]
     if pool.vectors is None:
-        return int(found[int(generator.integers(len(found)))])
-    return int(found[pool.similarities([target], found).argmax()])
+        return int(products[int(generator.integers(len(products)))])
+    return int(products[pool.similarities([target], products).argmax()])
 
 
 def _answer(text: str) -> str:

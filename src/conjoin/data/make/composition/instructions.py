@@ -93,18 +93,18 @@ def load_templates(languages: Sequence[str], paths: Sequence[str | Path] = ()) -
         FileNotFoundError: There is no such file.
         ValueError: A file is malformed, or a language has no template.
     """
-    own = files("conjoin.data.make.composition") / "templates"
+    root = files("conjoin.data.make.composition") / "templates"
     texts = {
-        f"{language}.json": (own / f"{language}.json").read_text(encoding="utf-8") for language in TEMPLATE_LANGUAGES
+        f"{language}.json": (root / f"{language}.json").read_text(encoding="utf-8") for language in TEMPLATE_LANGUAGES
     }
     texts |= {str(path): _read(Path(path)) for path in paths}
-    found = {template.language: template for template in (_parse(name, text) for name, text in texts.items())}
-    unknown = [language for language in languages if language not in found]
+    templates = {template.language: template for template in (_parse(name, text) for name, text in texts.items())}
+    unknown = [language for language in languages if language not in templates]
     if unknown or not languages:
-        raise ValueError(f"languages {list(languages)}; there are templates of {', '.join(found)}")
+        raise ValueError(f"languages {list(languages)}; there are templates of {', '.join(templates)}")
     if len(set(languages)) < len(languages):
         raise ValueError(f"languages {list(languages)}: one is named twice")
-    return {language: found[language] for language in languages}
+    return {language: templates[language] for language in languages}
 
 
 def _read(path: Path) -> str:

@@ -91,10 +91,10 @@ class Pool:
     def find(self, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
         """The products that have all of these values of attributes, ascending."""
         lists = sorted((self.products(*pair) for pair in wanted), key=len)
-        found = lists[0]
+        products = lists[0]
         for attribute, value in wanted:
-            found = found[self.codes[attribute, found] == value]
-        return found
+            products = products[self.codes[attribute, products] == value]
+        return products
 
     def family(self, product: int) -> np.ndarray:
         """The other variants of a product, ascending."""
@@ -227,14 +227,14 @@ def find_similar(pool: Pool, product: int, generator: np.random.Generator) -> in
     if pool.families is not None or not len(keys):
         return None
     key = _one(keys, generator)
-    found = pool.products(key, int(pool.codes[key, product]))
-    if len(found) > MOST_COMPARED:
-        found = found[generator.choice(len(found), MOST_COMPARED, replace=False)]
-    ours, theirs = pool.codes[:, product, None], pool.codes[:, found]
-    found = found[((theirs != ours) & (theirs != MISSING) & (ours != MISSING)).any(axis=0)]
-    if not len(found):
+    candidates = pool.products(key, int(pool.codes[key, product]))
+    if len(candidates) > MOST_COMPARED:
+        candidates = candidates[generator.choice(len(candidates), MOST_COMPARED, replace=False)]
+    ours, theirs = pool.codes[:, product, None], pool.codes[:, candidates]
+    candidates = candidates[((theirs != ours) & (theirs != MISSING) & (ours != MISSING)).any(axis=0)]
+    if not len(candidates):
         return None
-    return int(found[pool.similarities([product], found).argmax()])
+    return int(candidates[pool.similarities([product], candidates).argmax()])
 
 
 def check_conditions(pool: Pool, conditions: Sequence[Condition]) -> str | None:
@@ -250,17 +250,18 @@ def check_conditions(pool: Pool, conditions: Sequence[Condition]) -> str | None:
 
 def recall(pool: Pool, conditions: Sequence[Condition], max_share: float) -> np.ndarray | str:
     """All products that satisfy the conditions, ascending, if their share of the pool is in (0, max_share)."""
-    found = pool.find([condition[1:] for condition in conditions])
-    if not len(found):
+    positives = pool.find([condition[1:] for condition in conditions])
+    if not len(positives):
         return "no positive"
-    return found if len(found) < max_share * len(pool) else "too many positives"
+    return positives if len(positives) < max_share * len(pool) else "too many positives"
 
 
-def rank(pool: Pool, conditions: Sequence[Condition], found: np.ndarray) -> np.ndarray:
+def rank(pool: Pool, conditions: Sequence[Condition], products: np.ndarray) -> np.ndarray:
     """The products most similar to the query's first, on average over its products; ties in the pool's order."""
     if pool.vectors is None:
-        return found
-    return found[np.argsort(-pool.similarities([condition.product for condition in conditions], found), kind="stable")]
+        return products
+    similarities = pool.similarities([condition.product for condition in conditions], products)
+    return products[np.argsort(-similarities, kind="stable")]
 
 
 def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generator: np.random.Generator) -> np.ndarray:
@@ -272,18 +273,18 @@ def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generat
     lists = []
     for missed in conditions:
         kept = [condition[1:] for condition in conditions if condition is not missed]
-        found = pool.find(kept)
-        codes = pool.codes[missed.attribute, found]
-        found = found[(codes != missed.value) & (codes != MISSING)]
+        misses = pool.find(kept)
+        codes = pool.codes[missed.attribute, misses]
+        misses = misses[(codes != missed.value) & (codes != MISSING)]
         if pool.vectors is None:
-            found = generator.permutation(found)[:MOST_COMPARED]
-        elif len(found) > MOST_COMPARED:
-            found = np.sort(found[generator.choice(len(found), MOST_COMPARED, replace=False)])
-        lists.append(rank(pool, conditions, found).tolist())
+            misses = generator.permutation(misses)[:MOST_COMPARED]
+        elif len(misses) > MOST_COMPARED:
+            misses = np.sort(misses[generator.choice(len(misses), MOST_COMPARED, replace=False)])
+        lists.append(rank(pool, conditions, misses).tolist())
     barred = {condition.product for condition in conditions}
     chosen: list[int] = []
     for index in range(max(map(len, lists))):
-        chosen += [found[index] for found in lists if index < len(found) and found[index] not in barred | set(chosen)]
+        chosen += [near[index] for near in lists if index < len(near) and near[index] not in barred | set(chosen)]
         if len(chosen) >= count:
             break
     return np.array(chosen[:count], dtype=np.int32)
