@@ -5,6 +5,9 @@ Tiny random models of each architecture, and embedders in the form of Qwen3-VL-E
 texts, with and without an instruction, are embedded in one call and one by one. The table has the largest difference
 of a component from the vectors of `MllmRetrieverModel` in float32; 1e-4 in float32, 1e-2 in bfloat16 are allowed.
 
+Each embedder is also loaded whole, as its publisher has it, with adapters that `conjoin train` saves for it; ours has
+them merged.
+
     python benchmarks/vllm_export.py --json vllm.json      # in an environment with vLLM: see docs/serving.md
 
 vLLM's attention on a CPU takes heads of 32 components and more, so the models are wider than those of the tests.
@@ -27,6 +30,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from conjoin.hub import export_stock, load_embedder
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
+from conjoin.training import LoraArguments, add_lora
+from conjoin.training.adapters import save_adapter
+from conjoin.training.lora import merge_lora
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))  # the tiny models
@@ -69,6 +75,10 @@ def build(name: str, folder: Path) -> tuple[MllmRetrieverModel, MllmRetrieverPro
         pooled = json.loads((folder / "1_Pooling/config.json").read_text())
         (folder / "1_Pooling/config.json").write_text(json.dumps(pooled | {"embedding_dimension": HEADS * HEAD_DIM}))
         widen(folder)
+        if architecture == "qwen3_vl":
+            config = json.loads((folder / "config.json").read_text())
+            config["text_config"]["rope_parameters"]["mrope_interleaved"] = True  # as its publisher writes it
+            (folder / "config.json").write_text(json.dumps(config))
         return load_embedder(folder, KEPT)
     save_mllm(name, folder)
     widen(folder)
@@ -106,10 +116,33 @@ def prompt_of(item: Any, instruction: str | None, tokenizer: Any) -> dict[str, A
 
 def compare(name: str, dtypes: list[str], folder: Path) -> list[dict[str, Any]]:
     """The largest difference of each precision; for texts and for items with images."""
-    from vllm import LLM
-
     model, processor = build(name, folder / "source")
     stock = export_stock(model, processor, folder / "stock")
+    rows = differences(name, stock, model, processor, dtypes)
+    if name in EMBEDDERS:
+        lora = LoraArguments(r=8, alpha=16, towers=("text_model",))
+        adapted: Any = add_lora(load_embedder(folder / "source")[0], lora)
+        for parameter in (each for path, each in adapted.named_parameters() if "lora_B" in path):
+            torch.nn.init.normal_(parameter, std=0.1)
+        save_adapter(adapted, folder / "adapter", str(folder / "source"))
+        rows += differences(
+            f"{name}, adapters", folder / "source", merge_lora(adapted), processor, dtypes, folder / "adapter"
+        )
+    return rows
+
+
+def differences(
+    name: str,
+    stock: Path,
+    model: MllmRetrieverModel,
+    processor: MllmRetrieverProcessor,
+    dtypes: list[str],
+    adapter: Path | None = None,
+) -> list[dict[str, Any]]:
+    """The largest difference of each precision between a model in vLLM and ours."""
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
+
     items = make_items()
     with torch.no_grad():
         expected = [
@@ -117,9 +150,13 @@ def compare(name: str, dtypes: list[str], folder: Path) -> list[dict[str, Any]]:
             for told in (None, INSTRUCTION)
             for item in items
         ]
+    options: dict[str, Any] = {"mm_processor_kwargs": {"crop_to_patches": False}} if name == "internvl" else {}
+    chosen: dict[str, Any] = {"use_tqdm": False}
+    if adapter is not None:
+        options |= {"enable_lora": True, "max_lora_rank": 8}
+        chosen["lora_request"] = LoRARequest("adapter", 1, str(adapter))
     rows = []
     for dtype in dtypes:
-        options: dict[str, Any] = {} if name != "internvl" else {"mm_processor_kwargs": {"crop_to_patches": False}}
         llm = LLM(
             str(stock),
             runner="pooling",
@@ -130,15 +167,15 @@ def compare(name: str, dtypes: list[str], folder: Path) -> list[dict[str, Any]]:
             **options,
         )
         prompts = [prompt_of(item, told, llm.get_tokenizer()) for told in (None, INSTRUCTION) for item in items]
-        together = llm.embed(prompts, use_tqdm=False)
-        alone = [llm.embed([prompt], use_tqdm=False)[0] for prompt in prompts]
+        together = llm.embed(prompts, **chosen)
+        alone = [llm.embed([prompt], **chosen)[0] for prompt in prompts]
         apart: dict[str, float] = {"texts": 0.0, "images": 0.0}
         for prompt, vector, *found in zip(prompts, expected, together, alone, strict=True):
             kind = "images" if "multi_modal_data" in prompt else "texts"
             difference = max(np.abs(np.array(each.outputs.embedding) - vector).max() for each in found)
             apart[kind] = max(apart[kind], float(difference))
         rows.append({"model": name, "dtype": dtype} | {kind: float(f"{each:.2g}") for kind, each in apart.items()})
-        print(f"{name:24} {dtype:9} texts {apart['texts']:.1e}, images {apart['images']:.1e}", flush=True)
+        print(f"{name:32} {dtype:9} texts {apart['texts']:.1e}, images {apart['images']:.1e}", flush=True)
         del llm
     return rows
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForImageTextToText
 
 from conjoin.cli.main import main
 from conjoin.hub import load_embedder, load_model
@@ -48,10 +48,11 @@ def train(rows, model, *words, recipe=RECIPE):
     return rows.parent / "out"
 
 
-def test_a_fine_tuned_embedder_is_an_embedder(rows, pictures, tmp_path):
+def test_a_fine_tuned_embedder_is_an_embedder(rows, pictures, tmp_path, capsys):
     source = tmp_path / "source"
     save_embedder(source, prompts={"query": INSTRUCTION})
     out = train(rows, source)
+    assert f'SentenceTransformer("{out}")' in capsys.readouterr().out
     assert not list(out.glob("*.py")) and (out / "chat_template.jinja").is_file()
     items = ["a box", "another box"]
     stock = SentenceTransformer(str(out), device="cpu")
@@ -72,8 +73,8 @@ def test_adapters_load_on_the_stock_model(rows, tmp_path):
     source = tmp_path / "source"
     save_embedder(source)
     out = train(rows, source)
-    adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(source), out / "adapter")
-    merged, trained = adapted.merge_and_unload().state_dict(), AutoModel.from_pretrained(out).state_dict()
+    adapted = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(source), out / "adapter")
+    merged, trained = adapted.merge_and_unload().model.state_dict(), AutoModel.from_pretrained(out).state_dict()
     torch.testing.assert_close(dict(merged), dict(trained), atol=1e-6, rtol=1e-6)
     assert json.loads((out / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == str(source)
     encoder = SentenceTransformer(str(source), device="cpu")

@@ -105,7 +105,7 @@ def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
         shutil.copy(recipe, args.out)  # for the card of `conjoin push`
     elif not is_local(args.model):
         write_json_file(Path(args.out) / recipe.name, {"model": {"checkpoint": args.model}})
-    print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out, code=args.format == 'code')}")
+    print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out)}")
 
 
 def _set_readout(args: argparse.Namespace, model: Any, processor: Any) -> None:  # noqa: ANN401

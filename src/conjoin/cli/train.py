@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
@@ -84,9 +85,9 @@ def parse_overrides(words: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def usage(folder: str, code: bool = True) -> str:
+def usage(folder: str) -> str:
     """The three lines that load a saved model, with its code if it has some, and embed with it."""
-    trust = ", trust_remote_code=True" if code else ""
+    trust = ", trust_remote_code=True" if any(Path(folder).glob("*.py")) else ""
     return (
         "from sentence_transformers import SentenceTransformer\n"
         f'model = SentenceTransformer("{folder}"{trust})\n'

@@ -65,7 +65,8 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
 def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> None:
     """Save the adapters of an embedder's language model for PEFT, beside the embedder that they adapt.
 
-    They load on the stock model of `base`: `PeftModel.from_pretrained(AutoModel.from_pretrained(base), folder)`.
+    PEFT loads them on `AutoModelForImageTextToText.from_pretrained(base)`, and sentence-transformers on the same base.
+    vLLM knows the layers by the names of this class alone, and passes over others.
 
     Args:
         encoder: The embedder with adapters, with all its layers.
@@ -87,7 +88,7 @@ def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> 
     config.base_model_name_or_path = base
     config.save_pretrained(str(folder))
     weights = get_peft_model_state_dict(text_model)
-    prefix = "base_model.model.language_model."
+    prefix = "base_model.model.model.language_model."
     tensors = {prefix + name: value.contiguous().cpu() for name, value in weights.items()}
     save_file(tensors, Path(folder) / "adapter_model.safetensors", {"format": "pt"})
 
