@@ -121,7 +121,7 @@ def _check(args: argparse.Namespace, query: dict[str, Any]) -> None:
 
 
 def _search(args: argparse.Namespace, collection: "Searchable", item: Any) -> "SearchResult":  # noqa: ANN401
-    """What the collection has for the query, best first."""
+    """Search the collection for the query, best first."""
     from conjoin.retrieval import search_items
     from conjoin.retrieval.reranker import first_results, rerank_rows
     from conjoin.retrieval.search import check_column, recorded_model

@@ -274,7 +274,7 @@ def without_titles(instruction: str) -> str:
 
 
 def ood_values(folder: str | Path) -> dict[str, tuple[str, ...]]:
-    """Return what the out-of-distribution tests hold out: `OOD_VALUES`, or what a miniature says in `ood.json`.
+    """Return the values that the out-of-distribution tests hold out: `OOD_VALUES`, or `ood.json` of a miniature.
 
     Raises:
         ValueError: That file is no JSON, or not `{kind: [value, ...]}` with the kinds of `OOD_VALUES`.

@@ -223,7 +223,7 @@ class _Columns:
         return numbers
 
     def choices(self) -> dict[str, Sequence[str]]:
-        """The columns of few and short texts."""
+        """The columns with few, short texts."""
         choices: dict[str, Sequence[str]] = {}
         for name in (name for name in self.free if len({*self.texts.get(name, ())}) > 1):
             column = self.first.select_columns(name).with_format("arrow")[:][name]

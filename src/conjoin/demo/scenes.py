@@ -45,7 +45,7 @@ class SceneTriplets:
 
     @classmethod
     def read(cls, path: Path, cache: Callable[[str, list[dict[str, Any]]], Path]) -> "SceneTriplets":
-        """Read a file of triplets, with the features that `cache` stores under a name for pairs."""
+        """Read a file of triplets; `cache` stores the features of pairs under a name."""
         triplets = load_triplets(path).to_list()
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         varied = [row["variant_text"] is not None for row in triplets]

@@ -237,7 +237,7 @@ def _difference(ours: Tensor, theirs: Tensor, seed: int) -> str:
 
 
 def _masks(runs: DemoRuns) -> Table:
-    """The scores of both kinds against the truth."""
+    """Compare the scores of both kinds with the truth."""
     rows: list[TableRow] = []
     kinds: dict[str, Literal["global", "windows"]] = {"global tokens": "global", "windows": "windows"}
     for run in (BASELINE, STAGE1):
@@ -258,7 +258,7 @@ def _masks(runs: DemoRuns) -> Table:
 def _searches(
     runs: DemoRuns, vectors: Mapping[str, Parts], outcomes: Mapping[tuple[str, str], SymmetricOutcomes]
 ) -> tuple[list[Example], str]:
-    """Of each set the first query that `SHOWN` finds and the towers do not, searched by both."""
+    """Show, for each set, what both find for the first query that `SHOWN` answers and the towers do not."""
     examples: list[Example] = []
     counts = []
     for name in runs.sets:

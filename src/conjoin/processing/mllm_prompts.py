@@ -373,7 +373,7 @@ class ChatPromptWriter(PromptWriter):
         return self._special.sub(lambda match: match[0][0] + GUARD + match[0][1:], text)
 
     def _split(self, text: str, first: bool) -> list[Run]:
-        """Return the special tokens, and what is between two of them."""
+        """Split a text into its special tokens and the runs between them."""
         runs: list[Run] = []
         start = 0
         for match in self._special.finditer(text):

@@ -151,7 +151,7 @@ class Collection:
             yield batch["id"], matrix(batch[VECTOR], self.dimension).copy()
 
     def vectors(self, ids: Sequence[str] | None = None) -> np.ndarray:
-        """The vectors `(N, D)` of all rows, or of those under some ids in that order, in the type they are stored in.
+        """Return the vectors `(N, D)` of all rows, or of `ids` in their order, in the stored type.
 
         Raises:
             ValueError: An id is not in the collection.
@@ -168,7 +168,7 @@ class Collection:
         return np.stack([by_id[id_] for id_ in ids]) if len(ids) else join([], self.dimension)
 
     def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
-        """What is known of some rows: one mapping each, with the text, the image's path and the kept columns it has.
+        """Return a mapping for each id: the text, the image's path and the kept columns that its row has.
 
         Args:
             ids: Of the rows.
@@ -319,7 +319,7 @@ class Collection:
         return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
 
     def _row_ids(self, where: str) -> np.ndarray:
-        """Lance's numbers `(M,)` of the rows that a condition holds for."""
+        """Return Lance's numbers `(M,)` of the rows that satisfy a condition."""
         numbers = [batch["_rowid"].to_numpy() for batch in self.scan(["id"], where, row_ids=True)]
         return np.concatenate([np.empty(0, dtype=np.uint64), *numbers])
 
@@ -394,7 +394,7 @@ class Collection:
         return measured
 
     def recall(self, queries: int = 100) -> float:
-        """The mean share of the ten nearest of a vector, itself left out, that `search` finds.
+        """Return the mean share of a vector's ten nearest others that `search` finds.
 
         Args:
             queries: How many vectors of the collection to search for, spread evenly.
@@ -484,7 +484,7 @@ def join(parts: list[np.ndarray], dimension: int) -> np.ndarray:
 
 
 def as_result(rankings: list[tuple[list[str], np.ndarray]]) -> SearchResult:
-    """The ids and scores of each query as a result."""
+    """Join the ids and scores of each query to a result."""
     scores = np.full((len(rankings), max((len(ids) for ids, _ in rankings), default=0)), -np.inf, dtype=np.float32)
     for row, (ids, values) in zip(scores, rankings, strict=True):
         row[: len(ids)] = values

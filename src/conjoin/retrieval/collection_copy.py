@@ -192,7 +192,7 @@ def collection_upload(
 
 
 def collection_files(folder: str | Path) -> dict[str, Path | bytes]:
-    """The files of a collection by their names in it: its table and their checksums."""
+    """Return the files of a collection by their names in it: those of its table, and their checksums."""
     folder = Path(folder)
     files = sorted(path for path in (folder / TABLE).rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path for path in (*files, folder / FOLDER_CHECKSUMS)}

@@ -216,7 +216,7 @@ def index_names(table: Table) -> list[str]:
 
 
 def read_metadata(table: Table) -> dict[str, Any]:
-    """What the table says of its vectors: `key`, what they were made from; `details`; `index`, how to search them."""
+    """Return what the table records of its vectors: `key` (their origin), `details` and `index` (how to search)."""
     metadata = (table.schema.field(VECTOR).metadata or {}).get(_METADATA.encode())
     if metadata is None:
         raise ValueError("the table has no metadata of a collection: it was not written by `conjoin encode`")

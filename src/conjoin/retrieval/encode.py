@@ -223,7 +223,7 @@ class CollectionWriter:
         return self._known.find(id_keys(ids))
 
     def take(self, start: int, ids: list[str], rows: list[Row], known: KnownRows, bar: Any) -> None:  # noqa: ANN401
-        """Encode and write what is new or changed of a chunk of rows.
+        """Encode and write the new and changed rows of a chunk.
 
         Args:
             start: The number of the first one in the data.
@@ -534,7 +534,7 @@ def _delete(table: Table, row_ids: list[int]) -> None:
 
 
 def _kept(row: Row, name: str) -> dict[str, Any]:
-    """What is kept of a row: its text, its image's paths, and its `"metadata"`.
+    """Return the kept values of a row: its text, its image's paths, and its `"metadata"`.
 
     Raises:
         ValueError: `"metadata"` is no mapping, or names a column of the collection's own.

@@ -228,7 +228,7 @@ def _serialised(tables: list[pa.Table]) -> bytes:
 
 
 def _absolute(data: PairSource) -> PairSource:
-    """Data with absolute paths: a worker has another working directory."""
+    """Make paths absolute: a worker has another working directory."""
     if isinstance(data, list | tuple):
         return [str(_absolute(source)) for source in data]
     if isinstance(data, str | os.PathLike) and Path(data).expanduser().exists():

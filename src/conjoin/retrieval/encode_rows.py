@@ -76,7 +76,7 @@ class RowDigests:
             self._recent = []
 
     def find(self, keys: np.ndarray) -> KnownRows:
-        """What is known of rows of the data with these keys `(N,)`; marks them as seen."""
+        """Look up rows of the data by their keys `(N,)`, and mark them as seen."""
         self._sort()
         is_known, repeated = np.zeros(len(keys), dtype=bool), UniqueIds().add(keys)
         stamps = np.zeros(len(keys), dtype=np.int64)
@@ -91,7 +91,7 @@ class RowDigests:
         return KnownRows(is_known, stamps, repeated)
 
     def unseen(self, keys: np.ndarray) -> np.ndarray:
-        """Which of some keys `(N,)` are in the collection, and `find` was not asked for."""
+        """Return which of the keys `(N,)` are in the collection and were not looked up by `find`."""
         self._sort()
         left = np.zeros(len(keys), dtype=bool)
         for sorted_keys, seen in zip(self._keys, self._seen, strict=True):
@@ -252,7 +252,7 @@ def row_parts(id_: str, row: Row) -> dict[str, Any]:
 
 
 def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
-    """The paths or URLs of an image or of several; those without one, such as embedded bytes, are left out."""
+    """Return the paths or URLs of an image or of several; images without one, such as bytes, are skipped."""
     paths = []
     for single in image if isinstance(image, list | tuple) else [] if image is None else [image]:
         path = single.get("path") if isinstance(single, Mapping) else single

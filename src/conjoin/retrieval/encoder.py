@@ -393,7 +393,7 @@ def model_name(path: str | Path) -> str:
 
 
 def _process(make: InputMaker, named: list[_NamedItem]) -> _Batch:
-    """Process the items that can be used; an error raised in a worker process would lose its type and its words."""
+    """Process the usable items; errors are returned: raised in a worker process, they would lose their type."""
     items, instructions, ids = zip(*(each[1:] for each in named), strict=True)
     try:
         return _Batch(make(items, instructions, ids))

@@ -135,7 +135,7 @@ class FaissIndex(Collection):
         return as_result(rankings)
 
     def _names(self, labels: np.ndarray) -> dict[int, str]:
-        """The ids of the rows that FAISS calls by some labels."""
+        """Return the id of each of FAISS's labels."""
         wanted = np.unique(labels[labels >= 0])
         table = self._table.take_row_ids(self._rows[wanted].tolist()).with_row_id().select(["id"]).to_arrow()
         by_row = dict(zip(table["_rowid"].to_pylist(), table["id"].to_pylist(), strict=True))

@@ -137,7 +137,7 @@ class SearchPage:
 
     @cached_property
     def filters(self) -> Filters:
-        """What a visitor may filter by: what all collections have."""
+        """The filters for a visitor: the columns that all collections have."""
         first, *others = [searcher.columns for searcher in self.searchers]
         shared = [column for column in first if all(column.name in [other.name for other in some] for some in others)]
         choices = [(column.name, column.values) for column in shared if column.values and len(column.values) > 1]
@@ -252,7 +252,7 @@ class SearchPage:
         return message(f"Result {rank}, score {hit.score:.4f}: {name}") + shared
 
     def title(self, index: int) -> str:
-        """The name of a searcher for people."""
+        """Return the name of a searcher that the page shows."""
         searcher = self.searchers[index]
         return searcher.model_name if len(self.searchers) == 1 else f"{'AB'[index]}: {searcher.model_name}"
 
@@ -425,7 +425,7 @@ def _lay_out(sides: int, most: int, first: Asked) -> _Parts:
 
 
 def _connect(page: SearchPage, parts: _Parts, blocks: Any) -> None:  # noqa: ANN401 - gradio.Blocks
-    """Say what each event of the page does."""
+    """Connect the events of the page with their functions."""
     import gradio as gr
 
     hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}

@@ -191,7 +191,7 @@ def make_endpoint(
 
 
 def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
-    """What needs the model or the collection."""
+    """Add the routes that need the model or the collection."""
     limits, encoder = searcher.limits, searcher.encoder
 
     @app.post("/embed", dependencies=checks)

@@ -110,7 +110,7 @@ def data_uri(image: "Image.Image", side: int) -> str:
 
 
 def _result(hit: "Found", folders: tuple[str, ...], face: Face) -> str:
-    """A card with a score, to choose."""
+    """Return a card with a score, which can be selected."""
     from conjoin.evaluation.report.search_page import row_title
 
     name = escape(_short(row_title(hit.row, hit.id, face.title)))

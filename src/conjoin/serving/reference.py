@@ -40,7 +40,7 @@ def reference_page(schema: Mapping[str, Any], limits: Limits) -> str:
 
 
 def _schema(schema: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema of a body, with those that it refers to."""
+    """Describe the schema of a body: its purpose, its fields, and the schema itself as JSON."""
     body = content.get("application/json", {}).get("schema")
     if body is None:
         return None

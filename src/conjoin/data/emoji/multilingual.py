@@ -100,7 +100,7 @@ def _read_tokenizer(data: bytes, at: int, longest: int) -> tuple[PreTrainedToken
 
 
 def _read_tensors(data: bytes, at: int) -> dict[str, Tensor]:
-    """The tensors of the directory that begins at an offset, flat, under the names of `BertModel`."""
+    """Read the tensors of the directory at offset `at`, flat, under the names of `BertModel`."""
     (count,) = struct.unpack_from("<i", data, at)
     at += 4
     tensors = {}

@@ -23,7 +23,7 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def is_made(out: Path, name: str, settings: Mapping[str, Any], title: str) -> bool:
-    """Whether `out` is whole already, made with these settings.
+    """Whether `out` is complete and was made with these settings.
 
     Args:
         out: The folder.

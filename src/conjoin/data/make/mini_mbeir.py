@@ -113,7 +113,7 @@ class _Writer:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, cell: MbeirCell, split: str, asked: Sequence[Asked]) -> None:
-        """Take the queries of a cell and split."""
+        """Add the queries of a cell and split."""
         for question in asked:
             for side in (question.query, *question.positives, *question.negatives):
                 self.pictures |= {side.image} if side.image else set()
@@ -158,7 +158,7 @@ class _Writer:
         return equal
 
     def _candidate(self, cell: MbeirCell, split: str, side: Side) -> str:
-        """The id of a candidate, which is put into the pools of its cell and split."""
+        """Return the id of a candidate, and add it to the pools of its cell and split."""
         did = self._candidates.get((cell.dataset, side))
         if did is None:
             did = self._candidates[cell.dataset, side] = self._next(f"candidate {cell.dataset}", cell.dataset)
@@ -188,7 +188,7 @@ class _Concept(NamedTuple):
 
 
 def _ask_split(split: str, limit: int, cache_dir: str | Path | None) -> dict[str, list[Asked]]:
-    """The queries of every cell."""
+    """Make the queries of every cell."""
     drawn = _drawn(split, cache_dir)
     plain = [_concept(each) for each in emoji_concepts() if each.split == split and each.concept in drawn]
     edits = find_edits(each for each in emoji_concepts(skin_tones=True) if each.concept in drawn)

@@ -138,7 +138,7 @@ def _united(
     block_size: int,
     show_progress: bool,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Rows of the final file, one list per block of anchors."""
+    """Yield the rows of the final file, one list per block of anchors."""
     without, count = 0, len(anchor_ids)
     for start in progress(range(0, count, block_size), desc="uniting", unit="block", show=show_progress):
         rows = [

@@ -138,7 +138,7 @@ def load_mined(path: str | Path) -> MinedNegatives:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
-    """What changes with a file."""
+    """Return the inode, size and time of a file, which tell whether it changed."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 

@@ -249,7 +249,7 @@ def _check_found(split: str, settings: CompositionSettings, distribution: Distri
 
 
 def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.ndarray]:
-    """The rows of each split, by a hash of the family or the id; if stratified, within each class and language."""
+    """Split the rows by a hash of the family or the id; if stratified, within each class and language."""
     if len(settings.splits) == 1:
         return {"train": np.arange(len(catalogue))}
     groups = catalogue.groups or [None] * len(catalogue)
@@ -325,7 +325,7 @@ def _key(
 
 
 def _begin(partial: Path, key: dict[str, Any], lock: Path) -> None:
-    """Begin a composition, or check that the one that was interrupted is the same.
+    """Begin a composition, or check that an interrupted one has the same settings.
 
     Another one is removed, unless models worked for it.
 

@@ -230,7 +230,7 @@ class Composer:
         return accepted
 
     def _negatives(self, draft: Draft, generator: np.random.Generator) -> list[int]:
-        """Siblings first, at most half of them if there are also near misses, then near misses, then more siblings."""
+        """Choose siblings, at most half of all if there are near misses, then near misses, then more siblings."""
         count = self.settings.hard_negatives
         siblings: list[int] = draft.siblings.tolist()
         if draft.conditions[0].attribute < 0:
@@ -313,7 +313,7 @@ def difference(
 def _other_with(
     pool: Pool, key: int, value: int, target: int, barred: Sequence[int], generator: np.random.Generator
 ) -> int | None:
-    """A product with this value, of those compared the most similar to the target."""
+    """Return the product with this value that is most similar to the target, among `MOST_COMPARED` at most."""
     products = pool.products(key, value)
     products = products[~np.isin(products, barred)]
     if not len(products):

@@ -89,7 +89,7 @@ class Pool:
         return int(keys[min(np.searchsorted(ends, generator.random() * ends[-1], side="right"), len(keys) - 1)])
 
     def find(self, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The products that have all of these values of attributes, ascending."""
+        """Return the products that have all of these attribute values, ascending."""
         lists = sorted((self.products(*pair) for pair in wanted), key=len)
         products = lists[0]
         for attribute, value in wanted:
@@ -249,7 +249,7 @@ def check_conditions(pool: Pool, conditions: Sequence[Condition]) -> str | None:
 
 
 def recall(pool: Pool, conditions: Sequence[Condition], max_share: float) -> np.ndarray | str:
-    """All products that satisfy the conditions, ascending, if their share of the pool is in (0, max_share)."""
+    """Return the products that satisfy the conditions, ascending, or why there are too few or too many."""
     positives = pool.find([condition[1:] for condition in conditions])
     if not len(positives):
         return "no positive"
@@ -257,7 +257,7 @@ def recall(pool: Pool, conditions: Sequence[Condition], max_share: float) -> np.
 
 
 def rank(pool: Pool, conditions: Sequence[Condition], products: np.ndarray) -> np.ndarray:
-    """The products most similar to the query's first, on average over its products; ties in the pool's order."""
+    """Sort products by their mean similarity to the query's products, best first; ties keep the pool's order."""
     if pool.vectors is None:
         return products
     similarities = pool.similarities([condition.product for condition in conditions], products)
