@@ -22,12 +22,10 @@ from lancedb.table import Table
 
 from conjoin import __version__
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped, SkippedFile, check_on_error, id_keys, require_unique
-from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Changes, Collection
 from conjoin.retrieval.collection_table import (
     DIGESTS,
-    OWN_COLUMNS,
     PICTURE,
     TEXT,
     VECTOR,
@@ -55,6 +53,7 @@ from conjoin.retrieval.encode_rows import (
     fit,
     image_paths,
     kept_types,
+    kept_values,
     make_column,
     row_parts,
     row_stamp,
@@ -431,7 +430,7 @@ class CollectionWriter:
         """Rows as the table holds them, without their digests."""
         numbers = vectors.astype(np.float16 if self.key["dtype"] == "float16" else np.float32)
         check_vectors(numbers, None, ids)
-        kept = [_kept(row, f"item {id_!r}") for id_, row in zip(ids, rows, strict=True)]
+        kept = [kept_values(row, f"item {id_!r}") for id_, row in zip(ids, rows, strict=True)]
         columns = {
             "id": pa.array(ids),
             VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), numbers.shape[1]),
@@ -531,27 +530,6 @@ def _delete(table: Table, row_ids: list[int]) -> None:
     """Delete rows by Lance's numbers."""
     for start in range(0, len(row_ids), _ROWS_PER_COMMIT):
         table.delete(f"_rowid in ({', '.join(map(str, row_ids[start : start + _ROWS_PER_COMMIT]))})")
-
-
-def _kept(row: Row, name: str) -> dict[str, Any]:
-    """Return the kept values of a row: its text, its image's paths, and its `"metadata"`.
-
-    Raises:
-        ValueError: `"metadata"` is no mapping, or names a column of the collection's own.
-    """
-    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
-    known, kept = {"image": row.get("image"), **text}, row.get("metadata") or {}
-    if not kept:
-        return known
-    if not isinstance(kept, Mapping):
-        raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
-    if odd := [column for column in kept if not isinstance(column, str) or not column]:
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be a text')
-    if odd := [column for column in kept if "." in column or "`" in column]:
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
-    if odd := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}, the name of a column that the collection has of its own')
-    return known | dict(kept)
 
 
 def launched_processes() -> PartialState | None:

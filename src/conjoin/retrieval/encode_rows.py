@@ -18,6 +18,7 @@ from conjoin.data.row_images import row_item
 from conjoin.processing.input_types import count_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
+from conjoin.retrieval.collection_table import OWN_COLUMNS, TEXT
 from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.storage import item_digest, row_digest
 
@@ -259,6 +260,27 @@ def image_paths(image: Any) -> list[str]:  # noqa: ANN401 - an image or several
         if isinstance(path, str | os.PathLike) and not str(path).startswith("data:"):
             paths.append(str(path))
     return [path for path in paths if path]
+
+
+def kept_values(row: Row, name: str) -> dict[str, Any]:
+    """Return the kept values of a row: its text, its image's paths, and its `"metadata"`.
+
+    Raises:
+        ValueError: `"metadata"` is no mapping, or names a column of the collection's own.
+    """
+    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    known, kept = {"image": row.get("image"), **text}, row.get("metadata") or {}
+    if not kept:
+        return known
+    if not isinstance(kept, Mapping):
+        raise ItemError(name, f'"metadata" must be a mapping from names to values, got {kept!r:.80}')
+    if odd := [column for column in kept if not isinstance(column, str) or not column]:
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be a text')
+    if odd := [column for column in kept if "." in column or "`" in column]:
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
+    if odd := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}, the name of a column that the collection has of its own')
+    return known | dict(kept)
 
 
 def _input(id_: str, row: Row, parts: Mapping[str, Any]) -> tuple[Any, str | None]:
