@@ -29,7 +29,7 @@ ARGS = ROOT / "training_args"
 FIXED, BOTH, JOINT, TOWERS = "text fixed (the demo)", "both adapters", "joint encoder", "frozen towers"
 ROWS = {
     FIXED: ("sample/demo.yaml", {}),
-    BOTH: ("sample/demo.yaml", {"model.freeze": []}),
+    BOTH: ("sample/demo.yaml", {"model.freeze": "[]"}),
     JOINT: ("gcl/sample.yaml", {}),
 }
 VIEWS = ("image", "text", "fused")
@@ -75,7 +75,11 @@ def trained(row: str, seed: int) -> torch.nn.Module:
     recipe, overrides = ROWS[row]
     folder = WORK / f"{row.split(' (')[0].replace(' ', '-')}-{seed}"
     if not (folder / "model.safetensors").is_file():
-        fixed = {"training.output_dir": str(folder), "features.folder": str(WORK / "features"), "training.seed": seed}
+        fixed = {
+            "training.output_dir": str(folder),
+            "features.folder": str(WORK / "features"),
+            "training.seed": str(seed),
+        }
         train(load_recipe(ARGS / recipe, overrides | fixed | {"training.eval_strategy": "no"}), overwrite=True)
     return load_model(folder)[0]
 
