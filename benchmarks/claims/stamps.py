@@ -45,7 +45,7 @@ def read_stamps() -> list[Row]:
             "text": english,
             "de": translated["de.utf8"],
             "es": translated["es.utf8"],
-            "words": re.sub(r"[_\-0-9]+", " ", picture.stem).strip(),
+            "words": re.sub(r"[_\-0-9]+", " ", picture.stem).strip() or picture.stem,
             "product": f"{name.parts[0]}/{picture.stem.rstrip('0123456789')}",
         })  # fmt: skip
     return rows
