@@ -131,6 +131,18 @@ def make_data(split: str) -> Path:
     return folder
 
 
+def measure(model: MllmRetrieverModel, processor: Any, data: Path, **which: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Hit rates at 5 on the five cells: averages for each pool, and of each cell; `which` as `mbeir_tasks`."""
+    encoder = ItemEncoder(model.eval(), processor, batch_size=64)
+    with tempfile.TemporaryDirectory() as out:
+        scores = evaluate_mbeir(encoder, data, out, cells=list(CELLS), **which)
+    found: dict[str, Any] = {setting: average_score(scores, setting) for setting in ("local", "global")}
+    for score in scores:
+        if score.setting == "local":
+            found[CELLS[score.cell.name]] = score.published.value
+    return found | {"cells": {f"{score.setting} {score.cell.name}": score.published.value for score in scores}}
+
+
 def text_pairs(split: str) -> datasets.Dataset:
     """Pairs of names: the English name with its English alternative, if any, and with the Spanish name."""
     spanish = {concept.concept: concept.text for concept in emoji_concepts("es")}
@@ -204,14 +216,7 @@ class Bench:
 
     def measure(self, model: MllmRetrieverModel) -> dict[str, Any]:
         """Hit rates at 5: averages over the cells, and of each cell."""
-        encoder = ItemEncoder(model.eval(), self.processor, batch_size=64)
-        with tempfile.TemporaryDirectory() as out:
-            scores = evaluate_mbeir(encoder, self.data, out, cells=list(CELLS), split=self.args.split)
-        found: dict[str, Any] = {setting: average_score(scores, setting) for setting in ("local", "global")}
-        for score in scores:
-            if score.setting == "local":
-                found[CELLS[score.cell.name]] = score.published.value
-        return found | {"cells": {f"{score.setting} {score.cell.name}": score.published.value for score in scores}}
+        return measure(model, self.processor, self.data, split=self.args.split)
 
 
 def run(planned: Run, seed: int, bench: Bench, record: Record) -> None:
