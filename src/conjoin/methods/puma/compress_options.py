@@ -59,7 +59,13 @@ class CompressOptions:
         help="rank of the adapters on the kept layers; 0 trains these layers themselves (default: %(default)s)",
     )
     kind: str = "cosine"
-    distill_weight: float = 0.9
+    distill_weight: float = option(
+        0.9,
+        "--distill-weight",
+        type=float,
+        metavar="X",
+        help="weight of the teacher's states, 0 to 1; the rest is for the contrast of pairs (default: %(default)s)",
+    )
     instruction: str | None = option(
         None, "--instruction", metavar="TEXT", help="instruction of queries with a text (default: the model's prompt)"
     )
