@@ -215,12 +215,15 @@ class EngineOfStock:
     """What `vllm.LLM` does with an export and prompts, done by transformers and sentence-transformers."""
 
     def __init__(self, folder, **options):
-        self.encoder = SentenceTransformer(folder, device="cpu")
+        self.encoder, self.adapter = SentenceTransformer(folder, device="cpu"), None
 
     def get_tokenizer(self):
         return self.encoder.tokenizer
 
-    def embed(self, prompts, **options):
+    def embed(self, prompts, lora_request=None, **options):
+        if lora_request is not None and self.adapter is None:
+            self.adapter = lora_request
+            self.encoder[0].model.load_adapter(lora_request.path)
         return [SimpleNamespace(outputs=SimpleNamespace(embedding=self._embed(prompt))) for prompt in prompts]
 
     @torch.no_grad()
@@ -235,5 +238,8 @@ def test_prompts_for_vllm_give_the_vectors_of_the_model(name, tmp_path, monkeypa
     drop_video(monkeypatch)
     monkeypatch.syspath_prepend(SCRIPTS)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=EngineOfStock))
-    (row,) = importlib.import_module("vllm_export").compare(name, ["float32"], tmp_path)
-    assert row["model"] == name and 0 < max(row["texts"], row["images"]) <= 1e-5
+    request = SimpleNamespace(LoRARequest=lambda name, number, path: SimpleNamespace(path=path))
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
+    rows = importlib.import_module("vllm_export").compare(name, ["float32"], tmp_path)
+    assert [row["model"] for row in rows] == [name, f"{name}, adapters"][: 1 + ("embedder" in name)]
+    assert all(0 < max(row["texts"], row["images"]) <= 1e-5 for row in rows)
