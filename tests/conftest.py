@@ -58,11 +58,6 @@ with suppress(ImportError):  # the tests of properties are skipped without it
     settings.load_profile("conjoin")
 
 
-def pytest_collection_modifyitems(items):
-    """Long tests come first, so that no process waits for the other one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
 def pytest_collection_finish():
     """What the imports made stays: the garbage collection of each run of the library's trainer need not visit it."""
     gc.collect()

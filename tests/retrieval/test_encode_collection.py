@@ -571,25 +571,6 @@ class TestErrors:
 
 
 class TestWriters:
-    def test_rows_are_written_while_the_next_ones_are_encoded(self, small, tmp_path, monkeypatch):
-        add, is_next_read = LanceTable.add, threading.Event()
-
-        def rows():
-            for number, row in enumerate(tiny_rows()):
-                if number == CHUNK:
-                    is_next_read.set()
-                yield row
-
-        def waiting_add(table, *args, **options):
-            assert is_next_read.wait(60)
-            return add(table, *args, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LanceTable, "add", waiting_add)
-            encode(tmp_path / "it", rows())
-        encode(tmp_path / "other")
-        assert state(tmp_path / "it") == state(tmp_path / "other")
-
     def test_the_second_is_refused(self, small, tmp_path):
         encode(tmp_path / "other", tiny_rows(5))
         collection = encode(tmp_path / "it", tiny_rows(5))

@@ -7,7 +7,6 @@ Rows are encoded in chunks of fixed size, so a vector does not depend on where a
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -272,16 +271,9 @@ class CollectionWriter:
             for name, values in zip(DIGESTS, digests, strict=True):
                 table = table.append_column(name, pa.array(values, pa.int64()))
             self._pending.append(table)
-
-    def take_due(self) -> tuple[list[pa.Table], list[int]] | None:
-        """What `write` shall write, if it is much or has waited for long."""
-        is_old = time.monotonic() - self._written > _SECONDS_PER_COMMIT
-        return self._take_pending() if is_old or sum(map(len, self._pending)) >= _ROWS_PER_COMMIT else None
-
-    def _take_pending(self) -> tuple[list[pa.Table], list[int]]:
-        pending = self._pending, self._replaced
-        self._pending, self._replaced, self._written = [], [], time.monotonic()
-        return pending
+        is_due = time.monotonic() - self._written > _SECONDS_PER_COMMIT
+        if is_due or sum(map(len, self._pending)) >= _ROWS_PER_COMMIT:
+            self.flush()
 
     def _skip(self, row: Skipped, is_there: bool) -> None:
         """List a row that cannot be used; the table has it no longer."""
@@ -290,32 +282,24 @@ class CollectionWriter:
             self._gone.append(row.id)
 
     def flush(self) -> None:
-        """Write the rows that are encoded; raises as `write`."""
-        self.write(*self._take_pending())
-
-    def write(self, parts: list[pa.Table], replaced: list[int]) -> None:
-        """Write rows, then delete what they replace: `create` ends what is interrupted between.
-
-        Args:
-            parts: The rows; there may be none.
-            replaced: Lance's numbers of rows.
+        """Write the rows that are encoded, then delete what they replace: `create` ends what is interrupted between.
 
         Raises:
             OSError: The disk is full or fails.
             ValueError: A column cannot be kept.
         """
-        if not parts:
-            return
-        with committing(self.uri):
-            rows = pa.concat_tables(parts, promote_options="permissive")
-            if self._table is None:
-                self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
-            if not self.is_shared:  # a run that is stopped leaves the parts; several processes report to the first
-                metadata = read_metadata(self._table)
-                details = self._united(metadata["details"], metadata["details"])
-                write_metadata(self._table, metadata | {"details": details})
-            self._table.add(fit(rows, self._table, self.is_shared))
-            _delete(self._table, replaced)
+        if self._pending:
+            with committing(self.uri):
+                rows = pa.concat_tables(self._pending, promote_options="permissive")
+                if self._table is None:
+                    self._table = create_table(self.uri, self._schema(rows.schema.field(VECTOR).type.list_size))
+                if not self.is_shared:  # a run that is stopped leaves the parts; several processes report to the first
+                    metadata = read_metadata(self._table)
+                    details = self._united(metadata["details"], metadata["details"])
+                    write_metadata(self._table, metadata | {"details": details})
+                self._table.add(fit(rows, self._table, self.is_shared))
+                _delete(self._table, self._replaced)
+        self._pending, self._replaced, self._written = [], [], time.monotonic()
 
     def merge(self, report: Mapping[str, Any]) -> None:
         """Add what `take_report` gave in another process."""
@@ -479,20 +463,11 @@ def _encode_share(writer: CollectionWriter, source: RowSource, bar: Any, process
 
 
 def _encode_chunks(writer: CollectionWriter, source: RowSource, bar: Any) -> None:  # noqa: ANN401 - a progress bar
-    """Encode the rows of this process; rows are written while the next ones are encoded."""
-    write: Future[None] | None = None
-    with ThreadPoolExecutor(1) as thread:
-        for start, ids, rows in source:
-            known = writer.find(ids)
-            require_unique(ids, known.repeated, start)
-            if rows is not None:
-                writer.take(start, ids, rows, known, bar)
-            if due := writer.take_due():
-                if write is not None:
-                    write.result()
-                write = thread.submit(writer.write, *due)
-        if write is not None:
-            write.result()
+    for start, ids, rows in source:
+        known = writer.find(ids)
+        require_unique(ids, known.repeated, start)
+        if rows is not None:
+            writer.take(start, ids, rows, known, bar)
     writer.flush()
 
 
