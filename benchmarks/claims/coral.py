@@ -120,7 +120,7 @@ class Bench:
             "per_device_train_batch_size": batch_size,
             "learning_rate": rate,
             "warmup_steps": steps // 10,
-            "weight_decay": 0.0,
+            "weight_decay": self.args.weight_decay,
             "save_strategy": "no",
             "logging_steps": max(steps // 10, 1),
             "report_to": "none",
@@ -131,7 +131,7 @@ class Bench:
 
     def start(self, run: Run, seed: int) -> MllmRetrieverModel:
         """The model before training on MERIT; a stage-1 model is saved, because several runs start from it."""
-        model = load_retriever(self.mllm, run.keep_layers, seed)
+        model = load_retriever(self.mllm, run.keep_layers, seed, readout=self.args.readout)
         if run.start is None:
             return model
         steps, rate = self.args.stage_1_steps, self.args.stage_1_rate
@@ -141,7 +141,7 @@ class Bench:
             return model
         settings = self.settings(seed, steps, rate, 24) | SCALED | {"schedule": "dynamic"}
         pairs = text_pairs("train")
-        whole, processor = load_retriever(self.mllm, DEPTH, 0), load_processor(self.mllm)
+        whole, processor = load_retriever(self.mllm, DEPTH, 0, readout=self.args.readout), self.processor
         teacher = cache_teacher_states(whole, processor, pairs, self.mllm / "teacher", show_progress=False)
         add_lora(model, LORA)
         config = PumaStage1Config(**settings)
@@ -281,6 +281,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=0, help="rows of the gradient cache; 0 for none")
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="a tenth of it for full")
     parser.add_argument("--temperature", type=float, default=0.05)
+    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--readout", choices=("token", "last"), default="token", help="last: no [RET]")
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
     parser.add_argument("--mask-ratio", type=float, default=0.5)
     parser.add_argument("--normalize-targets", action="store_true", help="standardise the image embeddings")
@@ -330,7 +332,8 @@ def prepare(args: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
     )
     mllm = WORK / f"mllm-{args.projector_steps}"
     projector = make_mllm(mllm, pictures, args.projector_steps)
-    return Bench(args, mllm, load_processor(mllm, pictures), data), projector
+    ret_token = "[RET]" if args.readout == "token" else None
+    return Bench(args, mllm, load_processor(mllm, pictures, ret_token), data), projector
 
 
 def main() -> None:

@@ -112,9 +112,11 @@ def load_retriever(folder: Path, keep_layers: int, seed: int, **config: Any) -> 
     return model.requires_grad_(False).to(DEVICE)
 
 
-def load_processor(folder: Path, pictures: PictureFeatures | None = None) -> MllmRetrieverProcessor:
+def load_processor(
+    folder: Path, pictures: PictureFeatures | None = None, ret_token: str | None = "[RET]"
+) -> MllmRetrieverProcessor:
     """Load the processor of the MLLM; `pictures` replaces its image processor."""
-    processor = MllmRetrieverProcessor.from_mllm(folder, template=TEMPLATE)
+    processor = MllmRetrieverProcessor.from_mllm(folder, template=TEMPLATE, ret_token=ret_token)
     if pictures is not None:
         processor.image_processor = pictures
     return processor
