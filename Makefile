@@ -52,7 +52,7 @@ test: $(ALL) ## Run the fast tests, in minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: $(ALL) ## Run all tests: also clusters, ranks, killed processes, tutorials, the documentation site
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own
 	$(PYTHON) -m venv $(VENV)-app
