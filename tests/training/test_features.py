@@ -198,6 +198,7 @@ training: {{output_dir: {tmp_path / "out"}, max_steps: 1, per_device_train_batch
 
 def _trainer(path, **overrides):
     recipe = load_recipe(path, {key.replace("__", "."): value for key, value in overrides.items()})
+    torch.manual_seed(0)
     return build_trainer(recipe, *build_model(recipe.model))
 
 
