@@ -49,7 +49,7 @@ docs: $(ALL) ## Build the documentation site, strictly and offline; writes runs/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: $(ALL) ## Run the fast tests, in minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(ALL) ## Run all tests: also clusters, ranks, killed processes, tutorials, the documentation site
 	$(BIN)/python -m pytest -n 3 --dist worksteal

@@ -97,6 +97,7 @@ loaded.set_exception(ValueError("done"))
     assert result.stdout.strip() == "[] True"
 
 
+@pytest.mark.slow
 def test_the_endpoint_answers_until_it_is_stopped(tiny_checkpoints):
     pytest.importorskip("uvicorn")
     command = [sys.executable, "-m", "conjoin", "serve", "--model", tiny_checkpoints["bert"], "--port", "0"]
