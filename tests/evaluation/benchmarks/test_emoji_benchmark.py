@@ -9,10 +9,11 @@ def test_queries_and_gallery_need_two_artists(tmp_path):
         evaluate_emoji(None, tmp_path, query_style="noto", gallery_style="noto")
 
 
-def test_queries_in_another_language(tmp_path, monkeypatch):
+def test_queries_in_another_language(tmp_path, load_first_emoji, monkeypatch):
     def catch(encoder, tasks, *rest):
         raise RuntimeError(tasks)
 
+    monkeypatch.setattr("conjoin.evaluation.benchmarks.emoji.load_emoji", load_first_emoji)
     monkeypatch.setattr("conjoin.evaluation.benchmarks.emoji.evaluate_tasks", catch)
     asked = {}
     for language in ("en", "de"):
