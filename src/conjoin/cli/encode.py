@@ -23,7 +23,7 @@ from conjoin.constants import AUTO
 from conjoin.retrieval.options import EncodeOptions
 
 if TYPE_CHECKING:
-    from conjoin.retrieval import Collection, ItemEncoder
+    from conjoin.retrieval import Collection
 
 _LARGE = 200_000
 """Rows of 384 numbers that one core compares with a query in about 0.3 seconds."""
@@ -115,13 +115,8 @@ def _encode_on_ray(args: argparse.Namespace, options: dict[str, Any]) -> "Collec
 
     names = ("image_column", "text_column", "id_column", "group_column", "split", "only", "keep")
     reading = {name: vars(args)[name] for name in names if name in vars(args)}
-    load = partial(_load_encoder, args)
+    load = partial(make_encoder, args, args.model)
     return encode_on_ray(args.data, load, args.out, workers=args.ray_workers, reading=reading, **options)
-
-
-def _load_encoder(args: argparse.Namespace, device: str | None) -> "ItemEncoder":
-    """Load the encoder, on a machine of the cluster."""
-    return make_encoder(args, args.model, device)
 
 
 def _report(args: argparse.Namespace, collection: "Collection") -> None:

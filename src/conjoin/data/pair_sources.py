@@ -240,7 +240,8 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     """Open a folder of pictures; returns also the folder of its relative image paths, that of the split."""
     if any((folder / name).is_file() for name in _SAVED_FILES):
         return _open_saved(folder, split, streaming), folder
-    pictures = sorted(path for path in folder.rglob("*") if is_picture(path) and not _is_hidden(path, folder))
+    pictures = sorted(path for path in folder.rglob("*") if is_picture(path))
+    pictures = [path for path in pictures if not any(part[0] == "." for part in path.relative_to(folder).parts)]
     for name in METADATA_FILES:
         if (folder / name).is_file():
             table = open_table(folder / name, split, streaming)
@@ -265,10 +266,6 @@ def _open_folder(folder: Path, split: str, streaming: bool, captions: bool) -> t
     if labelled:
         pairs = pairs.cast_column("label", datasets.ClassLabel(names=sorted(set(columns["label"]))))
     return (pairs.to_iterable_dataset() if streaming else pairs), folder
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _read_caption(path: Path) -> str:

@@ -92,17 +92,12 @@ def _pack_merit(folder: Path, work: Path, files: dict[str, Path | bytes]) -> dic
     """Take the published files, and write the queries, whose conditions have names of their own, as Parquet."""
     paths = sorted(path for pattern in (*_MERIT_FILES, "data/*.parquet") for path in folder.glob(pattern))
     files |= {path.relative_to(folder).as_posix(): path for path in paths}
-    counts = {
-        name: _row_count(path) for name, path in files.items() if isinstance(path, Path) and path.suffix == ".parquet"
-    }
+    tables = {name: path for name, path in files.items() if isinstance(path, Path) and path.suffix == ".parquet"}
+    counts = {name: int(pq.read_metadata(path).num_rows) for name, path in tables.items()}
     for path in sorted(folder.glob("queries-*.json")):
         name = f"queries/{path.stem.removeprefix('queries-')}.parquet"
         counts[name] = write_parquet(partial(_merit_queries, path), _MERIT_QUERIES, work / name)
     return counts
-
-
-def _row_count(path: Path) -> int:
-    return int(pq.read_metadata(path).num_rows)
 
 
 def _merit_queries(path: Path) -> Iterator[dict[str, Any]]:

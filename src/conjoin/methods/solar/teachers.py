@@ -121,7 +121,8 @@ class VisionTeacher:
             ValueError: The model has neither a CLS token nor a pooled state.
         """
         nn.Module.to(self.model, pixel_values.device)
-        extra = {"interpolate_pos_encoding": True} if _takes(self.model, "interpolate_pos_encoding") else {}
+        arguments = inspect.signature(self.model.forward).parameters
+        extra = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in arguments else {}
         with torch.autocast(pixel_values.device.type, enabled=False):
             output = self.model(
                 pixel_values=pixel_values.to(self.model.dtype),
@@ -369,10 +370,6 @@ def _stack(states: Sequence[Tensor]) -> Tensor:
 
 def _frozen(model: PreTrainedModel) -> PreTrainedModel:
     return model.requires_grad_(False).eval()
-
-
-def _takes(model: PreTrainedModel, argument: str) -> bool:
-    return argument in inspect.signature(model.forward).parameters
 
 
 def tokenize_with_spans(

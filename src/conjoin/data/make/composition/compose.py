@@ -152,7 +152,7 @@ def compose_queries(
             pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
             composer = Composer(catalogue, pool, number, settings, templates, judges, cold_start)
             counts[split] = _write_queries(partial, split, composer, show_progress).to_dict()
-            path = _products_file(partial, split)
+            path = partial / "data" / f"{split}-00000-of-00001.parquet"
             if not path.exists():
                 write_products(path, catalogue, rows, split, show_progress)
         write_text(partial / DISTRIBUTION_FILE, json.dumps(counts, indent=1, ensure_ascii=False) + "\n")
@@ -354,11 +354,6 @@ def evenness(counts: Mapping[str, int]) -> float | None:
     if len(counts) < 2 or not total:
         return None
     return -sum(count / total * math.log(count / total) for count in counts.values() if count) / math.log(len(counts))
-
-
-def _products_file(folder: Path, split: str) -> Path:
-    """The file of a split's products."""
-    return folder / "data" / f"{split}-00000-of-00001.parquet"
 
 
 def write_products(path: Path, catalogue: Catalogue, rows: np.ndarray, split: str, show_progress: bool) -> None:

@@ -118,7 +118,7 @@ class Composer:
     ) -> None:
         self.catalogue, self.pool, self.split, self.settings = catalogue, pool, split, settings
         self.templates, self.judges, self.cold_start = list(templates.values()), judges, cold_start
-        self._cold = _cold_products(pool)
+        self._cold = np.flatnonzero((pool.codes < 0).all(axis=0))  # products without any attribute
         weights = {name: weight for name, weight in settings.samplers.items() if name != COLD_START or len(self._cold)}
         if not sum(weights.values()):
             raise ValueError("the only sampler is cold_start, and every product has attributes")
@@ -269,11 +269,6 @@ class _Choice:
     def draw(self, generator: np.random.Generator) -> Any:  # noqa: ANN401
         index = np.searchsorted(self._ends, generator.random() * self._ends[-1], side="right")
         return self._things[min(int(index), len(self._things) - 1)]
-
-
-def _cold_products(pool: Pool) -> np.ndarray:
-    """The products without any attribute, ascending."""
-    return np.flatnonzero((pool.codes < 0).all(axis=0))
 
 
 def _draw_cold(pool: Pool, cold: np.ndarray, generator: np.random.Generator) -> tuple[int, int, np.ndarray] | str:
