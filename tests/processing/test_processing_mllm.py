@@ -58,27 +58,10 @@ def test_a_prompt_of_each_kind(processor):
 
 def test_an_instruction_stands_before_the_first_text(processor):
     items = ["a box", image(16, 16), {"image": image(16, 16), "text": "red"}]
-    box = "<|vision_start|><4><|vision_end|>"
-    batch = processor(items, instruction="Find it.")
-    assert prompts(processor, batch) == [
-        f"{START}Find it. a box\nSummarize above sentence in one word: {END}",
-        f"{START}{box}Find it.\nSummarize above image and sentence in one word: {END}",
-        f"{START}{box}Find it. red\nSummarize above image and sentence in one word: {END}",
-    ]
-    assert prompts(processor, batch, "image_view_mask")[2] == prompts(processor, batch)[1]
-    text_view = f"{START}Find it. red\nSummarize above sentence in one word: {END}"
-    assert prompts(processor, batch, "text_view_mask")[2] == text_view
     own = prompts(processor, processor(items, instruction=[None, "One.", "Two."]))
     assert own[0] == prompts(processor, processor(["a box"]))[0] and "One.\n" in own[1] and "Two. red" in own[2]
     system = [{"role": "system", "content": "Find it."}, {"role": "user", "content": "a box"}]
     assert prompts(processor, processor([system])) == prompts(processor, processor(["a box"], instruction="Find it."))
-    system[0]["content"] = [{"type": "image", "image": image(16, 16)}, {"type": "text", "text": "Find it."}]
-    with pytest.raises(ValueError, match="item 1: an image in a system message; expected texts"):
-        processor(["a box", system])
-    with pytest.raises(ValueError, match="2 instructions for 3 items; pass one for all, or one for each"):
-        processor(items, instruction=["a", "b"])
-    with pytest.raises(ValueError, match="item 0: text is empty"):
-        processor(["a box"], instruction=" ")
 
 
 def llama_tokenizer(marks="first"):
@@ -133,19 +116,14 @@ def test_the_ids_are_those_of_the_whole_prompt(name, marks, mllm_checkpoints):
     ]
     images = [whole(boxes + line, "image") for boxes in (box, box, box + box)]
     assert found(plain, "image_view_mask")[1:] == images
+    assert found(instructed, "image_view_mask")[2] == found(instructed)[1]
+    assert found(instructed, "text_view_mask")[2] == whole("Find it. red.\n", "sentence")
     texts = ("red.\n", "like an ark\nbut in pink.\n")
     assert found(plain, "text_view_mask")[2:] == [whole(text, "sentence") for text in texts]
 
 
-def test_interleaved_messages_keep_their_order(processor):
-    parts = [{"type": "text", "text": "like"}, {"type": "image", "image": image(16, 16)}]
-    parts += [{"type": "image", "image": image(8, 16)}, {"type": "text", "text": "but"}]
-    batch = processor([[{"role": "user", "content": parts}], "x"])
-    boxes = "<|vision_start|>{}<|vision_end|><|vision_start|>{}<|vision_end|>".format(
-        "<|image_pad|>" * 4, "<|image_pad|>" * 2
-    )
-    expected = f"{START}like\n{boxes}but\nSummarize above image and sentence in one word: {END}"
-    assert processor.tokenizer.decode(batch["input_ids"][0][batch["attention_mask"][0].bool()]) == expected
+def test_the_grids_and_pixels_of_several_images(processor):
+    batch = processor([{"image": [image(16, 16), image(8, 16)]}, "x"])
     assert batch["image_grids"].tolist() == [[[1, 4, 4], [1, 4, 2]], [[0, 0, 0], [0, 0, 0]]]
     assert batch["pixel_values"].shape == (2, 24, 96)
     assert batch["pixel_attention_mask"].sum(1).tolist() == [24, 0]
@@ -189,23 +167,15 @@ def test_options_of_the_library(processor):
     found = processor(items, padding=True, truncation="longest_first", return_tensors="pt")
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     assert processor(["a" * 5000], truncation=False)["input_ids"].shape[1] > 5000
-    with pytest.raises(ValueError, match="padding=False, but the prompts differ in length"):
-        processor(items, padding=False)
-    with pytest.raises(ValueError, match=r"return_tensors='np'; expected \"pt\""):
-        processor(items, return_tensors="np")
 
 
 def test_empty_texts(processor):
-    with pytest.raises(ValueError, match="item 0: text is empty"):
-        processor([""])
     processor.empty_text = "embed"
     items = ["", {"image": image(16, 16), "text": " "}]
     assert prompts(processor, processor(items)) == [
         f"{START}\nSummarize above sentence in one word: {END}",
         f"{START}<|vision_start|><4><|vision_end|>\nSummarize above image in one word: {END}",
     ]
-    with pytest.raises(ValueError, match=r"empty_text='x'; expected one of \('error', 'embed'\)"):
-        MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, empty_text="x")
 
 
 def test_padding_sides(processor):
@@ -226,13 +196,6 @@ def test_resolution_follows_the_pixels_allowed(mllm_checkpoints):
     sizes = [(8, 8), (24, 16), (100, 100), (200, 50)]
     grids = processor([image(*size) for size in sizes])["image_grids"][:, 0, 1:].tolist()
     assert grids == [[4, 4], [4, 6], [8, 8], [4, 16]]
-    for limits in ({"max_pixels": -1}, {"min_pixels": 0}, {"min_pixels": 900, "max_pixels": 100}):
-        with pytest.raises(
-            ValueError, match=r"min_pixels=\d+, max_pixels=-?\d+; expected 0 < min_pixels <= max_pixels"
-        ):
-            MllmRetrieverProcessor.from_mllm(folder, **limits)
-    with pytest.raises(ValueError, match="'llava' has a fixed resolution; omit min_pixels and max_pixels"):
-        MllmRetrieverProcessor.from_mllm(mllm_checkpoints("llava")[0], max_pixels=100)
 
 
 def test_texts_are_cut_and_images_never(processor, warnings):
@@ -258,6 +221,13 @@ def test_texts_are_cut_and_images_never(processor, warnings):
         processor(["a", image(24, 24)], max_length=100)
 
 
+def test_of_several_texts_the_last_are_cut_first(processor):
+    item = {"text": ["a" * 10, "b" * 10]}
+    length = int(processor([item])["attention_mask"].sum())
+    (prompt,) = prompts(processor, processor([item], max_length=length - 12))
+    assert "aaaaaaa\nb\nSumm" in prompt and "a" * 8 not in prompt
+
+
 def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, warnings, tmp_path):
     """As LamRA does at 480 tokens: however large the image is, and the instruction counts."""
     folder = mllm_checkpoints("qwen2_vl")[0]
@@ -278,14 +248,6 @@ def test_each_text_is_cut_to_its_own_limit(mllm_checkpoints, warnings, tmp_path)
     assert "Find it at once. a\n" in prompts(processor, processor(["abc"], instruction="Find it at once."))[0]
     processor.save_pretrained(tmp_path)
     assert MllmRetrieverProcessor.from_pretrained(tmp_path).max_text_length == 12
-    with pytest.raises(ValueError, match="max_text_length=0 must be at least 1"):
-        MllmRetrieverProcessor.from_mllm(folder, max_text_length=0)
-
-
-def test_one_warning_tells_whose_texts_are_cut(processor, warnings):
-    processor(["a" * 200] * 5 + ["short"], max_length=150)
-    assert warnings().count("text cut") == 1
-    assert "text cut to fit 150 tokens: item 0, item 1, item 2 and 2 more" in warnings()
 
 
 @pytest.mark.parametrize("name", MLLMS)
@@ -296,20 +258,6 @@ def test_without_a_limit_of_the_tokenizer_texts_end_where_positions_do(name, mll
     assert batch["attention_mask"].sum(1).max() == 1024
     with pytest.raises(ValueError, match=r"item 0: images, instruction and prompt take .* more than max_length=0"):
         processor(["a"], max_length=0)
-
-
-def test_images_that_cannot_be_brought_to_size_are_named(processor):
-    items = ["a", {"image": [image(16, 16), image(2000, 2)]}, image(8, 8)]
-    with pytest.raises(ValueError, match=r"item 'y': image of 2000 x 2 pixels is refused: .*aspect ratio"):
-        processor(items, ids=["x", "y", "z"])
-
-
-def test_of_several_texts_the_last_are_cut_first(processor):
-    parts = [{"type": "text", "text": "a" * 10}, {"type": "text", "text": "b" * 10}]
-    message = [{"role": "user", "content": parts}]
-    length = int(processor([message])["attention_mask"].sum())
-    (prompt,) = prompts(processor, processor([message], max_length=length - 12))
-    assert "aaaaaaa\nb\nSumm" in prompt and "a" * 8 not in prompt
 
 
 # all architectures, saving, errors
@@ -356,11 +304,48 @@ def test_video_is_refused(processor):
     assert len(processor([{"text": "clip.mp4"}, "how I made clip.mp4"])["input_ids"]) == 2
 
 
-def test_lists_only(processor):
-    with pytest.raises(TypeError, match="expected a list of items, got one str; wrap it in a list"):
-        processor("a box")
-    with pytest.raises(ValueError, match="got an empty list of items"):
-        processor([])
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ({"items": []}, "got an empty list of items"),
+        ({"padding": False}, "padding=False, but the prompts differ in length"),
+        ({"return_tensors": "np"}, r"return_tensors='np'; expected \"pt\""),
+        ({"instruction": ["a", "b"]}, "2 instructions for 3 items; pass one for all, or one for each"),
+        ({"instruction": " "}, "item 'x': text is empty"),
+        ({"items": [""]}, "item 'x': text is empty"),
+        (
+            {"items": ["a", [{"role": "system", "content": [{"type": "image", "image": image(16, 16)}]}]]},
+            "item 'y': an image in a system message; expected texts",
+        ),
+        (
+            {"items": ["a", {"image": [image(16, 16), image(2000, 2)]}]},
+            "item 'y': image of 2000 x 2 pixels is refused: .*aspect ratio",
+        ),
+    ],
+)
+def test_unusable_calls(processor, calls, message):
+    given = {"items": ["a box", image(8, 8), "red"], **calls}
+    with pytest.raises(ValueError, match=message):
+        processor(**given, ids=["x", "y", "z"][: len(given["items"])])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("bert", {}, r"'bert' is not a supported MLLM; expected one of \['internvl', 'llava'"),
+        ("llava", {"max_pixels": 100}, "'llava' has a fixed resolution; omit min_pixels and max_pixels"),
+        ("qwen2_vl", {"max_pixels": -1}, r"min_pixels=\d+, max_pixels=-1; expected 0 < min_pixels <= max_pixels"),
+        ("qwen2_vl", {"min_pixels": 0}, r"min_pixels=0, max_pixels=\d+; expected 0 < min_pixels <= max_pixels"),
+        ("qwen2_vl", {"min_pixels": 900, "max_pixels": 100}, "min_pixels=900, max_pixels=100; expected 0 < min_pix"),
+        ("qwen2_vl", {"max_text_length": 0}, "max_text_length=0 must be at least 1"),
+        ("qwen2_vl", {"empty_text": "x"}, r"empty_text='x'; expected one of \('error', 'embed'\)"),
+        ("qwen2_vl", {"template": {"start": ""}}, r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"),
+    ],
+)
+def test_a_processor_that_cannot_be_made(name, options, message, mllm_checkpoints, tiny_checkpoints):
+    folder = tiny_checkpoints[name] if name in tiny_checkpoints else mllm_checkpoints(name)[0]
+    with pytest.raises(ValueError, match=message):
+        MllmRetrieverProcessor.from_mllm(folder, **options)
 
 
 def test_a_tokenizer_that_was_swapped(processor, mllm_checkpoints, tmp_path):
@@ -368,13 +353,6 @@ def test_a_tokenizer_that_was_swapped(processor, mllm_checkpoints, tmp_path):
     AutoTokenizer.from_pretrained(mllm_checkpoints("qwen2_vl")[0]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"'\[RET\]' is not a token of this tokenizer \(262 tokens\): was it changed"):
         MllmRetrieverProcessor.from_pretrained(tmp_path)
-
-
-def test_other_mistakes_in_making_one(processor, tiny_checkpoints):
-    with pytest.raises(ValueError, match=r"'bert' is not a supported MLLM; expected one of \['internvl', 'llava'"):
-        MllmRetrieverProcessor.from_mllm(tiny_checkpoints["bert"])
-    with pytest.raises(ValueError, match=r"template lacks \['end', 'ask', 'image_start', 'image_end'\]"):
-        MllmRetrieverProcessor(processor.image_processor, processor.tokenizer, template={"start": ""})
 
 
 def test_very_long_texts_keep_their_first_tokens(processor, monkeypatch):
