@@ -1,11 +1,9 @@
 """The loop of all benchmarks: what is right, ties, exclusion, several corpora, views and examples."""
 
 from argparse import Namespace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from conjoin.evaluation import (
     EvaluateOptions,
@@ -17,37 +15,14 @@ from conjoin.evaluation import (
     task_results,
 )
 from conjoin.evaluation.report.page import task_examples
-from conjoin.processing.item_inputs import parse_items
-from conjoin.retrieval import ItemEncoder
+from conjoin.evaluation.task import penalise_hubs
 from conjoin.storage import check_checksums
-
-
-class Letters(torch.nn.Module):
-    """The vector of an item says how often each letter occurs in its text, and how red its picture is."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.eye(128))
-        self.config = SimpleNamespace(to_dict=dict)
-        self.rows = 0
-
-    def forward(self, text):
-        self.rows += len(text)
-        return SimpleNamespace(embeddings=torch.nn.functional.normalize(text @ self.weight, dim=-1))
-
-
-def letters(items):
-    rows = torch.zeros(len(items), 128)
-    for row, item in enumerate(parse_items(items)):
-        for letter in "".join(item.texts):
-            rows[row, ord(letter)] += 1
-        rows[row, 0] += sum(image.getpixel((0, 0))[0] / 25 for image in item.images)
-    return {"text": rows}
+from tiny_letters import count_letters, count_letters_and_red, letters_encoder
 
 
 @pytest.fixture
 def encoder():
-    return ItemEncoder(Letters(), letters, batch_size=4)
+    return letters_encoder(count_letters_and_red)
 
 
 def rows(name, texts):
@@ -83,7 +58,7 @@ def test_rows_of_one_name_are_encoded_once_and_kept(encoder, tmp_path):
     tasks = [RetrievalTask(name, QUERIES, (FIRST, SECOND), QRELS) for name in ("one", "two")]
     evaluate_tasks(encoder, tasks, tmp_path)
     assert encoder.model.rows == 8
-    again = ItemEncoder(Letters(), letters, batch_size=4)
+    again = letters_encoder(count_letters_and_red)
     evaluate_tasks(again, tasks, tmp_path)
     assert again.model.rows == 0
 
@@ -97,6 +72,35 @@ def test_examples_have_the_rank_among_all_candidates(encoder, tmp_path):
     assert example.rank == 39 and example.gallery == 41 and [hit.correct for hit in example.results] == [False] * 5
     assert scores.spread(5, missed=True) == ["q"]
     assert [each.title for each in task_examples([scores])] == ["words · q", "words · p"]
+
+
+def test_each_query_is_encoded_with_its_instruction(tmp_path):
+    seen = []
+
+    def instructed(items, instruction=()):
+        seen.extend(zip(instruction, [item["text"] for item in items], strict=False))
+        return count_letters(items)
+
+    queries = Rows("queries", [{"id": f"2:{n}", "text": "abcd"[n]} for n in range(4)], ["u", "v", "u", "v"])
+    corpus = Rows("corpus", [{"id": letter, "text": letter} for letter in "abcd"])
+    qrels = {f"2:{n}": ["abcd"[n]] for n in range(4)}
+    scores = evaluate_task(letters_encoder(instructed), RetrievalTask("t", queries, (corpus,), qrels), tmp_path)
+    assert sorted(seen) == [("u", "a"), ("u", "c"), ("v", "b"), ("v", "d")]
+    assert scores.ranks.tolist() == [1, 1, 1, 1]
+
+
+def test_hubness_penalty_ranks_as_the_formula_says():
+    generator = np.random.default_rng(0)
+    queries, pool = (generator.normal(size=(n, 6)) for n in (9, 20))
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    scores = queries @ pool.T
+    penalised = scores - 0.2 * scores.mean(axis=0)
+    moved = penalise_hubs(queries, 0.2)
+    np.testing.assert_array_equal(np.argsort(moved @ pool.T), np.argsort(penalised))
+    np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1)
+    assert penalise_hubs(queries, 0.0) is queries
+    with pytest.raises(ValueError, match="hubness_penalty=1 leaves nothing of query 0"):
+        penalise_hubs(np.ones((1, 4)), 1)
 
 
 def test_parts_of_items(encoder, tmp_path):
