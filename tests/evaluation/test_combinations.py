@@ -72,11 +72,8 @@ def test_several_right_candidates_count_by_the_best():
 def test_ties_count_against_us():
     constant = {modality: Embedded(torch.ones(12, 4), list(range(12))) for modality in MODALITIES}
     for cell in evaluate_combinations(constant, constant, ks=(1, 10), resamples=10):
-        assert {name: metric.value for name, metric in cell.metrics.items()} == {
-            "hit_rate@1": 0,
-            "hit_rate@10": 0,
-            "mrr@10": 0,
-        }
+        assert set(cell.metrics) == {"hit_rate@1", "hit_rate@10", "mrr@10"}
+        assert {metric.value for metric in cell.metrics.values()} == {0}
 
 
 def test_masked_queries_are_left_out():
@@ -86,11 +83,9 @@ def test_masked_queries_are_left_out():
         (cell.query, cell.candidates): cell
         for cell in evaluate_combinations(sets, sets, settings=("local",), keep=keep, ks=(1,), resamples=10)
     }
-    assert cells["text", "text"].queries == 5
-    assert cells["text", "text"].gallery == 24
+    assert (cells["text", "text"].queries, cells["text", "text"].gallery) == (5, 24)
     assert cells["text", "image"].queries == 24
-    assert cells["image", "image"].queries == 0
-    assert cells["image", "image"].metrics == {}
+    assert (cells["image", "image"].queries, cells["image", "image"].metrics) == (0, {})
     few = {"text": Embedded(sets["text"].embeddings[:5], sets["text"].concepts[:5])}
     (expected,) = evaluate_combinations(few, {"text": sets["text"]}, settings=("local",), ks=(1,), resamples=10)
     assert cells["text", "text"].metrics == expected.metrics
@@ -111,7 +106,3 @@ def test_bad_input():
     strangers = {"text": Embedded(sets["text"].embeddings[:2], ["c0", "stranger"])}
     with pytest.raises(ValueError, match=r"1 queries have no right candidate in the gallery, such as \['stranger'\]"):
         evaluate_combinations(strangers, sets, resamples=10)
-    broken = sets["text"].embeddings.clone()
-    broken[3] = float("nan")
-    with pytest.raises(ValueError, match=r"candidates: 1 rows are NaN, infinite or zero, the first at index \[3\]"):
-        evaluate_combinations(sets, {"text": Embedded(broken, sets["text"].concepts)}, resamples=10)

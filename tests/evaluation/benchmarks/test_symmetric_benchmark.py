@@ -8,7 +8,7 @@ from datasets import Dataset
 from PIL import Image
 
 from conjoin.data import load_triplets
-from conjoin.evaluation import EvaluateOptions, Results, TripletVectors, evaluate_symmetric
+from conjoin.evaluation import EvaluateOptions
 from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder, encode, encode_collection
@@ -121,12 +121,6 @@ def test_equals_all_scores_at_once(encoder, triplets, distractors, tmp_path, dty
     assert metrics["average"].value == pytest.approx((np.mean(recalls) + precision) / 2)
     assert metrics["average"].low <= metrics["average"].value <= metrics["average"].high
     assert (symmetric.triplets, symmetric.pool) == (12, 3 * 12 - 1 + 40)
-
-
-def test_results_name_the_model_and_the_data(encoder, triplets, distractors, tmp_path):
-    results = evaluate_triplets(encoder, triplets, tmp_path / "out", distractors, options=FEW, name="ours")
-    results.save(tmp_path / "results.json")
-    assert Results.load(tmp_path / "results.json") == results
     assert results.dataset == {"triplets": 12, "variants": 4, "distractors": 40}
     assert results.model["fingerprint"] == encoder.fingerprint
     assert [headline.label for headline in results.headline] == ["Avg", "mR", "Precision"]
@@ -173,16 +167,6 @@ def test_items_shared_by_triplets_enter_the_pool_once(encoder, triplets, tmp_pat
     ]
     both = Dataset.from_list(triplets.to_list() + swapped, features=triplets.features)
     assert evaluate_triplets(encoder, both, tmp_path, options=FEW).symmetric[0].pool == 3 * 12 - 1
-
-
-def test_without_variants_it_is_the_plain_protocol(encoder, triplets, tmp_path):
-    plain = triplets.map(lambda row: {"variant_image": None, "variant_text": None})
-    vectors = [
-        encoder.encode([{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for row in plain])
-        for role in ("query", "positive", "negative")
-    ]
-    found = evaluate_triplets(encoder, plain, tmp_path, options=FEW, name="n").symmetric[0]
-    assert found == evaluate_symmetric(TripletVectors(*vectors), resamples=50, name="n")
 
 
 def test_an_instruction_goes_with_every_item(encoder, triplets, distractors, tmp_path):
