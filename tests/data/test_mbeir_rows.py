@@ -8,7 +8,6 @@ from PIL import Image
 
 from conjoin.data import (
     MBEIR_CELLS,
-    JsonLines,
     MbeirCandidates,
     MbeirCell,
     MbeirTraining,
@@ -46,12 +45,6 @@ def test_image_paths_stay_in_the_folder(root, path):
         MbeirCandidates(root, pool_file(root, CELL, "test"))["2:1"]
 
 
-def test_deep_nesting_names_the_line(tmp_path):
-    path = write(tmp_path, "deep.jsonl", ['{"did": ' + "[" * 100_000 + "]" * 100_000 + "}"])
-    with pytest.raises(ValueError, match=r"deep.jsonl', line 1: its values are nested too deep"):
-        list(JsonLines(path))
-
-
 @pytest.fixture
 def root(tmp_path):
     """One cell in the published layout, with its oddities."""
@@ -79,11 +72,8 @@ def root(tmp_path):
 def test_the_sixteen_cells():
     assert Counter(cell.group for cell in MBEIR_CELLS) == {"single": 8, "mixed": 6, "multi": 2}
     assert len({cell.name for cell in MBEIR_CELLS}) == 16
-    assert {cell.name for cell in MBEIR_CELLS if cell.cutoff == 10} == {
-        "fashion200k_task0",
-        "fashion200k_task3",
-        "fashioniq_task7",
-    }
+    at_10 = {cell.name for cell in MBEIR_CELLS if cell.cutoff == 10}
+    assert at_10 == {"fashion200k_task0", "fashion200k_task3", "fashioniq_task7"}
     assert (CELL.dataset_id, CELL.query_modality, CELL.target_modality) == (2, "text", "image,text")
     assert [cell.name for cell in find_cells(["oven_task8", "edis_task2"])] == ["edis_task2", "oven_task8"]
     with pytest.raises(ValueError, match="unknown M-BEIR cell 'oven_task5'"):
@@ -255,10 +245,3 @@ def test_modalities_are_read_in_either_order():
     assert check_modality("text,image", "x") == check_modality("image, text", "x") == "image,text"
     with pytest.raises(ValueError, match="x: unknown modality None"):
         check_modality(None, "x")
-
-
-def test_json_lines(tmp_path):
-    path = write(tmp_path, "rows.jsonl", [{"a": number, "é": "ü" * number} for number in range(5)])
-    lines = pickle.loads(pickle.dumps(JsonLines(path)))
-    assert len(lines) == 5 and [lines[3], lines[0]] == [{"a": 3, "é": "üüü"}, {"a": 0, "é": ""}]
-    assert list(lines) == [lines[number] for number in range(5)]

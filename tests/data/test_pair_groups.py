@@ -8,7 +8,7 @@ from PIL import Image
 
 from conjoin.data import PairCollator, load_pairs, name_rows
 from conjoin.data.pairs import join_pairs
-from conjoin.processing.item_inputs import load_image, parse_item
+from conjoin.processing.item_inputs import load_image
 from conjoin.storage import rows_digest
 
 CAPTIONS = {"red": ["a red square", "a red box", "red"], "green": ["green"], "blue": ["a blue square", "blue"]}
@@ -138,30 +138,13 @@ def test_images_are_not_repeated_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_row_of_several_images_is_one_item(image_folder, streaming):
-    rows = [{"images": ["red.png", "blue.png"], "text": "a"}, {"images": ["green.png"], "text": "b"}]
-    loaded = list(load_pairs(write(image_folder / "a.jsonl", rows), streaming=streaming))
-    items = [parse_item({"image": row["image"], "text": row["text"]}) for row in loaded]
-    assert [[image.getpixel((0, 0)) for image in item.images] for item in items] == [
-        [(255, 0, 0), (0, 0, 255)], [(0, 128, 0)]
-    ]  # fmt: skip
+def test_a_row_of_several_images_of_a_dataset(streaming):
     stored = datasets.Dataset.from_list(
         [{"images": [Image.new("RGB", (4, 4), "red")] * 2, "text": "a"}],
         features=datasets.Features({"images": datasets.List(datasets.Image()), "text": datasets.Value("string")}),
     )
     (row,) = load_pairs(stored, streaming=streaming)
     assert len(row["image"]) == 2 and load_image(row["image"][1]).getpixel((0, 0)) == (255, 0, 0)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("images", "problem"), [([], "the image is missing"), (["red.png", "gone.png"], "gone.png': no such file")]
-)
-def test_images_of_a_row_that_are_missing(image_folder, streaming, images, problem):
-    rows = [{"image": ["red.png", "blue.png"], "text": "a"}, {"image": images, "text": "b"}]
-    table = write(image_folder / "a.jsonl", rows)
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"row 1 \(id '1'\).*{problem}"):
-        list(load_pairs(table, streaming=streaming))
 
 
 def test_null_images_of_a_row():

@@ -200,12 +200,6 @@ def test_a_folder_of_images_without_captions(image_folder, streaming):
     assert load_image(rows[0]["image"]).getpixel((0, 0)) == (0, 0, 255)
 
 
-def test_transform_of_the_result(image_folder):
-    pairs = load_pairs(write_table(image_folder / "pairs.csv", rows_of(image_folder)))
-    upper = pairs.with_transform(lambda batch: batch | {"text": [text.upper() for text in batch["text"]]})
-    assert upper[0]["text"] == "A RED SQUARE"
-
-
 # what cannot be used
 
 
@@ -249,15 +243,9 @@ def test_no_caption_or_image_column(embedded):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_empty_dataset(embedded, streaming, tmp_path):
+def test_empty_dataset(embedded, streaming):
     with pytest.raises(ValueError, match="the dataset is empty: it has no rows"):
         load_pairs(embedded.select([]), streaming=streaming)
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(ValueError, match=r"a.csv' has zero bytes"):
-        load_pairs(tmp_path / "a.csv", streaming=streaming)
-    (tmp_path / "b.csv").write_text("image,text\n")
-    with pytest.raises(ValueError, match=r"b.csv' is empty: it has no rows"):
-        load_pairs(tmp_path / "b.csv", streaming=streaming)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -290,17 +278,30 @@ def test_folders_that_hold_no_pairs(image_folder, tmp_path):
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "message"),
     [
-        ("a.csv", b'image,text\nred.png,"a\n'),
-        ("a.csv", b"image,text\nred.png,caf\xe9\n"),
-        ("a.jsonl", b'{"image": "red.png", "text": "a"}\n{"image": \n'),
-        ("a.parquet", b"no parquet"),
+        ("a.csv", b"", "has zero bytes"),
+        ("a.csv", b"image,text\n", "is empty: it has no rows"),
+        ("a.csv", b'image,text\nred.png,"a\n', r"cannot be read: \S+"),
+        ("a.csv", b"image,text\nred.png,caf\xe9\n", r"read: line 2: not valid UTF-8 \(byte 0xe9.*save it as UTF-8"),
+        ("a.csv", b"image|text\nred.png|a\n", r"one column is 'image\|text'; expected columns separated by ','"),
+        ("a.csv", b"image,text,x,x\nred.png,a,y,z\n", "cannot be read: two of its columns are named 'x'"),
+        (
+            "a.csv",
+            b"id,text\n1,a chair, red\n2,b\n",
+            "read: line 2 has 3 fields, the header 2; put a text that holds ','",
+        ),
+        ("a.csv", b"id,text\n\n1,a,z\n", "cannot be read: line 3 has 3 fields, the header 2"),
+        ("a.tsv", b"id\ttext\n1\ta\tz\n", "cannot be read: line 2 has 3 fields, the header 2; put a text that holds"),
+        ("a.tsv", b'text\tid\n"5 inch\t1\nblue\t2\n12" cake\t3\n', "read: the lines up to 4 are one cell, because"),
+        ("a.jsonl", b'{"image": "red.png", "text": "a"}\n{"image": \n', r"cannot be read: \S+"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"}\n{"text": "\xff"}\n', r"read: line 3: not valid UTF-8 \(byte 0xff"),
+        ("a.parquet", b"no parquet", r"cannot be read: \S+"),
     ],
 )
-def test_tables_that_cannot_be_read_are_named(tmp_path, name, content, streaming):
+def test_tables_that_cannot_be_read_are_named(tmp_path, name, content, message, streaming):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name}' cannot be read: \S+"):
+    with pytest.raises(ValueError, match=rf"{name}' .*{message}"):
         load_pairs(tmp_path / name, streaming=streaming)
 
 
@@ -312,12 +313,6 @@ def test_shards_that_cannot_be_read_are_named(tmp_path, content, streaming):
         load_pairs(tmp_path / "a.tar", streaming=streaming)
     with pytest.raises(FileNotFoundError, match=r"no such file: '.*b-\*.tar'"):
         load_pairs(str(tmp_path / "b-*.tar"), streaming=streaming)
-
-
-def test_a_line_late_in_a_table_that_cannot_be_read(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"image": "red.png", "text": "a"}\n' * 400_000 + '{"image": 3\n')
-    with pytest.raises(ValueError, match=r"a.jsonl' cannot be read: \S+"):
-        load_pairs(tmp_path / "a.jsonl")
 
 
 def test_a_name_that_is_nowhere(monkeypatch):
@@ -365,17 +360,5 @@ def test_semicolons_separate_the_columns_of_a_csv_without_commas_in_its_header(i
     (image_folder / "a.csv").write_text('image;text;id\nred.png;"rot, rund";a\n', encoding="utf-8")
     (pair,) = load_pairs(image_folder / "a.csv")
     assert (pair["id"], pair["text"]) == ("a", "rot, rund")
-
-
-@pytest.mark.parametrize(
-    ("content", "split", "message"),
-    [
-        ("image|text\nred.png|a\n", "train", r"its one column is 'image\|text'; expected columns separated by ','"),
-        ("image,text\nred.png,a\n", "test", "split is 'test'; the table .*a.csv' has only the split 'train'"),
-        ("image,text\nred.png,caf\xe9\n", "train", "save it as UTF-8"),
-    ],
-)
-def test_what_to_do_about_a_table_is_told(tmp_path, content, split, message):
-    (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=message):
-        load_pairs(tmp_path / "a.csv", split=split)
+    with pytest.raises(ValueError, match=r"split is 'test'; the table .*a\.csv' has only the split 'train'"):
+        load_pairs(image_folder / "a.csv", split="test")

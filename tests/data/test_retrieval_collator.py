@@ -38,12 +38,18 @@ def rows():
 
 
 def test_parts_and_their_names(rows):
+    rows[1]["instruction"] = None
     batch = RetrievalCollator(processor)(rows)
     assert batch["queries"]["items"] == [{"image": "a.png", "text": "a cat.png"}, {"image": "c.png"}]
     assert batch["positives"]["items"] == [{"text": "cat"}, {"image": "d.png", "text": "both"}]
     assert batch["negatives"]["items"] == [{"image": "b.png"}, {"text": "dog"}]
     assert batch["queries"]["ids"] == ["0:1", "0:2"]
     assert batch["negatives"]["ids"] == ["0:1, negative", "0:1, negative"]
+    assert batch["queries"]["instruction"] == ["Find it.", None]
+    assert batch["positives"]["instruction"] is None and batch["negatives"]["instruction"] is None
+    assert "negatives" not in RetrievalCollator(processor)(rows[1:])
+    with pytest.raises(ValueError, match="got an empty batch: no rows"):
+        RetrievalCollator(processor)([])
 
 
 def test_images_come_first(rows, tmp_path):
@@ -56,14 +62,6 @@ def test_images_come_first(rows, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     for name in ("rows.jsonl", "flat.csv"):
         assert list(QueryTable(tmp_path / name)[0]["query"]) == ["image", "text"], name
-
-
-def test_queries_alone_get_their_instructions(rows):
-    rows[1]["instruction"] = None
-    batch = RetrievalCollator(processor)(rows)
-    assert batch["queries"]["instruction"] == ["Find it.", None]
-    assert batch["queries"]["items"][0] == {"image": "a.png", "text": "a cat.png"}
-    assert batch["positives"]["instruction"] is None and batch["negatives"]["instruction"] is None
 
 
 def test_modalities_and_ids_are_those_of_the_candidates(rows):
@@ -83,10 +81,6 @@ def test_texts_alone_without_ids(tmp_path):
     assert batch["candidate_modality"].tolist() == [0] * 4 and "candidate_ids" not in batch
 
 
-def test_no_negatives_no_key(rows):
-    assert "negatives" not in RetrievalCollator(processor)(rows[1:])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -101,8 +95,3 @@ def test_mistakes_name_the_row(rows, change, message):
     rows[1] |= change
     with pytest.raises(ValueError, match=message):
         RetrievalCollator(processor)(rows)
-
-
-def test_empty_batch():
-    with pytest.raises(ValueError, match="got an empty batch: no rows"):
-        RetrievalCollator(processor)([])
