@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conjoin.data import EMOJI_LANGUAGES, EMOJI_SPLITS, EmojiSample, emoji_concepts, load_emoji, split_of
+from conjoin.data import EMOJI_LANGUAGES, EmojiSample, emoji_concepts, load_emoji, split_of
 from conjoin.data.emoji.sample import EMOJI_STYLES, draw_emoji, emoji_drawings, normalise_code_points, wheel_folder
 
 
@@ -68,6 +68,8 @@ def test_the_languages_are_those_of_the_package():
     assert sorted(EMOJI_LANGUAGES) == sorted(["en", *(path.stem.removeprefix("emoji_") for path in files)])
     assert list(EmojiSample.builder_configs) == list(EMOJI_LANGUAGES)
     assert emoji_concepts("es")[0].text == "medalla de oro"
+    with pytest.raises(ValueError, match="unknown language 'xx'; the emoji package has en, "):
+        emoji_concepts("xx")
     for language in EMOJI_LANGUAGES:
         names = [concept.text for concept in emoji_concepts(language)]
         assert len(set(names)) == len(names) and all(name.strip() for name in names)
@@ -88,11 +90,6 @@ def test_builder(small_sample):
     assert row["image"].size == (144, 144) and row["image"].mode == "RGB"
     assert set(rows["style"]) == set(EMOJI_STYLES)
     assert len(set(rows["id"])) == len(rows)
-
-
-def test_builder_splits_do_not_overlap(small_sample):
-    bases = [set(small_sample(split)["base"]) for split in EMOJI_SPLITS]
-    assert not bases[0] & bases[1] and not bases[0] & bases[2] and not bases[1] & bases[2]
 
 
 def test_builder_in_another_language(tmp_path):
@@ -161,8 +158,3 @@ def test_noto(monkeypatch):
 def test_bad_arguments(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_emoji(**arguments, cache_dir=tmp_path)
-
-
-def test_unknown_language_of_names():
-    with pytest.raises(ValueError, match="unknown language 'xx'; the emoji package has en, "):
-        emoji_concepts("xx")

@@ -1,21 +1,12 @@
 import pytest
 
-from conjoin.data import (
-    EDIT_FEATURES,
-    TRIPLET_FEATURES,
-    edit_triplets as edit_triplets_function,
-    emoji_concepts,
-    find_edits,
-)
+from conjoin.data import EDIT_FEATURES, TRIPLET_FEATURES, edit_triplets, emoji_concepts, find_edits
 from conjoin.data.emoji.triplets import symmetric_triplets
 
 
 @pytest.fixture
 def sample(small_sample, monkeypatch):
-    import sys
-
-    for module in ("conjoin.data.emoji.triplets", "conjoin.data.emoji.triplets"):
-        monkeypatch.setattr(sys.modules[module], "load_emoji", small_sample)
+    monkeypatch.setattr("conjoin.data.emoji.triplets.load_emoji", small_sample)
     return small_sample
 
 
@@ -39,10 +30,6 @@ def test_symmetric_triplets(sample):
     assert len(shown) == len(pool)  # a drawing has one name: no second right answer in a pool
     flags = [row for row in triplets if row["query_text"].startswith("flag for")]
     assert flags and all(names[row["negative_text"]]["kind"] == "flag" for row in flags)
-
-
-def test_triplets_are_the_same_every_time(sample):
-    assert symmetric_triplets("test").to_list() == symmetric_triplets("test").to_list()
 
 
 def test_styles_can_be_swapped(sample):
@@ -93,7 +80,7 @@ def test_edit_counts():
 
 
 def test_edit_triplets(sample):
-    triplets = edit_triplets_function("test", skin_tones=False)
+    triplets = edit_triplets("test", skin_tones=False)
     assert triplets.features == EDIT_FEATURES
     rows = {row["id"]: row for row in triplets}
     assert len(rows) == len(triplets) > 0
@@ -102,6 +89,3 @@ def test_edit_triplets(sample):
         assert row["edit_text"].startswith("but ")
         back = rows[f"{target}/{reference}/{style}"]
         assert back["reference_image"] == row["target_image"] != row["reference_image"]
-
-
-# triplets from a file
