@@ -71,7 +71,7 @@ def data(tmp_path_factory):
 def built(model, data, tmp_path_factory):
     """A collection of the images."""
     folder = tmp_path_factory.mktemp("built") / "squares"
-    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet")
+    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet", "--no-bf16")
     return folder
 
 
@@ -509,7 +509,7 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
 def test_two_processes_share_a_collection(built, model, data, tmp_path):
     launcher = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
     words = f"{launcher} --dynamo_backend no --main_process_port 0 -m conjoin encode".split()
-    words += [model, data, "--only", "image", "--out", tmp_path / "new", "--quiet"]
+    words += [model, data, "--only", "image", "--out", tmp_path / "new", "--quiet", "--no-bf16"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
     found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=environment)
     assert found.returncode == 0, found.stderr[-2000:]

@@ -114,13 +114,14 @@ def embed_windows(
     encode: Callable[[Tensor, Tensor], Tensor], local: Modality, windows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return unit embeddings of the windows `(N, W, d)`, and each window's share of each token's score `(N, W, T)`."""
-    rows, count = len(local.tokens), local.mask.sum(1, keepdim=True)
+    (rows, length), number = local.mask.shape, windows.shape[0]  # len() would be a constant of an exported graph
+    count = local.mask.sum(1, keepdim=True)
     weights = local.mask[:, windows].float()  # (N, W, S)
     filled = weights.sum(2, keepdim=True)
     # As much weight as the whole view has, so that CLS keeps its share; an empty window gets any, and counts nowhere.
     weights = torch.where(filled > 0, weights * count[..., None] / filled.clamp(min=1), 1.0)
-    embedded = encode(local.tokens[:, windows].flatten(0, 1), weights.flatten(0, 1)).unflatten(0, (rows, -1))
-    covers = torch.zeros(len(windows), local.tokens.shape[1], device=windows.device).scatter(1, windows, 1.0)
+    embedded = encode(local.tokens[:, windows].flatten(0, 1), weights.flatten(0, 1)).unflatten(0, (rows, number))
+    covers = torch.zeros(number, length, device=windows.device).scatter(1, windows, 1.0)
     covers = covers * (filled > 0)  # (N, W, T)
     return unit(embedded), covers / covers.sum(1, keepdim=True).clamp(min=1)
 
