@@ -151,15 +151,10 @@ def tiny_checkpoints(tmp_path_factory):
 def own_export(tiny_checkpoints, tmp_path_factory):
     """Our own export, its model and its processor."""
     from conjoin.hub import export
-    from conjoin.models.joint_encoder import JointEncoderModel
-    from conjoin.processing import ImageTextProcessor
+    from tiny_training import make_encoder
 
-    torch.manual_seed(0)
-    model = JointEncoderModel.from_backbones(
-        tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], hidden_size=16, num_attention_heads=2
-    ).eval()
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
-    return export(model, processor, tmp_path_factory.mktemp("own")), model, processor
+    model, processor = make_encoder(tiny_checkpoints)
+    return export(model.eval(), processor, tmp_path_factory.mktemp("own")), model, processor
 
 
 @pytest.fixture(scope="session")

@@ -9,16 +9,13 @@ from conjoin.cli.main import main
 from conjoin.hub import export
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
+from tiny_training import write_pairs
 
 
 @pytest.fixture
-def data(pictures, tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for number, picture in enumerate(pictures):
-        picture.save(folder / f"p{number}.png")
-        (folder / f"p{number}.txt").write_text(f"picture number {number}")
-    return str(folder)
+def data(tmp_path):
+    write_pairs(tmp_path / "data", 4)
+    return str(tmp_path / "data")
 
 
 @pytest.mark.parametrize("kind", ["retriever", "mllm"])

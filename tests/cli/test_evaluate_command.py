@@ -193,6 +193,7 @@ def test_help_lists_the_benchmarks_and_the_options_of_one(capsys):
 
     text = shown("--help")
     assert all(f"  {name} " in text for name in ("emoji", "mbeir", "pairs", "symmetric")) and "--cells" not in text
+    assert "example: conjoin evaluate" in text
     text = shown("--benchmark", "mbeir", "--help")
     assert "--cells" in text and "--batch-size" in text and "--query-style" not in text
 

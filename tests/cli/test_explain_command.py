@@ -3,27 +3,17 @@
 import json
 
 import pytest
-import torch
 from PIL import Image
 
 from conjoin.cli.main import main
-from conjoin.hub import export
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
+from tiny_training import write_pairs
 
 
 @pytest.fixture
-def arguments(tiny_checkpoints, pictures, tmp_path):
-    torch.manual_seed(0)
-    clip = tiny_checkpoints["clip"]
-    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
-    export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "model")
-    (tmp_path / "data").mkdir()
-    for number, picture in enumerate(pictures):
-        picture.save(tmp_path / f"data/p{number}.png")
-        (tmp_path / f"data/p{number}.txt").write_text(f"picture number {number}")
-    image = ["--image", str(tmp_path / "data/p1.png"), "--text", "a red dog", "--device", "cpu"]
-    return ["explain", str(tmp_path / "model"), *image, "--out", str(tmp_path / "out")]
+def arguments(own_export, tmp_path):
+    write_pairs(tmp_path / "data", 4)
+    image = ["--image", str(tmp_path / "data/row1.png"), "--text", "a red dog", "--device", "cpu"]
+    return ["explain", str(own_export[0]), *image, "--out", str(tmp_path / "out")]
 
 
 def page(tmp_path):
@@ -59,20 +49,17 @@ def test_thresholds_fitted_to_pairs_or_of_a_log(arguments, tmp_path):
     assert page(tmp_path).count("<svg") == 4
 
 
-def test_a_log_of_something_else_is_a_clear_error(arguments, tmp_path, capsys):
+def test_mistakes_are_one_line(arguments, tmp_path, capsys):
     (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2}\n')
     assert main([*arguments, "--log", str(tmp_path / "log.jsonl")]) == 2
     assert "is it a log of stage 1?" in capsys.readouterr().err
-
-
-def test_one_pair_has_no_threshold(arguments, tmp_path, capsys):
     assert main([*arguments, "--data", str(tmp_path / "data"), "--pairs", "-3"]) == 2
     assert "--pairs must be at least 2, got -3" in capsys.readouterr().err
 
 
 def test_several_images_are_one_picture(arguments, tmp_path, capsys):
-    several = [*arguments, "--image", str(tmp_path / "data/p2.png"), "--text", "a <image> red <image> dog"]
-    rows = [{"images": ["data/p1.png", "data/p2.png"], "text": "<image> a <image>"}] * 2
+    several = [*arguments, "--image", str(tmp_path / "data/row2.png"), "--text", "a <image> red <image> dog"]
+    rows = [{"images": ["data/row1.png", "data/row2.png"], "text": "<image> a <image>"}] * 2
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*several, "--data", str(tmp_path / "rows.jsonl")]) == 0
     assert "2 pairs: patches against text" in page(tmp_path) and "&lt;image" not in page(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from conjoin.cli import completion
 from conjoin.cli.evaluate import parser_of_all
-from conjoin.cli.main import main, make_parser
+from conjoin.cli.main import make_parser
 from conjoin.constants import INDEX_KINDS
 
 
@@ -38,17 +38,11 @@ def test_help_says_what_it_does_and_shows_an_example(name):
             assert not action.option_strings or action.option_strings[0] in usage, label
 
 
-def test_evaluate_shows_benchmarks_and_an_example(capsys):
-    with pytest.raises(SystemExit):
-        main(["evaluate", "--help"])
-    printed = capsys.readouterr().out
-    assert "example: conjoin evaluate" in printed and "  symmetric " in printed
-
-
 def test_commands_with_overrides_say_so():
     for name, parser in ALL.items():
         if "overrides" in parser._defaults and name != "conjoin evaluate":
             assert "--section.key" in parser.format_help().lower(), name
+    assert "(default: 32)" in ALL["conjoin encode"].format_help()
 
 
 @pytest.fixture(scope="module")

@@ -4,25 +4,18 @@ import itertools
 import json
 
 import pytest
-import torch
 from PIL import Image
 
 from conjoin.cli.main import main
-from conjoin.hub import export
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
+from tiny_commands import write_rows
 
 COLOURS = ("red", "green", "blue", "yellow")
 
 
 @pytest.fixture(scope="module")
-def place(tiny_checkpoints, tmp_path_factory):
-    """A folder with a model, pictures, a table of single images and one of several."""
+def place(tmp_path_factory):
+    """A folder with pictures, a table of single images and one of several."""
     folder = tmp_path_factory.mktemp("place")
-    torch.manual_seed(0)
-    parts = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-    model = JointEncoderModel.from_backbones(*parts, hidden_size=16, num_attention_heads=2)
-    export(model, ImageTextProcessor.from_backbones(*parts), folder / "model")
     for colour in COLOURS:
         Image.new("RGB", (8, 8), colour).save(folder / f"{colour}.png")
     single = [{"id": colour, "image": f"{colour}.png", "text": colour} for colour in COLOURS]
@@ -31,7 +24,7 @@ def place(tiny_checkpoints, tmp_path_factory):
         for first, second in itertools.pairwise(COLOURS)
     ]
     for name, rows in (("single", single), ("several", several)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     return folder
 
 
@@ -40,11 +33,11 @@ def conjoin(*words):
 
 
 @pytest.fixture(scope="module", params=["cat", "avg"])
-def collection(place, request):
+def collection(model, place, request):
     """A collection of rows with several images."""
     out = place / request.param
     words = ("--input", request.param, "--out", out, "--quiet", "--device", "cpu", "--no-bf16")
-    assert conjoin("encode", place / "model", place / "several.jsonl", *words) == 0
+    assert conjoin("encode", model, place / "several.jsonl", *words) == 0
     return request.param, out
 
 
@@ -66,9 +59,9 @@ def test_an_interleaved_query_finds_its_row(place, collection, capsys):
     assert f"several images under input type {input_type}, these queries" in capsys.readouterr().err
 
 
-def test_queries_of_several_images_against_single_images(place, capsys):
+def test_queries_of_several_images_against_single_images(model, place, capsys):
     words = ("--only", "image", "--out", place / "single", "--quiet", "--device", "cpu", "--no-bf16")
-    assert conjoin("encode", place / "model", place / "single.jsonl", *words) == 0
+    assert conjoin("encode", model, place / "single.jsonl", *words) == 0
     query = ("--image", place / "red.png", "--image", place / "red.png")
     capsys.readouterr()
     assert conjoin("search", place / "single", *query) == 2
@@ -93,11 +86,10 @@ def test_bad_queries(place, collection, query, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_three_images_under_seq(place, tmp_path, capsys, monkeypatch):
+def test_three_images_under_seq(model, place, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CONJOIN_ROOTS", str(place))
     row = {"id": "x", "images": [f"{place}/{colour}.png" for colour in COLOURS[:3]], "text": "three"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    words = ("encode", place / "model", tmp_path / "rows.jsonl", "--out", tmp_path / "store", "--quiet")
+    words = ("encode", model, write_rows(tmp_path / "rows.jsonl", [row]), "--out", tmp_path / "store", "--quiet")
     for more in ((), ("--input", "seq")):
         assert conjoin(*words, *more) == 2
         assert "item 'x': 3 images, but this model takes one image per item; choose input" in capsys.readouterr().err
@@ -107,11 +99,11 @@ def test_three_images_under_seq(place, tmp_path, capsys, monkeypatch):
     assert "input_type" in capsys.readouterr().err
 
 
-def test_a_benchmark_of_several_images(place, tmp_path, capsys):
+def test_a_benchmark_of_several_images(model, place, tmp_path, capsys):
     rows = [json.loads(line) for line in (place / "several.jsonl").read_text().splitlines()]
-    table = place / "pairs.jsonl"
-    table.write_text("".join(json.dumps(row | {"text": row["id"].replace("-", " and ")}) + "\n" for row in rows))
-    words = ("evaluate", place / "model", "--benchmark", "pairs", "--data", table, "--quiet", "--device", "cpu")
+    rows = [row | {"text": row["id"].replace("-", " and ")} for row in rows]
+    table = write_rows(place / "pairs.jsonl", rows)
+    words = ("evaluate", model, "--benchmark", "pairs", "--data", table, "--quiet", "--device", "cpu")
     assert conjoin(*words, "--out", tmp_path / "seq") == 2
     assert "choose input type cat" in capsys.readouterr().err
     assert conjoin(*words, "--out", tmp_path / "cat", "--input", "cat") == 0

@@ -25,7 +25,8 @@ from conjoin.cli.main import main
 try:
     main(["search", "--help"])
 except SystemExit:
-    print([name for name in ("torch", "conjoin.cli.search", "conjoin.cli.train") if name in sys.modules])
+    print([name for name in ("torch", "numpy", "transformers", "datasets", "conjoin.cli.search", "conjoin.cli.train")
+           if name in sys.modules])
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == "['conjoin.cli.search']"

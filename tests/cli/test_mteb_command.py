@@ -7,9 +7,6 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.evaluation.mteb_model import MtebModel
-from conjoin.hub import export
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
 
 mteb = pytest.importorskip("mteb")
 from mteb.mocks import mock_tasks  # noqa: E402
@@ -24,13 +21,6 @@ KINDS = (
 
 def mock(name):
     return getattr(mock_tasks, name)()
-
-
-@pytest.fixture
-def model(tiny_checkpoints, tmp_path):
-    clip = tiny_checkpoints["clip"]
-    saved = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
-    return export(saved, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "my-model")
 
 
 class Recorder:
@@ -67,9 +57,8 @@ def test_the_command_writes_mtebs_results_and_resumes(model, tmp_path, capsys, m
     assert "MockAny2AnyRetrievalT2I" in printed and "MockVisualSTS" in printed
     files = {file.stem: file for file in (tmp_path / "out").rglob("Mock*.json")}
     assert set(files) == {task.metadata.name for task in tasks}
-    assert (
-        "conjoin__my-model" in str(files["MockVisualSTS"]) and str(tmp_path) not in files["MockVisualSTS"].read_text()
-    )
+    assert f"conjoin__{model.name}" in str(files["MockVisualSTS"])
+    assert str(model.parent) not in files["MockVisualSTS"].read_text()
     monkeypatch.setattr(MtebModel, "encode", None)
     assert main(command) == 0 and capsys.readouterr().out == printed  # nothing is computed again
 

@@ -1,77 +1,21 @@
-import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
-import torch
-from PIL import Image
-from transformers import BertConfig, BertTokenizer, ViTConfig, ViTImageProcessor
 
-from conjoin.cli import encode, index, search
 from conjoin.cli.main import main
-from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import Collection, ItemEncoder
 from conjoin.retrieval.collection_table import open_table, publish, read_metadata, write_metadata
-
-COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange")
-TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-
-
-def conjoin(*arguments) -> None:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers(required=True)
-    for command in (encode, index, search):
-        command.add_parser(subparsers)
-    args = parser.parse_args([str(argument) for argument in arguments])
-    args.func(args)
-
-
-def save_model(directory, seed):
-    torch.manual_seed(seed)
-    config = JointEncoderConfig(
-        vision_config=ViTConfig(**TOWER, image_size=16, patch_size=8),
-        text_config=BertConfig(**TOWER, vocab_size=200, max_position_embeddings=32),
-        hidden_size=16,
-        num_attention_heads=2,
-        num_vl_layers=2,
-    )
-    model = JointEncoderModel(config)
-    model.save_pretrained(directory)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", *COLOURS, "square"]
-    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(vocabulary)}, model_max_length=32)
-    image_processor = ViTImageProcessor(size={"height": 16, "width": 16})
-    ImageTextProcessor(image_processor, tokenizer).save_pretrained(directory)
-    return model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    save_model(directory, 0)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A folder of seven squares with captions."""
-    directory = tmp_path_factory.mktemp("data")
-    lines = ["file_name,text,id"]
-    for colour in COLOURS:
-        Image.new("RGB", (20, 20), colour).save(directory / f"{colour}.png")
-        lines.append(f"{colour}.png,a {colour} square,{colour}")
-    (directory / "metadata.csv").write_text("\n".join(lines))
-    return directory
+from tiny_commands import COLOURS, conjoin, write_rows
 
 
 @pytest.fixture(scope="module")
 def built(model, data, tmp_path_factory):
     """A collection of the images."""
     folder = tmp_path_factory.mktemp("built") / "squares"
-    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet", "--no-bf16")
+    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet")
     return folder
 
 
@@ -97,15 +41,16 @@ def test_text_and_composed_queries_as_json(built, data, model, capsys):
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
 
 
+def priced(data):
+    return [{"id": colour, "image": f"{data}/{colour}.png", "price": price} for price, colour in enumerate(COLOURS)]
+
+
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
 def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_path, capsys, monkeypatch, streaming):
     monkeypatch.setenv("CONJOIN_ROOTS", str(data))
-    lines = [
-        {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour}\nsquare " * 9, "price": price}
-        for price, colour in enumerate(COLOURS)
-    ]
-    (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "shop", "--quiet"]
+    rows = [row | {"text": f"a {row['id']}\nsquare " * 9} for row in priced(data)]
+    table = write_rows(tmp_path / "table.jsonl", rows)
+    command = ["encode", model, table, "--out", tmp_path / "shop", "--quiet"]
     conjoin(*command, *streaming, "--only", "image", "--keep", "price", "text")
     capsys.readouterr()
     query = ["search", tmp_path / "shop", "--image", data / "blue.png", "-k", 2]
@@ -126,8 +71,6 @@ def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_p
     assert "0 rows added, 7 replaced, 0 removed, 0 unchanged; 0 encoded" in capsys.readouterr().out
     with pytest.raises(ValueError, match="was made with only 'image', not 'text'"):
         conjoin(*command, *streaming, "--only", "text")
-    with pytest.raises(ValueError, match="was made with dtype 'float32', not 'float16'"):
-        conjoin(*command, *streaming, "--only", "image", "--dtype", "float16")
 
 
 def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch):
@@ -152,20 +95,16 @@ def test_a_collection_keeps_its_precision(data, model, tmp_path, monkeypatch):
         conjoin("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path / "store")
         assert Collection.open(tmp_path / "store").metadata["key"]["precision"] == "bfloat16"
     with pytest.raises(ValueError, match="was made with precision 'bfloat16', not 'full'"):
-        conjoin("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path / "store", "--no-bf16")
+        conjoin("encode", model, data, "--only", "image", "--out", tmp_path / "store", "--no-bf16")
 
 
 def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CONJOIN_ROOTS", str(data))
-    lines = [
-        {"id": colour, "image": f"{data}/{colour}.png", "text": f"a {colour} square", "price": price}
-        for price, colour in enumerate(COLOURS)
-    ]
+    lines = priced(data)
 
     def encode_again(*options):
-        (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = ["encode", model, tmp_path / "table.jsonl", "--out", tmp_path / "shop", "--only", "image"]
-        conjoin(*command, "--keep", "price", "--quiet", *options)
+        command = ["encode", model, write_rows(tmp_path / "table.jsonl", lines), "--out", tmp_path / "shop"]
+        conjoin(*command, "--only", "image", "--keep", "price", "--quiet", *options)
         return capsys.readouterr().out
 
     def search_shop(*options):
@@ -314,34 +253,6 @@ def test_encode_skips_what_cannot_be_used(model, data, tmp_path, capsys, monkeyp
     assert "gone.png': no such file" in new.skipped[1].reason
 
 
-@pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_encode_skips_what_may_not_be_read(model, tmp_path, monkeypatch, streaming):
-    monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
-    folder = tmp_path / "downloaded"
-    folder.mkdir()
-    for file in (tmp_path / "outside.png", folder / "own.png"):
-        Image.new("RGB", (20, 20), "red").save(file)
-    Image.new("1", (2001, 10)).save(folder / "narrow.png")
-    names = ["own.png", "../outside.png", "https://example.org/a.png", "narrow.png"]
-    (folder / "metadata.csv").write_text("\n".join(["file_name,text", *(f"{name},red" for name in names)]))
-    arguments = ["encode", model, folder, "--out", tmp_path / "new", "--quiet", *streaming]
-    with pytest.raises(ValueError, match="outside of the dataset"):
-        conjoin(*arguments)
-    conjoin(*arguments, "--on-error", "skip")
-    new = Collection.open(tmp_path / "new")
-    assert new.ids == ["0"] and [row.row for row in new.skipped] == [1, 2, 3]
-    reasons = ("outside of the dataset", "pass --allow-urls", "aspect ratio is over 200")
-    assert all(reason in row.reason for reason, row in zip(reasons, new.skipped, strict=True))
-
-
-def test_encode_images_that_have_no_captions(model, data, built, tmp_path):
-    for colour in COLOURS:
-        (tmp_path / f"{colour}.png").write_bytes((data / f"{colour}.png").read_bytes())
-    conjoin("encode", model, tmp_path, "--only", "image", "--out", tmp_path / "new", "--quiet")
-    vectors = Collection.open(tmp_path / "new").vectors([f"{colour}.png" for colour in COLOURS])
-    torch.testing.assert_close(vectors, Collection.open(built).vectors(COLOURS))
-
-
 def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, monkeypatch):
     conjoin("encode", model, data, "--out", tmp_path / "piped")
     assert "encoding" not in capsys.readouterr().err
@@ -349,6 +260,13 @@ def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, mo
     conjoin("encode", model, data, "--out", tmp_path / "terminal")
     progress = capsys.readouterr().err
     assert "encoding" in progress and "7/7" in progress and "row/s" in progress
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_collection(built, model, data, tmp_path, launch):
+    printed = launch("encode", model, data, "--only", "image", "--out", tmp_path / "new", "--quiet")
+    assert printed.count(f"7 vectors of 16 dimensions in {tmp_path / 'new'}") == 1
+    assert (Collection.open(tmp_path / "new").vectors(COLOURS) == Collection.open(built).vectors(COLOURS)).all()
 
 
 def test_index(model, data, tmp_path, capsys):
@@ -365,17 +283,8 @@ def test_index(model, data, tmp_path, capsys):
     assert "7 rows indexed\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="--probes must be at least 1, got 0"):
         conjoin("index", folder, "--probes", 0)
-
-
-def test_fingerprint_survives_saving_and_moving(model, tmp_path):
-    in_memory = save_model(tmp_path / "saved", 0)
-    shutil.copytree(tmp_path / "saved", tmp_path / "moved")
-    reference = ItemEncoder.from_pretrained(model)
-    moved = ItemEncoder.from_pretrained(tmp_path / "moved")
-    assert moved.fingerprint == reference.fingerprint == ItemEncoder(in_memory, reference.processor).fingerprint
-    moved.model.save_pretrained(tmp_path / "again")
-    again = type(moved.model).from_pretrained(tmp_path / "again")
-    assert ItemEncoder(again, moved.processor).fingerprint == reference.fingerprint
+    with pytest.raises(ValueError, match="--ray-workers 2 needs --engine ray"):
+        conjoin("encode", model, data, "--out", folder, "--ray-workers", 2)
 
 
 class TestErrors:
@@ -383,10 +292,9 @@ class TestErrors:
         with pytest.raises(ValueError, match="nothing to search for: pass --text, --image or both"):
             conjoin("search", built)
 
-    def test_another_model(self, built, tmp_path):
-        save_model(tmp_path, 1)
+    def test_another_model(self, built, tiny_checkpoints):
         with pytest.raises(ValueError, match=r"the collection was made with model .*, these queries come from"):
-            conjoin("search", built, "--text", "a", "--model", tmp_path)
+            conjoin("search", built, "--text", "a", "--model", tiny_checkpoints["clip"])
 
     @pytest.fixture
     def recorded(self, built, tmp_path):
@@ -417,55 +325,14 @@ class TestErrors:
         with pytest.raises(ValueError, match=f"not a local model of this package: pass --model {models[kind]} to"):
             conjoin("search", recorded(models[kind]), "--text", "a")
 
-    def test_code_beside_the_recorded_model_is_not_run(self, data, tmp_path, capsys):
-        save_model(tmp_path / "model", 0)
+    def test_code_beside_the_recorded_model_is_not_run(self, model, data, tmp_path, capsys):
+        shutil.copytree(model, tmp_path / "model")
         conjoin("encode", tmp_path / "model", data, "--only", "image", "--out", tmp_path / "new", "--quiet")
         for file in (tmp_path / "model").glob("*.py"):
             file.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
         capsys.readouterr()
         conjoin("search", tmp_path / "new", "--image", data / "green.png", "-k", 1)
         assert capsys.readouterr().out.splitlines()[1].split()[2] == "green" and not (tmp_path / "mark").exists()
-
-    def test_missing_query_image(self, built):
-        with pytest.raises(FileNotFoundError, match=r"image 'nowhere\.png': no such file"):
-            conjoin("search", built, "--image", "nowhere.png")
-
-    def test_kind_is_checked_by_the_parser(self, built, capsys):
-        with pytest.raises(SystemExit):
-            conjoin("index", built, "--kind", "tree")
-        assert "invalid choice: 'tree'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["encode", "index", "search"])
-def test_help_is_worth_reading(command, capsys):
-    with pytest.raises(SystemExit):
-        conjoin(command, "--help")
-    text = capsys.readouterr().out
-    assert f"example: conjoin {command} " in text and "(default:" in text
-
-
-def test_commands_start_without_heavy_imports():
-    code = (
-        "import sys; import conjoin.cli.encode, conjoin.cli.index, conjoin.cli.search; "
-        "print([name for name in ('torch', 'numpy', 'transformers', 'datasets') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("kind", ["clip", "sentence-transformers"])
-def test_any_model_encodes_and_searches(kind, data, tiny_checkpoints, tmp_path, capsys):
-    from sentence_transformers import SentenceTransformer
-
-    other = tiny_checkpoints["clip"]
-    if kind == "sentence-transformers":
-        other = tmp_path / "st"
-        SentenceTransformer(tiny_checkpoints["clip"], device="cpu").save_pretrained(str(other))
-    conjoin("encode", other, data, "--only", "image", "--out", tmp_path / "new", "--quiet")
-    capsys.readouterr()
-    conjoin("search", tmp_path / "new", "--image", data / "blue.png", "--model", other, "-k", 2)
-    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["1", "1.0000", "blue"]
-    with pytest.raises(ValueError, match="not a local model of this package: pass --model"):
-        conjoin("search", tmp_path / "new", "--image", data / "blue.png")
 
 
 def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, tmp_path, capsys):
@@ -503,27 +370,3 @@ def test_quiet_is_quiet(model, data, tmp_path, monkeypatch):
         assert not logging.is_progress_bar_enabled()
     finally:
         datasets.enable_progress_bars()
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_collection(built, model, data, tmp_path):
-    launcher = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    words = f"{launcher} --dynamo_backend no --main_process_port 0 -m conjoin encode".split()
-    words += [model, data, "--only", "image", "--out", tmp_path / "new", "--quiet", "--no-bf16"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
-    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=environment)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.count(f"7 vectors of 16 dimensions in {tmp_path / 'new'}") == 1
-    assert (Collection.open(tmp_path / "new").vectors(COLOURS) == Collection.open(built).vectors(COLOURS)).all()
-
-
-def test_ranks_of_a_launcher(model, data, tmp_path, monkeypatch):
-    command = ("encode", model, data, "--only", "image", "--out", tmp_path / "new", "--quiet")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ValueError, match="the environment variable RANK must be a number, got 'one'"):
-        conjoin(*command)
-    monkeypatch.delenv("WORLD_SIZE")
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="--ray-workers 2 needs --engine ray"):
-        conjoin(*command, "--ray-workers", 2)

@@ -2,31 +2,23 @@
 
 import pytest
 import torch
-from transformers import AutoProcessor
 
 from conjoin.cli.main import main
 from conjoin.data import RowsWithTeacher, load_pairs
-from conjoin.hub import export
 from conjoin.methods.solar.teacher_cache import TeacherCache
 from conjoin.methods.solar.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
+from tiny_training import write_pairs
 
 
 @pytest.fixture
-def arguments(tiny_checkpoints, pictures, tmp_path):
-    clip = tiny_checkpoints["clip"]
-    model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2)
-    export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "model")
-    (tmp_path / "data").mkdir()
-    for number, picture in enumerate(pictures):
-        picture.save(tmp_path / f"data/p{number}.png")
-        (tmp_path / f"data/p{number}.txt").write_text(f"a picture number {number}")
+def arguments(own_export, tiny_checkpoints, tmp_path):
+    write_pairs(tmp_path / "data", 4)
     teachers = ["--vision", tiny_checkpoints["dinov2"], "--text", tiny_checkpoints["xlm_roberta"]]
-    return ["teacher-cache", str(tmp_path / "model"), str(tmp_path / "data"), *teachers]
+    return ["teacher-cache", str(own_export[0]), str(tmp_path / "data"), *teachers]
 
 
-def test_writes_what_the_teachers_say(arguments, tiny_checkpoints, tmp_path, capsys):
+def test_writes_what_the_teachers_say(arguments, own_export, tiny_checkpoints, tmp_path, capsys):
     out = tmp_path / "cache"
     settings = ["--out", str(out), "--quiet", "--device", "cpu"]
     assert main([*arguments, *settings]) == 0
@@ -36,8 +28,7 @@ def test_writes_what_the_teachers_say(arguments, tiny_checkpoints, tmp_path, cap
         VisionTeacher.from_pretrained(tiny_checkpoints["dinov2"]),
         TextTeacher.from_pretrained(tiny_checkpoints["xlm_roberta"]),
     )
-    processor = AutoProcessor.from_pretrained(str(tmp_path / "model"), trust_remote_code=True)
-    collator = TeacherCollator(processor, 8, teachers)
+    collator = TeacherCollator(own_export[2], 8, teachers)
     said = teachers.states(collator([rows[i] for i in range(4)])["pairs"]["teacher"])
     taught = RowsWithTeacher(rows, TeacherCache(out))
     cached = collator([taught[i] for i in range(4)])["pairs"]["teacher"]
@@ -53,8 +44,8 @@ def test_a_recipe_that_composes_the_student_anew_takes_the_cache(arguments, tiny
         VisionTeacher.from_pretrained(tiny_checkpoints["dinov2"]),
         TextTeacher.from_pretrained(tiny_checkpoints["xlm_roberta"], max_length=9),
     )
-    clip = tiny_checkpoints["clip"]
-    collator = TeacherCollator(ImageTextProcessor.from_backbones(clip, clip), 8, teachers)
+    student = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+    collator = TeacherCollator(student, 8, teachers)
     TeacherCache(tmp_path / "cache").check(teachers, collator)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.retrieval import Encoder, load_encoder
+from conjoin.retrieval import Encoder, ItemEncoder, load_encoder
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
 EVIL = "from pathlib import Path\nPath({mark!r}).touch()\n"
@@ -126,6 +126,7 @@ class TestOurOwn:
             np.testing.assert_allclose(found, model(**processor(items)).embeddings, atol=1e-5)
         np.testing.assert_allclose(found, sentence_transformer(folder).encode(items), atol=1e-5)
         assert type(encoder.model) is JointEncoderModel
+        assert encoder.fingerprint == ItemEncoder(model, processor).fingerprint
 
 
 class TestCodeInTheFolder:

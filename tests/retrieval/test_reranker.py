@@ -10,10 +10,7 @@ from PIL import Image
 
 from conjoin.cli.main import main
 from conjoin.evaluation.results import read_run
-from conjoin.hub import export
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
-from conjoin.retrieval import Reranker, SearchResult, load_reranker, rerank
+from conjoin.retrieval import Reranker, SearchResult, encode_collection, load_encoder, load_reranker, rerank
 from conjoin.retrieval.reranker import rerank_rows
 from tiny_merit import write_merit
 
@@ -83,23 +80,14 @@ def test_models_that_do_not_fit(tiny_checkpoints, text_reranker, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made(tiny_checkpoints, tmp_path_factory):
-    """A folder with a model and a collection of texts."""
-    folder = tmp_path_factory.mktemp("made")
-    torch.manual_seed(0)
-    model = JointEncoderModel.from_backbones(
-        tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], hidden_size=16, num_attention_heads=2
-    )
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
-    export(model, processor, folder / "model")
-    (folder / "rows.csv").write_text("id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(TEXTS)))
-    words = ["encode", folder / "model", folder / "rows.csv", "--only", "text", "--out", folder / "texts", "--quiet"]
-    assert main([*map(str, words), "--device", "cpu"]) == 0
-    return folder
+def made(own_export, tmp_path_factory):
+    """A collection of texts."""
+    rows = [{"id": str(number), "text": text} for number, text in enumerate(TEXTS)]
+    return encode_collection(rows, load_encoder(own_export[0], device="cpu"), tmp_path_factory.mktemp("made")).uri
 
 
 def test_search(made, text_reranker, capsys):
-    words = ["search", str(made / "texts"), "--text", "what", "--json", "--device", "cpu"]
+    words = ["search", str(made), "--text", "what", "--json", "--device", "cpu"]
     assert main([*words, "-k", "5"]) == 0
     plain = [hit["id"] for hit in json.loads(capsys.readouterr().out)["results"]]
     scores = load_reranker(text_reranker, device="cpu").score("what", TEXTS)
@@ -128,12 +116,12 @@ def test_rows_of_several_images_are_read_at_once(tmp_path):
     assert again.ids == [["1", "0"], ["0", "1"]] and [sorted(ids) for ids in asked] == [["0", "1"]]
 
 
-def test_run_files_carry_the_new_order(made, tmp_path, monkeypatch):
+def test_run_files_carry_the_new_order(own_export, tmp_path, monkeypatch):
     data = tmp_path / "merit"
     data.mkdir()
     write_merit(data)
     monkeypatch.setattr("conjoin.retrieval.load_reranker", lambda name, **options: Reranker(Averages(), name=name))
-    words = ["evaluate", str(made / "model"), "--benchmark", "merit", "--data", str(data), "--input", "avg"]
+    words = ["evaluate", str(own_export[0]), "--benchmark", "merit", "--data", str(data), "--input", "avg"]
     words += ["--device", "cpu", "--quiet"]
     assert main([*words, "--out", str(tmp_path / "plain")]) == 0
     assert main([*words, "--out", str(tmp_path / "new"), "--rerank", "averages", "--rerank-top", "4"]) == 0
@@ -159,7 +147,7 @@ class Averages(Brightness):
         return [np.asarray(candidate["image"], float).mean() for _, candidate in inputs]
 
 
-def test_a_benchmark_without_a_ranking_refuses_it(made, text_reranker, tmp_path, capsys):
-    words = ["evaluate", str(made / "model"), "--benchmark", "emoji", "--out", str(tmp_path)]
+def test_a_benchmark_without_a_ranking_refuses_it(own_export, text_reranker, tmp_path, capsys):
+    words = ["evaluate", str(own_export[0]), "--benchmark", "emoji", "--out", str(tmp_path)]
     assert main([*words, "--rerank", str(text_reranker)]) == 2
     assert "--benchmark emoji takes no --rerank; these do: mbeir, merit" in capsys.readouterr().err
