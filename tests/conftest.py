@@ -148,13 +148,27 @@ def tiny_checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def own_export(tiny_checkpoints, tmp_path_factory):
-    """Our own export, its model and its processor."""
+def exports(tiny_checkpoints, mllm_checkpoints, tmp_path_factory):
+    """`exports(kind)` is the folder of an export, its model and its processor; do not change them."""
     from conjoin.hub import export
-    from tiny_training import make_encoder
+    from tiny_kinds import KINDS
 
-    model, processor = make_encoder(tiny_checkpoints)
-    return export(model.eval(), processor, tmp_path_factory.mktemp("own")), model, processor
+    cache = {}
+
+    def get(kind):
+        if kind not in cache:
+            torch.manual_seed(0)
+            model, processor = KINDS[kind](tiny_checkpoints, mllm_checkpoints)
+            cache[kind] = export(model.eval(), processor, tmp_path_factory.mktemp(kind)), model, processor
+        return cache[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def own_export(exports):
+    """Our own export, its model and its processor."""
+    return exports("joint_encoder")
 
 
 @pytest.fixture(scope="session")

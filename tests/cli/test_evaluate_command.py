@@ -17,17 +17,11 @@ from conjoin.data import EmojiSample
 from conjoin.data.emoji import sample
 from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.evaluation import Results
-from conjoin.hub import export
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.processing import ImageTextProcessor
 
 
 @pytest.fixture(scope="module")
-def model(tiny_checkpoints, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    clip = tiny_checkpoints["clip"]
-    export(ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip), folder)
-    return str(folder)
+def model(exports):
+    return str(exports("score_fusion")[0])
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +11,9 @@ import torch
 from conjoin.hub import export, load_model
 from conjoin.hub.save import staged
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.storage import TEMPORARY
+from tiny_kinds import KINDS
+from tiny_training import make_encoder
 
 READ = """
 import json, sys
@@ -26,13 +26,17 @@ root, names = {arguments!r}
 image = Image.open(root + "/picture.png")
 pair = {{"image": image, "text": "a b"}}
 items = ["a b", image, pair]
-message = [{{"role": "user", "content": [{{"type": "image", "image": image}}, {{"type": "text", "text": "a b"}}]}}]
+shown, words = {{"type": "image", "image": image}}, {{"type": "text", "text": "a b"}}
+message = [{{"role": "user", "content": [shown, words]}}]
+several = [{{"role": "user", "content": [shown, words, shown]}}]
 for name in names:
     folder = f"{{root}}/{{name}}"
     model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
     processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules"), type(model).__module__
     with torch.no_grad():
         vectors = model(**processor(items)).embeddings.numpy()
+        parts = {{"several": model(**processor([several])).embeddings.numpy()}} if "mllm" in name else {{}}
     encoder = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
     np.savez(
         folder + "/vectors.npz",
@@ -45,38 +49,45 @@ for name in names:
         pair=encoder.encode(pair),
         prompted=encoder.encode("a b", prompt_name="query"),
         dimension=encoder.get_embedding_dimension(),
+        **parts,
     )
+    model.save_pretrained(folder + "/again")
 print("conjoin" in sys.modules)
 """
-MODELS = {
-    "joint_encoder": lambda c: JointEncoderModel.from_backbones(
-        c["dinov2"], c["bert"], hidden_size=16, num_attention_heads=2
-    ),
-    "score_fusion": lambda c: ScoreFusionModel.from_clip(c["clip"]),
-    "token_fusion": lambda c: TokenFusionModel.from_backbones(c["dinov2"], c["bert"]),
-}
 
 
 @pytest.mark.slow
-def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictures, run_without_conjoin, monkeypatch):
+def test_the_same_vectors_without_the_package(
+    tiny_checkpoints, mllm_checkpoints, tmp_path, pictures, run_without_conjoin, monkeypatch
+):
+    """Also without the MLLM that a retriever was cut from."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     picture = pictures[1].convert("RGBA")
     picture.putalpha(90)  # transparency must come out the same on every road
     picture.save(tmp_path / "picture.png")
+    several = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "a b"}]}]
+    several[0]["content"].append(several[0]["content"][0])
+
+    def source(name):
+        return shutil.copytree(mllm_checkpoints(name)[0], tmp_path / "source" / name), None
+
     expected, others = {}, {}
-    for name, build in MODELS.items():
-        model = build(tiny_checkpoints).eval()
-        towers = ("clip", "clip") if name == "score_fusion" else ("dinov2", "bert")
-        processor = ImageTextProcessor.from_backbones(*(tiny_checkpoints[tower] for tower in towers))
-        export(model, processor, tmp_path / name, prompts={"query": "find "})
+    for name in ("joint_encoder", "score_fusion", "token_fusion", "mllm_retriever", "mllm_retriever, llava"):
+        model, processor = KINDS[name](tiny_checkpoints, source)
+        export(model.eval(), processor, tmp_path / name, prompts={"query": "find "})
+        told = {"instruction": ["find ", None]} if "mllm" in name else {}
         with torch.no_grad():
             expected[name] = model(**processor(["a b", picture, {"image": picture, "text": "a b"}])).embeddings.numpy()
-            others[name] = model(**processor(["c", "find a b"])).embeddings.numpy()
-    printed = run_without_conjoin(READ.format(arguments=(str(tmp_path), list(MODELS))))
+            words = ["a b", "c"] if told else ["find a b", "c"]
+            others[name] = model(**processor(words, **told)).embeddings.numpy()
+            if told:
+                others[f"{name}, several"] = model(**processor([several])).embeddings.numpy()
+    shutil.rmtree(tmp_path / "source")
+    printed = run_without_conjoin(READ.format(arguments=(str(tmp_path), list(expected))))
     assert printed.splitlines()[-1] == "False"
     for name, (text, image, pair) in expected.items():
         found = np.load(tmp_path / name / "vectors.npz")
-        assert np.abs(text - image).max() > 1e-3
+        assert np.abs(text - image).max() > 1e-3 and np.abs(others[name][0] - text).max() > 1e-3
         assert found["dimension"] == len(text)
         assert np.array_equal(found["auto"], expected[name]), name
         for key, wanted in (
@@ -84,11 +95,14 @@ def test_the_same_vectors_without_the_package(tiny_checkpoints, tmp_path, pictur
             ("alone", expected[name]),
             ("message", pair[None]),
             ("text", text),
-            ("texts", np.stack([text, others[name][0]])),
+            ("texts", np.stack([text, others[name][1]])),
             ("pair", pair),
-            ("prompted", others[name][1]),
+            ("prompted", others[name][0]),
+            ("several", others.get(f"{name}, several")),
         ):
-            assert np.abs(found[key] - wanted).max() <= 1e-6, (name, key)
+            if wanted is not None:
+                assert np.abs(found[key] - wanted).max() <= (1e-5 if "mllm" in name else 1e-6), (name, key)
+        assert list((tmp_path / name / "again").glob("modeling_*.py"))
 
 
 def test_what_a_killed_export_left_is_removed_a_day_later(tmp_path):
@@ -105,8 +119,7 @@ def test_a_class_that_is_not_registered_is_refused(tiny_checkpoints, tmp_path):
     class Unregistered(JointEncoderModel):
         _auto_class = None
 
-    model = MODELS["joint_encoder"](tiny_checkpoints)
-    processor = ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+    model, processor = make_encoder(tiny_checkpoints)
     with pytest.raises(ValueError, match="Unregistered is not registered"):
         export(Unregistered(model.config), processor, tmp_path)
 
@@ -115,11 +128,10 @@ class TestFolder:
     """`export` writes one folder, whole or not at all."""
 
     def parts(self, tiny_checkpoints, hidden_size=16, seed=0):
-        torch.manual_seed(seed)
-        model = JointEncoderModel.from_backbones(
-            tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], hidden_size=hidden_size, num_attention_heads=2
-        )
-        return model, ImageTextProcessor.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"])
+        model, processor = make_encoder(tiny_checkpoints, hidden_size=hidden_size)
+        with torch.no_grad():
+            next(model.parameters()).add_(seed)
+        return model, processor
 
     def test_names_no_local_path(self, tiny_checkpoints, tmp_path):
         folder = export(*self.parts(tiny_checkpoints), tmp_path / "model")

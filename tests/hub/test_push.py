@@ -10,14 +10,11 @@ import pytest
 import yaml
 
 from conjoin.cli.main import main
-from conjoin.hub import export, export_stock, load_model, model_upload, push
+from conjoin.hub import export_stock, load_model, model_upload, push
 from conjoin.hub.commit import PushError, Upload
 from conjoin.hub.local_paths import without_paths
-from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing import MllmRetrieverProcessor
 from conjoin.storage import checksummed_path
 
 SCRIPT = Path(__file__).parents[2] / "hub_upload" / "push.py"
@@ -46,33 +43,21 @@ STRANGERS = (
     *("checkpoint-2/optimizer.pt", "checkpoint-2/config.json"),
 )
 LEFT_OUT = {"results.json", "link.json", "checkpoint-2/"} | {name for name in STRANGERS if "/" not in name}
-BUILD = {
-    "joint_encoder": lambda clip, bert: JointEncoderModel.from_backbones(
-        clip, bert, hidden_size=24, num_attention_heads=2
-    ),
-    "score_fusion": lambda clip, bert: ScoreFusionModel.from_clip(clip),
-    "token_fusion": TokenFusionModel.from_backbones,
-}
 
 
-@pytest.fixture(scope="module", params=sorted(BUILD))
-def folder(request, tiny_checkpoints, tmp_path_factory):
-    return save(request.param, tiny_checkpoints, tmp_path_factory)
+@pytest.fixture(scope="module", params=["joint_encoder", "score_fusion", "token_fusion", "mllm_retriever"])
+def folder(request, exports, tmp_path_factory):
+    return save(exports(request.param)[0], tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
-def model(tiny_checkpoints, tmp_path_factory):
-    return save("score_fusion", tiny_checkpoints, tmp_path_factory)
+def model(exports, tmp_path_factory):
+    return save(exports("score_fusion")[0], tmp_path_factory.mktemp("model"))
 
 
-def save(kind, tiny_checkpoints, tmp_path_factory):
-    clip, bert = tiny_checkpoints["clip"], tiny_checkpoints["bert"]
-    saved = tmp_path_factory.mktemp(kind)
-    export(
-        BUILD[kind](clip, bert),
-        ImageTextProcessor.from_backbones(clip, clip if kind == "score_fusion" else bert),
-        saved,
-    )
+def save(exported, folder):
+    """A copy of an export with all that one may find beside it."""
+    saved = shutil.copytree(exported, folder, dirs_exist_ok=True)
     (saved / "recipe.json").write_text(json.dumps(RECIPE))
     (saved / "results.json").write_text(json.dumps(RESULTS))
     (saved / "checkpoint-2").mkdir()
@@ -154,14 +139,14 @@ def test_card_says_what_the_folder_says(folder):
     assert "{{" not in card and "{%" not in card
 
 
-def test_card_of_a_model_that_began_with_a_folder(tiny_checkpoints, tmp_path):
+def test_card_of_a_model_that_began_with_a_folder(exports, tmp_path):
     """Its base model is that of the folder; without a record, nothing is said of training."""
-    clip = tiny_checkpoints["clip"]
-    processor = ImageTextProcessor.from_backbones(clip, clip)
-    folder = export(ScoreFusionModel.from_clip(clip), processor, tmp_path / "stage2")
+    folder = shutil.copytree(exports("score_fusion")[0], tmp_path / "stage2")
     card = model_upload(folder, "me/model").card
     assert "parameters." in card and "trained with" not in card and "base_model" not in metadata(card)
     assert metadata(card)["tags"][:2] == ["sentence-transformers", "conjoin"]
+    said = ("vectors of 32 dimensions", "MLLM retriever", "`qwen2_vl_vision`", "`qwen2_vl_text`")
+    assert all(words in model_upload(exports("mllm_retriever")[0], "me/puma").card for words in said)
     (tmp_path / "stage1").mkdir()
     (tmp_path / "stage1/recipe.json").write_text(json.dumps(RECIPE))
     begun = {"method": "puma", "model": {"checkpoint": str(tmp_path / "stage1")}}
@@ -352,17 +337,11 @@ def test_mistakes_are_one_line(model, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_what_push_has_no_card_for_names_the_way(model, tmp_path):
-    for name, content, message in (
-        ("onnx", {"model_type": "score_fusion"}, "is an ONNX export, which push does not take"),
-        ("clip", {"model_type": "clip"}, "a model of type 'clip'; there are cards for"),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(content))
-        if name == "onnx":
-            (tmp_path / name / "model.onnx.json").write_text("{}")
-        with pytest.raises(ValueError, match=message):
-            model_upload(tmp_path / name, "me/model")
+def test_an_onnx_export_is_not_pushed(tmp_path):
+    for name, content in (("config.json", {"model_type": "score_fusion"}), ("model.onnx.json", {})):
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="is an ONNX export, which push does not take"):
+        model_upload(tmp_path, "me/model")
 
 
 def test_the_script_of_the_clone_is_the_command(model, capsys, monkeypatch):

@@ -10,36 +10,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 
 from conjoin.hub import export
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import load_encoder
-
-
-@pytest.fixture(scope="module")
-def exported(tiny_checkpoints, mllm_checkpoints, tmp_path_factory):
-    """`exported(name)`: the folder of an exported model, the model and its processor."""
-    made = {}
-
-    def get(name):
-        if name in made:
-            return made[name]
-        torch.manual_seed(0)
-        if name == "qwen2_vl":
-            source, _ = mllm_checkpoints(name)
-            parts = MllmRetrieverModel.from_mllm(source, 2), MllmRetrieverProcessor.from_mllm(source)
-        elif name == "siglip":
-            source = tiny_checkpoints[name]
-            processor = ImageTextProcessor.from_backbones(source, source, text_padding="max_length")
-            parts = ScoreFusionModel.from_clip(source).eval(), processor
-        else:
-            sources = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-            parts = TokenFusionModel.from_backbones(*sources).eval(), ImageTextProcessor.from_backbones(*sources)
-        made[name] = export(*parts, tmp_path_factory.mktemp(name)), *parts
-        return made[name]
-
-    return get
 
 
 def load(folder, **options):
@@ -51,15 +22,15 @@ def vectors(model, processor, items):
     return model(**processor(items)).embeddings.numpy()
 
 
-@pytest.mark.parametrize("name", ["siglip", "token", "qwen2_vl"])
-def test_cut_texts_keep_their_ends(name, exported):
+@pytest.mark.parametrize("name", ["score_fusion, siglip", "token_fusion", "mllm_retriever"])
+def test_cut_texts_keep_their_ends(name, exports):
     """The library writes the end of a short text's prompt over the end of each cut text."""
-    folder, model, processor = exported(name)
+    folder, model, processor = exports(name)
     limit = processor.tokenizer.model_max_length
     beginning = "a red box with" + " many words" * 200
     texts = ["shared " + beginning, "shared " + beginning[::-1], "7 more words", "x"]
     encoder = load(folder)
-    if name == "qwen2_vl":
+    if name == "mllm_retriever":
         encoder.max_seq_length = limit = 120
     expected = model(**processor(texts, max_length=limit)).embeddings.detach().numpy()
     assert np.abs(expected[0] - expected[1]).max() > 1e-3
@@ -67,9 +38,9 @@ def test_cut_texts_keep_their_ends(name, exported):
     assert np.abs(encoder.encode(texts[:1]) - expected[:1]).max() <= 1e-6
 
 
-@pytest.mark.parametrize("name", ["token", "qwen2_vl"])
-def test_a_missing_picture_is_a_missing_part(name, exported, pictures):
-    folder, model, processor = exported(name)
+@pytest.mark.parametrize("name", ["token_fusion", "mllm_retriever"])
+def test_a_missing_picture_is_a_missing_part(name, exports, pictures):
+    folder, model, processor = exports(name)
     encoder = load(folder)
     rows = [{"image": pictures[0], "text": "red"}, {"image": None, "text": "a box"}]
     rows += [{"image": pictures[1], "text": None}]
@@ -80,22 +51,22 @@ def test_a_missing_picture_is_a_missing_part(name, exported, pictures):
         encoder.encode([rows[0], {"image": None, "text": None}])
 
 
-@pytest.mark.parametrize("name", ["token", "qwen2_vl"])
-def test_empty_texts_on_request(name, exported, pictures):
-    folder, model, _ = exported(name)
+@pytest.mark.parametrize("name", ["token_fusion", "mllm_retriever"])
+def test_empty_texts_on_request(name, exports, pictures):
+    folder, model, _ = exports(name)
     rows = ["a box", "", {"image": pictures[0], "text": ""}, {"image": None, "text": " "}]
     with pytest.raises(ValueError, match=r"item \d: .*(neither text nor image|text is empty)"):
         load(folder).encode(rows)
     found = load(folder, processor_kwargs={"empty_text": "embed"}).encode(rows)
-    processor = type(exported(name)[2]).from_pretrained(folder, empty_text="embed")
+    processor = type(exports(name)[2]).from_pretrained(folder, empty_text="embed")
     assert np.abs(found - vectors(model, processor, rows)).max() <= 1e-5
     assert np.abs(found[2] - vectors(model, processor, [pictures[0]])).max() <= 1e-5
     assert np.abs(found[1] - found[3]).max() <= 1e-5 and np.abs(found[0] - found[1]).max() > 1e-3
 
 
-def test_the_gradient_cache_of_the_library(exported, pictures):
+def test_the_gradient_cache_of_the_library(exports, pictures):
     """Chunks of a batch give the gradients of the whole batch, wherever pictures are."""
-    encoder = load(exported("qwen2_vl")[0]).train()
+    encoder = load(exports("mllm_retriever")[0]).train()
     columns = [["a red box", {"image": pictures[:2]}, {"image": pictures[2], "text": "7"}]]
     columns += [[pictures[3], "more", pictures[1]]]
     losses = MultipleNegativesRankingLoss(encoder), CachedMultipleNegativesRankingLoss(encoder, mini_batch_size=1)
@@ -117,9 +88,9 @@ def interleaved(pictures):
     ]
 
 
-def test_interleaved_items(exported, pictures):
+def test_interleaved_items(exports, pictures):
     """An MLLM reads chat messages in their order; several per call, mixed with other items, and as one picture."""
-    folder, model, processor = exported("qwen2_vl")
+    folder, model, processor = exports("mllm_retriever")
     items = [interleaved(pictures), interleaved(pictures[2:]), {"image": pictures[:3]}, "a box"]
     expected = vectors(model, processor, items)
     encoder = load(folder)
@@ -131,9 +102,9 @@ def test_interleaved_items(exported, pictures):
     assert np.abs(joined - expected)[:3].min(axis=0).max() > 1e-3 and np.abs(joined - expected)[3].max() <= 1e-5
 
 
-def test_interleaved_items_of_a_model_of_one_image(exported, pictures, tmp_path):
+def test_interleaved_items_of_a_model_of_one_image(exports, pictures, tmp_path):
     """`seq` refuses them and says what to do; `cat` is an option, and is saved with a model that was trained so."""
-    folder, model, processor = exported("token")
+    folder, model, processor = exports("token_fusion")
     items = [interleaved(pictures), {"image": pictures[2], "text": "a box"}]
     with pytest.raises(ValueError, match=r'2 images, but this model takes one .*input_type="cat" of the processor'):
         load(folder).encode(items)
@@ -148,9 +119,9 @@ def test_interleaved_items_of_a_model_of_one_image(exported, pictures, tmp_path)
 
 
 @pytest.mark.slow
-def test_several_processes(exported, pictures):
+def test_several_processes(exports, pictures):
     """A pool pickles the model; the hook that gradient checkpointing leaves cannot be pickled."""
-    encoder = load(exported("qwen2_vl")[0])
+    encoder = load(exports("mllm_retriever")[0])
     items = ["a box", pictures[0], {"image": pictures[1], "text": "7"}, "x"]
     expected = encoder.encode(items)
     encoder[0].auto_model.gradient_checkpointing_enable()

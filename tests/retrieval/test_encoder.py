@@ -1,5 +1,3 @@
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -154,23 +152,6 @@ class TestErrors:
         encoder = ItemEncoder(TinyModel(), lambda batch: tiny_processor([*batch, "extra"]))
         with pytest.raises(ValueError, match=r"'TinyModel' gave embeddings of shape \(3, 8\) for 2 items"):
             encoder.encode(["a", "b"])
-
-    def test_no_model(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        with pytest.raises(FileNotFoundError, match=r"cannot load the model 'absent': \S+"):
-            ItemEncoder.from_pretrained("absent")
-
-    @pytest.mark.parametrize("size", [0, 100, 2000])
-    def test_damaged_weights(self, size, tmp_path, own_export):
-        shutil.copytree(own_export[0], tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("SHA256SUMS"))
-        weights = tmp_path / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:size])
-        with pytest.raises(ValueError, match=f"the weights of the model '{tmp_path}' are truncated or damaged"):
-            ItemEncoder.from_pretrained(tmp_path)
-
-    def test_a_model_of_another_kind(self, tiny_checkpoints):
-        with pytest.raises(ValueError, match=r"is a bert; expected a model of this package, one of \['joint_encoder'"):
-            ItemEncoder.from_pretrained(tiny_checkpoints["bert"])
 
     def test_no_gpu(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

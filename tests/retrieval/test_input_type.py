@@ -5,9 +5,6 @@ import pytest
 from PIL import Image
 
 from conjoin.hub import export
-from conjoin.models.score_fusion import ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionModel
-from conjoin.processing import ImageTextProcessor
 from conjoin.processing.input_types import apply_input_type
 from conjoin.retrieval import Collection, ItemEncoder, encode_collection, load_encoder, search_items
 from tiny_encoder import TinyModel, tiny_encoder, tiny_processor
@@ -25,16 +22,9 @@ def query(pictures):
 
 
 @pytest.fixture(scope="module")
-def folders(own_export, sentence_folders, tiny_checkpoints, tmp_path_factory):
-    root, clip, vision, text = tmp_path_factory.mktemp("fusion"), *map(tiny_checkpoints.get, ("clip", "vit", "bert"))
-    models = {
-        "score_fusion": (ScoreFusionModel.from_clip(clip), clip, clip),
-        "token_fusion": (TokenFusionModel.from_backbones(vision, text), vision, text),
-    }
-    for name, (model, *parts) in models.items():
-        export(model, ImageTextProcessor.from_backbones(*parts), root / name)
-    found = {"joint_encoder": own_export[0], "st-clip": sentence_folders["clip"], "clip": clip}
-    return found | {name: root / name for name in models}
+def folders(exports, sentence_folders, tiny_checkpoints):
+    found = {"st-clip": sentence_folders["clip"], "clip": tiny_checkpoints["clip"]}
+    return found | {kind: exports(kind)[0] for kind in ("joint_encoder", "score_fusion", "token_fusion")}
 
 
 def unit(vectors):
@@ -60,15 +50,8 @@ def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pic
     assert np.abs(joined[0] - found[1]).max() > 1e-3
 
 
-def test_the_average_of_an_mllm_and_its_instruction(mllm_checkpoints, query):
-    import torch
-
-    from conjoin.models.mllm_retriever import MllmRetrieverModel
-    from conjoin.processing import MllmRetrieverProcessor
-
-    torch.manual_seed(0)
-    folder, _ = mllm_checkpoints("qwen2_vl")
-    model, processor = MllmRetrieverModel.from_mllm(folder), MllmRetrieverProcessor.from_mllm(folder)
+def test_the_average_of_an_mllm_and_its_instruction(exports, query):
+    _, model, processor = exports("mllm_retriever")
     encoders = {name: ItemEncoder(model, processor, input_type=name) for name in ("seq", "cat", "avg")}
     found = {name: encoder.encode([query], instruction="Find it.") for name, encoder in encoders.items()}
     parts = encoders["seq"].encode(apply_input_type(query, "avg"), instruction="Find it.")

@@ -16,20 +16,21 @@ EVIL = "from pathlib import Path\nPath({mark!r}).touch()\n"
 
 
 @pytest.fixture(scope="module")
-def folders(own_export, sentence_folders, tiny_checkpoints):
+def folders(own_export, exports, sentence_folders, tiny_checkpoints):
     """`{kind: folder}` of a model of every kind."""
     stock = {name: tiny_checkpoints[name] for name in ("clip", "siglip", "bert", "dinov2", "vit")}
+    stock["mllm"] = exports("mllm_retriever")[0]
     return {"own": own_export[0], "st-bert": sentence_folders["bert"], "st-clip": sentence_folders["clip"], **stock}
 
 
-KINDS = ("own", "st-bert", "st-clip", "clip", "siglip", "bert", "dinov2", "vit")
+KINDS = ("own", "mllm", "st-bert", "st-clip", "clip", "siglip", "bert", "dinov2", "vit")
 SETTINGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 BLIND, MUTE = {"st-bert", "bert"}, {"dinov2", "vit"}
 
 
 def items_for(kind, pictures):
     texts, images = ([] if kind in MUTE else TEXTS), ([] if kind in BLIND else pictures[:3])
-    mixed = zip(images, TEXTS, strict=False) if kind in {"own", "clip", "siglip"} else ()
+    mixed = zip(images, TEXTS, strict=False) if kind in {"own", "mllm", "clip", "siglip"} else ()
     return [*texts, *images, *({"image": image, "text": text} for image, text in mixed)]
 
 
@@ -111,7 +112,7 @@ class TestEveryKind:
             assert np.linalg.norm(some[3] - told[3]) > 1e-4
             with pytest.raises(ValueError, match="1 instructions for 4 items"):
                 encoder.encode(TEXTS, instruction=["find"])
-        if kind not in BLIND | {"own"}:  # our processors give the instruction to a picture as its text
+        if kind not in BLIND | {"own", "mllm"}:  # our processors give the instruction to a picture as its text
             plain, told = encoder.encode(pictures), encoder.encode(pictures, instruction="find it: ")
             np.testing.assert_allclose(plain, told, atol=1e-6)
 
