@@ -42,6 +42,7 @@ from transformers import (
 from transformers.utils import logging as library_logging
 
 from loopback_hub import serve
+from tiny_embedders import drop_video
 from tiny_mllms import save_mllm
 
 torch.set_num_threads(
@@ -260,3 +261,9 @@ def warnings(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING):
         yield lambda: caplog.text
     library_logging.disable_propagation()
+
+
+@pytest.fixture
+def without_video(monkeypatch):
+    """Leave out processors of videos where torchvision is missing, without which none can be built."""
+    drop_video(monkeypatch)

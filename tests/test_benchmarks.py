@@ -11,8 +11,6 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from tiny_embedders import drop_video
-
 pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
@@ -234,8 +232,7 @@ class EngineOfStock:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "llava", "Qwen2-VL embedder, mean"])
-def test_prompts_for_vllm_give_the_vectors_of_the_model(name, tmp_path, monkeypatch):
-    drop_video(monkeypatch)
+def test_prompts_for_vllm_give_the_vectors_of_the_model(name, tmp_path, monkeypatch, without_video):
     monkeypatch.syspath_prepend(SCRIPTS)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=EngineOfStock))
     request = SimpleNamespace(LoRARequest=lambda name, number, path: SimpleNamespace(path=path))

@@ -16,6 +16,7 @@ from conjoin.retrieval.mining.negatives import load_mined, write_mined
 from conjoin.storage import RowCache, write_checksums
 from conjoin.training.features import CachedFeatures, FeatureCache
 from conjoin.training.run_folder import begin_checkpoint, check_checkpoint, complete_checkpoint
+from damage import wrong_after_damage
 
 FLIPS = 6
 """Bits flipped in each file."""
@@ -108,14 +109,8 @@ KINDS = {
 }
 
 
-def damages(name, content):
-    """A file's content with a flipped bit at seeded places, and cut."""
-    rng = random.Random(name.partition("-")[0])
-    for _ in range(FLIPS):
-        place, bit = rng.randrange(len(content)), rng.randrange(8)
-        yield f"bit {bit} of byte {place}", content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
-    for end in (0, 1, len(content) // 2, len(content) - 1):
-        yield f"cut at {end}", content[:end]
+def ends(content):
+    return 0, 1, len(content) // 2, len(content) - 1
 
 
 def checked_files(folder):
@@ -136,20 +131,10 @@ def test_damage_is_named_or_harmless(kind, tmp_path, own_export):
     whole = read(folder)
     wrong, noticed, files = [], 0, checked_files(folder)
     for path in files:
-        content = path.read_bytes()
-        for damage, damaged in damages(path.name, content):
-            path.write_bytes(damaged)
-            try:
-                is_harmless = read(folder) == whole
-                if not is_harmless:
-                    wrong.append(f"{path.name}, {damage}: not noticed")
-            except (ValueError, FileNotFoundError) as error:
-                noticed += 1
-                if path.name not in str(error):
-                    wrong.append(f"{path.name}, {damage}: not named by {str(error)[:160]!r}")
-            except Exception as error:
-                wrong.append(f"{path.name}, {damage}: {type(error).__name__} {str(error)[:160]}")
-        path.write_bytes(content)
+        found, count, _ = wrong_after_damage(
+            path, lambda: read(folder), whole, path.name.partition("-")[0], FLIPS, ends, path.name
+        )
+        wrong, noticed = wrong + found, noticed + count
     assert read(folder) == whole
     assert not wrong, "\n".join(wrong)
     assert noticed >= 8 * len(files)  # of ten

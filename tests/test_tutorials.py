@@ -24,9 +24,9 @@ from conjoin.training import load_recipe
 from loopback_hub import ENVIRONMENT
 from test_docs import parse, plain_commands
 from tiny_catalogue import products, write_catalogue
-from tiny_embedders import drop_video, save_embedder
+from tiny_embedders import save_embedder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_video")]
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -90,7 +90,6 @@ def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pict
         else:
             MAKE[name](path, tiny_checkpoints, mllm_checkpoints, pictures)
     monkeypatch.chdir(folder)
-    drop_video(monkeypatch)
     return folder
 
 

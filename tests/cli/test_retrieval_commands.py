@@ -15,7 +15,7 @@ from tiny_commands import COLOURS, conjoin, write_rows
 def built(model, data, tmp_path_factory):
     """A collection of the images."""
     folder = tmp_path_factory.mktemp("built") / "squares"
-    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet")
+    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet", "--no-bf16")
     return folder
 
 
@@ -264,7 +264,7 @@ def test_encode_shows_a_bar_in_a_terminal_only(model, data, tmp_path, capsys, mo
 
 @pytest.mark.slow
 def test_two_processes_share_a_collection(built, model, data, tmp_path, launch):
-    printed = launch("encode", model, data, "--only", "image", "--out", tmp_path / "new", "--quiet")
+    printed = launch("encode", model, data, "--only", "image", "--out", tmp_path / "new", "--quiet", "--no-bf16")
     assert printed.count(f"7 vectors of 16 dimensions in {tmp_path / 'new'}") == 1
     assert (Collection.open(tmp_path / "new").vectors(COLOURS) == Collection.open(built).vectors(COLOURS)).all()
 

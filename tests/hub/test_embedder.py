@@ -12,15 +12,11 @@ from transformers import AutoModel
 from conjoin.hub import export_stock, load_embedder, load_model
 from conjoin.hub.embedder import PRESETS
 from conjoin.retrieval import load_encoder
-from tiny_embedders import DEFAULT, INSTRUCTION, drop_video, save_embedder, stock_processor
+from tiny_embedders import DEFAULT, INSTRUCTION, save_embedder, stock_processor
 from tiny_mllms import save_mllm
 
+pytestmark = pytest.mark.usefixtures("without_video")
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-
-
-@pytest.fixture(autouse=True)
-def without_video(monkeypatch):
-    drop_video(monkeypatch)
 
 
 @pytest.fixture(scope="module")

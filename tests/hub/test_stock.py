@@ -9,7 +9,6 @@ from jinja2 import Environment, nodes
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForImageTextToText, AutoProcessor, processing_utils
-from transformers.utils import is_torchvision_available
 
 from conjoin.hub import export_stock
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -18,15 +17,7 @@ from conjoin.retrieval import load_encoder
 from tiny_mllms import MLLMS, save_mllm
 
 QUERY = "Find it:"
-
-
-@pytest.fixture(autouse=True)
-def without_video(monkeypatch):
-    """Without torchvision no processor of videos can be built; leave it out, so that the others can."""
-    if not is_torchvision_available():
-        found = processing_utils.ProcessorMixin.get_attributes.__func__
-        kept = classmethod(lambda cls: [name for name in found(cls) if name != "video_processor"])
-        monkeypatch.setattr(processing_utils.ProcessorMixin, "get_attributes", kept)
+pytestmark = pytest.mark.usefixtures("without_video")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conjoin.retrieval import Collection, FaissIndex, encode_collection, open_collection
+from damage import wrong_after_damage
 from tiny_collections import clustered, files, lookup_encoder, lookup_rows, made, state
 
 VECTORS, QUERIES = clustered(300, 8), clustered(4, 8, seed=1)
@@ -45,34 +46,13 @@ def whole(tmp_path_factory):
     return folder
 
 
-def damages(name, content):
-    """A file's content with a flipped bit at seeded places, and cut."""
-    rng = random.Random(name)
-    for _ in range(FLIPS if content else 0):
-        place, bit = rng.randrange(len(content)), rng.randrange(8)
-        yield f"bit {bit} of byte {place}", content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
-    for end in rng.sample(range(len(content)), min(CUTS, len(content))):
-        yield f"cut at {end}", content[:end]
+def damaged(folder, name, read, right, is_named=True):
+    def ends(content):
+        return random.Random(name).sample(range(len(content)), min(CUTS, len(content)))
 
-
-def wrong_after_damage(folder, name, read, right, is_named=True):
-    """What is wrong with what is read of a folder whose file is damaged; how often the damage was noticed."""
     path = folder / name
-    content, wrong, noticed, tries = path.read_bytes(), [], 0, 0
-    for damage, damaged in damages(path.name, content):
-        path.write_bytes(damaged)
-        tries += 1
-        try:
-            if read(folder) != right:
-                wrong.append(f"{name}, {damage}: another result")
-        except (ValueError, FileNotFoundError) as error:
-            noticed += 1
-            if is_named and str(folder) not in str(error):
-                wrong.append(f"{name}, {damage}: the collection is not named by {str(error)[:160]!r}")
-        except BaseException as error:
-            wrong.append(f"{name}, {damage}: {type(error).__name__} {str(error)[:160]}")
-    path.write_bytes(content)
-    return wrong, noticed, tries
+    named = str(folder) if is_named else ""
+    return wrong_after_damage(path, lambda: read(folder), right, path.name, FLIPS, ends, named)
 
 
 @pytest.mark.parametrize("is_large", [False, True])
@@ -88,7 +68,7 @@ def test_damage_is_named_or_harmless(is_large, whole, tmp_path, monkeypatch):
     assert all(any(name.startswith(kind) for name in names) for kind in KINDS), names
     wrong, noticed, tries = [], {}, 0
     for name in names:
-        found, count, all_ = wrong_after_damage(folder, name, answers, right)
+        found, count, all_ = damaged(folder, name, answers, right)
         wrong, tries = wrong + found, tries + all_
         noticed[name] = count / all_
     assert answers(folder) == right
@@ -111,7 +91,7 @@ def test_without_checksums_damage_is_an_error_of_a_known_type(whole, tmp_path):
 
     wrong = []
     for name in [*files(folder)]:
-        wrong += wrong_after_damage(folder, name, read, True, is_named=False)[0]
+        wrong += damaged(folder, name, read, True, is_named=False)[0]
     assert not wrong, "\n".join(wrong)
 
 
@@ -152,17 +132,17 @@ def test_a_writer_does_not_hide_damage(whole, tmp_path):
     for number, path in enumerate(sorted((whole / "data/train.lance/data").iterdir())):
         folder = tmp_path / str(number)
         shutil.copytree(whole, folder)
-        collection, damaged = Collection.open(folder), folder / path.relative_to(whole)
-        content = bytearray(damaged.read_bytes())
+        collection, broken = Collection.open(folder), folder / path.relative_to(whole)
+        content = bytearray(broken.read_bytes())
         content[len(content) // 2] ^= 1
-        damaged.write_bytes(bytes(content))
+        broken.write_bytes(bytes(content))
         for use in (
             lambda folder=folder: encode_collection(lookup_rows(300), encoder, folder, sync=True),
             lambda collection=collection: collection.remove([collection.ids[0]]),
             lambda collection=collection: collection.index(None),
             lambda folder=folder: FaissIndex.build(folder),
         ):
-            with pytest.raises(ValueError, match=rf"{damaged.name}' is truncated or damaged: it differs from its"):
+            with pytest.raises(ValueError, match=rf"{broken.name}' is truncated or damaged: it differs from its"):
                 use()
 
 
@@ -211,7 +191,7 @@ class TestFaiss:
         for reader in (read, read_any):
             right, noticed = reader(folder), 0
             for path in sorted((folder / "faiss").iterdir()):
-                found, count, _ = wrong_after_damage(folder, f"faiss/{path.name}", reader, right)
+                found, count, _ = damaged(folder, f"faiss/{path.name}", reader, right)
                 wrong, noticed = wrong + found, noticed + count
             assert noticed >= 12
             assert reader(folder) == right

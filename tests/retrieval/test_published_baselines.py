@@ -18,16 +18,12 @@ from conjoin.hub import load_embedder
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
-from tiny_embedders import drop_video, write
+from tiny_embedders import write
 from tiny_mllms import LLAVA_SPECIALS, TEXT, save_mllm, tokenizer
 
+pytestmark = pytest.mark.usefixtures("without_video")
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 VISION |= {"image_size": 16, "patch_size": 8}
-
-
-@pytest.fixture(autouse=True)
-def without_video(monkeypatch):
-    drop_video(monkeypatch)
 
 
 def save_blip2(folder, kind):

@@ -109,29 +109,18 @@ def test_weights_of_the_parts_and_a_least_score(page, searcher, upload):
     [
         ("  \n", "price <", "cannot be evaluated"),
         ("a" * 201, "", "201 characters"),
-        ("a", "price <", "cannot be evaluated"),
         ("a", "<script>alert(1)</script>", "&lt;script&gt;alert(1)"),
-        ("a", "colour = 'red'", "No field named colour"),
         ("a", "x" * 1001, "The condition has 1,001 characters"),
     ],
 )
 def test_mistakes_are_messages_on_the_page(page, text, where, problem):
     (html,), code, query = page.search(Asked(text, None, 3, where))
-    assert problem in html
-    assert 'role="alert"' in html
-    assert "<script>" not in html
+    assert problem in html and 'role="alert"' in html and "<script>" not in html
     assert (code, query) == ("", None)
 
 
 @pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (b"hello", "The file &#x27;photo.png&#x27;: this is no image"),
-        (b"", "photo.png&#x27;: the file is empty"),
-        (png()[:45], "truncated or damaged"),
-        (bytes(20_001), "20,001 bytes; the limit is 20,000"),
-        (png(size=(200, 100)), "200 x 100 pixels; the limit is 10,000"),
-    ],
+    ("data", "problem"), [(b"hello", "The file &#x27;photo.png&#x27;: this is no image"), (png()[:45], "truncated")]
 )
 def test_bad_uploads_are_messages_on_the_page(page, upload, data, problem):
     (html,), _, _ = page.search(Asked("with a text", upload("photo.png", data), 3, ""))
