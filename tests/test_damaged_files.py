@@ -12,19 +12,15 @@ import torch
 from conjoin.evaluation.results import Results, Table, read_qrels, read_run, write_qrels, write_run
 from conjoin.hub import load_model
 from conjoin.retrieval.load import load_encoder
-from conjoin.retrieval.mining.negatives import load_mined, write_mined
-from conjoin.storage import RowCache, write_checksums
+from conjoin.retrieval.mining.negatives import write_mined
+from conjoin.storage import write_checksums
 from conjoin.training.features import CachedFeatures, FeatureCache
 from conjoin.training.run_folder import begin_checkpoint, check_checkpoint, complete_checkpoint
 from damage import wrong_after_damage
+from tiny_caches import Cache, read_mined
 
 FLIPS = 6
 """Bits flipped in each file."""
-
-
-class Rows(RowCache):
-    kind = "cache"
-    remedy = "make it"
 
 
 def make_mined(folder):
@@ -35,20 +31,15 @@ def make_mined(folder):
     )
 
 
-def read_mined(folder):
-    mined = load_mined(folder)
-    return dict(mined), [mined.findings(anchor) for anchor in mined]
-
-
 def make_rows(folder):
     def tensors(rows):
         return {"state": torch.tensor([[row, 2.0] for row in rows]), "words": [torch.arange(row) for row in rows]}
 
-    Rows.make(folder, 7, 3, {"data": "x"}, tensors)
+    Cache.make(folder, 7, 3, {"data": "x"}, tensors)
 
 
 def read_rows(folder):
-    rows = Rows(folder)
+    rows = Cache(folder)
     return [{name: tensor.tolist() for name, tensor in row.items()} for row in rows], rows.key
 
 

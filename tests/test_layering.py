@@ -29,20 +29,6 @@ TOP = {"conjoin.constants", "conjoin.lazy", "conjoin.progress", "conjoin.registr
 METHODS = {"solar": r"solar|summr", "puma": r"puma", "gcl": r"gcl", "coral": r"coral|merit"}
 SEVERAL = {"__init__.pyi", "methods/__init__.py", "losses/__init__.pyi", "demo/solar_results.py"}
 """Files that may name several methods: registries, and a table of results with its baseline."""
-MANY_PARAMETERS = {
-    "configuration_joint_encoder.__init__",
-    "encoder.__init__",
-    "modeling_joint_encoder.forward",
-    "modeling_mllm_retriever.forward",
-    "modeling_score_fusion.forward",
-    "modeling_token_fusion.forward",
-    "pairs.load_pairs",
-    "pairs.open_pairs",
-    "processing_image_text.__call__",
-    "processing_mllm.__init__",
-}
-"""Functions with more than eight parameters: those that transformers prescribes, the loaders of pairs, which name each
-column as those of `datasets` do, and `ItemEncoder`, whose callers pass one or two of its options by name."""
 FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])
 
 
@@ -98,17 +84,6 @@ def test_files_name_one_method_at_most_and_are_short():
         assert len(text.splitlines()) <= 600, path
         named = {name for name, words in METHODS.items() if re.search(rf"(?<![a-z])({words})(?![a-z])", text.lower())}
         assert len(named) <= 1 or str(path.relative_to(SOURCE)) in SEVERAL, f"{path} names {sorted(named)}"
-
-
-def test_only_prescribed_functions_have_many_parameters():
-    many = set()
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                names = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-                if len(names - {"self", "cls"}) > 8:
-                    many.add(f"{path.stem}.{node.name}")
-    assert many == MANY_PARAMETERS
 
 
 def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():

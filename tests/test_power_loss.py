@@ -13,16 +13,12 @@ import torch
 from conjoin.evaluation.results import Results
 from conjoin.hub import export, load_model
 from conjoin.retrieval import faiss_index
-from conjoin.retrieval.mining.negatives import load_mined, write_mined
-from conjoin.storage import RowCache, check_checksums, checksummed_path, publish_folder, write_text
+from conjoin.retrieval.mining.negatives import write_mined
+from conjoin.storage import check_checksums, checksummed_path, publish_folder, write_text
 from conjoin.training import RetrievalConfig
 from conjoin.training.run_folder import begin_checkpoint, complete_checkpoint, open_run_folder, remove_old
 from power_loss import Disk, write_tree
-
-
-class Cache(RowCache):
-    kind = "cache"
-    remedy = "make it"
+from tiny_caches import Cache, read_mined
 
 
 def files(folder):
@@ -70,11 +66,6 @@ def read_checkpoint(folder):
 def make_mined(folder, number, model):
     found = [[{"miner": "m", "rank": 1, "score": number / 2}]]
     write_mined(folder / "negatives.parquet", [[{"id": f"a{number}", "negatives": ["b"], "found_by": found}]])
-
-
-def read_mined(folder):
-    mined = load_mined(folder)
-    return [(anchor, mined[anchor], mined.findings(anchor)) for anchor in mined]
 
 
 def make_results(folder, number, model):

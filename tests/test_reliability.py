@@ -15,8 +15,8 @@ import torch
 from datasets import Dataset
 from PIL import Image
 
-from conjoin.retrieval import Collection, FaissIndex, Miner, encode_collection, load_mined, mine_hard_negatives
-from conjoin.storage import RowCache
+from conjoin.retrieval import Collection, FaissIndex, Miner, encode_collection, mine_hard_negatives
+from tiny_caches import Cache, read_mined
 from tiny_collections import state
 from tiny_encoder import tiny_encoder, tiny_rows
 
@@ -27,11 +27,6 @@ pytestmark = [
         (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="system calls of Linux on x86-64"
     ),
 ]
-
-
-class Cache(RowCache):
-    kind = "cache of numbers"
-    remedy = "make it"
 
 
 def encode(out):
@@ -76,11 +71,6 @@ def read_faiss(out):
         return rows, FaissIndex.open(out).search(tiny_encoder().encode(["a", "b"]), 9).ids
     except FileNotFoundError:
         return rows, None
-
-
-def read_mined(out):
-    mined = load_mined(out)
-    return [(name, mined[name], mined.findings(name)) for name in mined]
 
 
 def read_cache(out):

@@ -69,17 +69,12 @@ def test_merit(model, tmp_path, monkeypatch, capsys):
     assert main(["data", "make-mini-merit", str(data), *limits]) == 0
     assert f"--benchmark merit --data {data}" in capsys.readouterr().out
     command = ["evaluate", model, "--benchmark", "merit", "--data", str(data), "--out", str(out), "--quiet"]
-    assert main(command) == 2
-    assert "choose input type cat" in capsys.readouterr().err
-    command[-2] = str(tmp_path / "avg")
     assert main([*command, "--input", "avg", "--exclude-query-products", "--without", "title"]) == 0
     printed = capsys.readouterr().out
     assert "MRR@10 (9 queries)" in printed and "Out-of-distribution subsets" in printed and "By language" in printed
-    results = json.loads((tmp_path / "avg/results.json").read_text())
+    results = json.loads((out / "results.json").read_text())
     assert results["config"]["input"] == "avg" and results["config"]["query products"] == "left out"
-    assert len((tmp_path / "avg/runs/test.txt").read_text().splitlines()) > 9
-    assert main([*command, "--input", "avg", "--subset", "language:vi"]) == 2
-    assert "unknown subset 'language:vi'; expected some of language:id" in capsys.readouterr().err
+    assert len((out / "runs/test.txt").read_text().splitlines()) > 9
 
 
 def test_symmetric(model, tmp_path, capsys):
@@ -117,8 +112,6 @@ def test_pairs(model, tmp_path, capsys):
     path.write_text("\n".join(["key,photo,words", *lines]))
     out = tmp_path / "out"
     command = ["evaluate", model, "--benchmark", "pairs", "--data", str(path), "--out", str(out), "--quiet"]
-    assert main(command) == 2
-    assert "found no image column" in capsys.readouterr().err
     assert main([*command, "--image-column", "photo", "--text-column", "words", "--vector-map"]) == 0
     assert "t-SNE of 15 items" in (out / "report.html").read_text()
     printed = capsys.readouterr().out
@@ -152,8 +145,6 @@ def test_pairs_and_scenes_fetch_no_urls(model, tmp_path, monkeypatch, capsys):
         command = ["evaluate", model, "--benchmark", name, "--data", str(data), "--out", str(tmp_path / name)]
         assert main([*command, "--quiet"]) == 2
         assert "pass --allow-urls" in capsys.readouterr().err
-    assert main([*command[:3], "pairs", "--data", str(tmp_path / "pairs.jsonl"), *command[6:], "--allow-urls"]) == 2
-    assert "which is not public" in capsys.readouterr().err
 
 
 def test_emoji(model, tmp_path, monkeypatch, capsys):
@@ -161,8 +152,6 @@ def test_emoji(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sample, "EmojiSample", few)
     out = tmp_path / "out"
     words = ["--benchmark", "emoji", "--split", "val", "--out", str(out), "--quiet", "--query-style", "twemoji"]
-    assert main(["evaluate", model, *words]) == 2
-    assert "both drawn by 'twemoji'; choose two styles" in capsys.readouterr().err
     assert main(["evaluate", model, *words, "--gallery-style", "openmoji"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("image+text → text") == 2 and "emoji triplets" in printed
@@ -201,12 +190,9 @@ def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
     assert error("mbeir") == "conjoin: --benchmark mbeir needs --data"
     assert error("emoji", "--data", mini) == "conjoin: --benchmark emoji reads no --data; leave it out"
     assert "no such file or folder" in error("mbeir", "--data", str(tmp_path / "none"))
-    assert "unknown M-BEIR cell 'coco'" in error("mbeir", "--data", mini, "--cells", "coco")
     assert "benchmark 'mbier'; did you mean 'mbeir'?" in error("mbier")
     assert error("mbeir", "--cels=a").endswith("argument '--cels=a' of --benchmark mbeir; did you mean --cells?")
     assert error("emoji", "--hubness-penalty", "1").endswith("; see conjoin evaluate --benchmark emoji --help")
-    assert main(["data", "make-mini-mbeir", mini]) == 2
-    assert "exists and is not this miniature" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["evaluate", model, "--out", str(tmp_path)])
     assert "the following arguments are required: --benchmark" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from conjoin.cli.main import main
 from conjoin.hub import export, load_model
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import load_encoder
 
@@ -50,23 +49,6 @@ def test_prompts_of_an_export_stay(saved, tmp_path):
         out = tmp_path / form
         assert main(["export", str(written), "--format", form, "--out", str(out)]) == 0
         assert prompts(out) == {"query": "find ", "document": ""}
-
-
-def test_mistakes_are_one_line(saved, tiny_checkpoints, tmp_path, capsys):
-    clip = tiny_checkpoints["clip"]
-    model, processor = (
-        ScoreFusionModel.from_clip(clip, normalize_inputs=True),
-        ImageTextProcessor.from_backbones(clip, clip),
-    )
-    fused = export(model, processor, tmp_path / "fused")
-    for words, message in (
-        ([str(fused), "--out", str(tmp_path / "x"), "--format", "stock"], "normalize_inputs=True cannot be exported"),
-        ([saved, "--out", str(fused)], "exists; choose another folder"),
-        ([clip, "--out", str(tmp_path / "x")], "is a clip; expected a model of this package"),
-    ):
-        assert main(["export", *words]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
 
 
 def test_a_second_export_into_one_folder_is_refused(saved, tmp_path, capsys, monkeypatch):

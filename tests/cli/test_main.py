@@ -32,13 +32,6 @@ except SystemExit:
     assert printed.splitlines()[-1] == "['conjoin.cli.search']"
 
 
-def test_an_unknown_command_is_told_the_others(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["serch", "runs/photos"])
-    assert stopped.value.code == 2
-    assert "invalid choice: 'serch'" in capsys.readouterr().err
-
-
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, tmp_path):
     assert main(["train", str(tmp_path / "absent.yaml")]) == 2
     error = capsys.readouterr().err

@@ -1,16 +1,12 @@
 """The shared options: written once, read the same by every command."""
 
 import argparse
-import ast
-import inspect
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-import conjoin.cli
 from conjoin import constants
 from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
 from conjoin.cli.main import main
@@ -19,10 +15,6 @@ from conjoin.models.joint_encoder import READOUTS
 from conjoin.processing.input_types import INPUT_TYPES
 from conjoin.processing.item_images import ALLOW_URLS
 from conjoin.retrieval import ItemEncoder
-
-MODULES = sorted(Path(inspect.getfile(conjoin.cli)).parent.glob("*.py"))
-OWN = {"demo.py"}
-"""Commands with options of their own under shared names: the demo takes the precision of its recipe."""
 
 
 def parse(command, *words):
@@ -43,16 +35,6 @@ def test_commands_share_defaults():
     with pytest.raises(SystemExit):
         parse(encode, "model", "data", "--out", "x", "--dtype", "bfloat16")
     assert not hasattr(parse(search, "index"), "batch_size")
-
-
-def test_no_command_writes_a_shared_option_itself():
-    shared = {*options.DATA_OPTIONS, *options.COMPUTE_OPTIONS, *options.URL_OPTIONS, "--dtype"}
-    for path in (path for path in MODULES if path.name not in OWN):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        for call in calls:
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-                names = {argument.value for argument in call.args if isinstance(argument, ast.Constant)}
-                assert not names & shared, path
 
 
 def test_rows_are_read_by_the_options(tmp_path):

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -130,19 +128,6 @@ class TestDamage:
         load_model(folder)
 
 
-class EmptyHub(BaseHTTPRequestHandler):
-    """A hub without repositories."""
-
-    def do_GET(self):
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def endpoint(monkeypatch, tmp_path):
     """Use the hub at an address, and an empty cache."""
@@ -166,14 +151,10 @@ def test_without_a_network_the_message_names_the_model_and_a_recipe(endpoint):
     assert time.monotonic() - started < 4
 
 
-def test_a_name_that_the_hub_does_not_know(endpoint):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), EmptyHub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint(f"http://127.0.0.1:{server.server_port}")
+def test_a_name_that_the_hub_does_not_know(endpoint, hub):
+    endpoint(hub.url)
     with pytest.raises(FileNotFoundError, match="no such folder, and on the hub no such model that you may read"):
         check_model("o/m")
-    server.shutdown()
-    server.server_close()
 
 
 def test_what_cannot_be_a_repository_needs_no_request(endpoint, tmp_path, monkeypatch):

@@ -435,14 +435,6 @@ class TestSkipped:
         with pytest.raises(ValueError, match=f"none of the 3 rows can be used; {reasons}"):
             encode(tmp_path, rows_with_bad_ones()[9:12], on_error="skip")
 
-    def test_the_encoder_tells_which_items_it_cannot_use(self):
-        found = {}
-        items = ["a", {"image": "gone.png"}, "b", {"text": " "}]
-        vectors = tiny_encoder(batch_size=2).encode(items, on_unusable=found.__setitem__)
-        assert sorted(found) == [1, 3] and "gone.png" in str(found[1])
-        assert np.isnan(vectors[[1, 3]]).all()
-        np.testing.assert_allclose(vectors[[0, 2]], tiny_encoder().encode(["a", "b"]), atol=1e-6)
-
     def test_a_batch_that_fails_although_its_items_do_not_is_an_error(self):
         def processor(items):
             if len(items) > 1:
@@ -641,6 +633,7 @@ KEPT = {
     "only later": ([None, None, None, None, "x"], None),
     "only at first": ([True, False, None, None, None], None),
     "dates": ([DAY, DAY, None, DAY, DAY], None),
+    "moments": ([SENT, None, SENT, None, None], None),
     "times": ([datetime(2026, 1, 2, 3), None, datetime(1999, 1, 1), None, None], None),
     "lists": ([["a"], [], ["b", "c"], None, ["d"]], None),
     "numbers, then fractions, in lists": ([[1.5], [2], [], None, [3]], [[1.5], [2.0], [], None, [3.0]]),
@@ -663,10 +656,6 @@ class TestKept:
         assert encode(tmp_path, rows, tiny_encoder(batch_size=chunk)).changes == Changes(unchanged=5)
         expected = [str(number) for number, value in enumerate(given) if value is not None]
         assert collection.select("`a b` is not null") == expected
-
-    def test_a_time_with_a_zone_is_the_same_moment(self, tmp_path):
-        (row,) = encode(tmp_path, [{"id": "a", "text": "x", "metadata": {"sent": SENT}}]).rows(["a"])
-        assert row["sent"] == SENT
 
     def test_texts_and_paths_beside_them(self, tmp_path):
         Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")

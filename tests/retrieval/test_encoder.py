@@ -94,30 +94,30 @@ class TestFingerprint:
 
 
 class TestErrors:
-    def test_a_single_item_is_not_a_list(self):
-        with pytest.raises(TypeError, match="expected a list of items, got one str; wrap it in a list"):
-            tiny_encoder().encode("text")
-
-    def test_no_items(self):
-        with pytest.raises(ValueError, match="there are no items to encode"):
-            tiny_encoder().encode([])
-
-    def test_ids_of_another_number(self):
-        with pytest.raises(ValueError, match="got 1 ids for 2 items"):
-            tiny_encoder().encode(["a", "b"], ids=["a"])
-
-    def test_bad_item_is_named_by_its_own_position(self):
-        with pytest.raises(ValueError, match=r"^item 1: text is empty or only white space"):
-            tiny_encoder().encode(["a long text", " ", "a longer text than that", "b"])
-
-    def test_bad_item_is_named_by_its_id(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"^item 'x': image '.*missing.png': no such file"):
-            tiny_encoder().encode(["a", {"image": str(tmp_path / "missing.png")}], ids=["w", "x"])
-
-    def test_what_only_the_processor_refuses_is_named_too(self):
-        two = {"image": [Image.new("RGB", (2, 2))] * 2}
-        with pytest.raises(ValueError, match=r"^item 2: holds 2 images, one is the most$"):
-            tiny_encoder().encode(["a", "b", two])
+    @pytest.mark.parametrize(
+        ("items", "ids", "error", "message"),
+        [
+            ("text", None, TypeError, "expected a list of items, got one str; wrap it in a list"),
+            ([], None, ValueError, "there are no items to encode"),
+            (["a", "b"], ["a"], ValueError, "got 1 ids for 2 items"),
+            (
+                ["a long text", " ", "a longer text than that", "b"],
+                None,
+                ValueError,
+                "^item 1: text is empty or only ",
+            ),
+            (["a", {"image": "/no/m.png"}], ["w", "x"], FileNotFoundError, "^item 'x': image '.*m.png': no such file"),
+            (
+                ["a", "b", {"image": [Image.new("RGB", (2, 2))] * 2}],
+                None,
+                ValueError,
+                "^item 2: holds 2 images, one is",
+            ),
+        ],
+    )
+    def test_bad_items_are_named_also_what_only_the_processor_refuses(self, items, ids, error, message):
+        with pytest.raises(error, match=message):
+            tiny_encoder().encode(items, ids)
 
     def test_what_only_an_instruction_breaks_is_named_too(self):
         def processor(items, instruction=None):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
-from conjoin.retrieval import Miner, load_encoder, mine_hard_negatives, plan_mining
+from conjoin.retrieval import load_encoder
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo 12"]
 
@@ -56,20 +55,3 @@ def test_image_and_text_of_two_towers_are_added(tiny_checkpoints, pictures):
         ValueError, match=r"^item 1: 2 images, but this model takes one image per item; choose input type cat"
     ):
         encoder.encode([TEXTS[0], {"image": pictures[:2]}])
-
-
-def test_the_seven_miners_of_the_paper(tiny_checkpoints, pictures, tmp_path):
-    """With a two-tower checkpoint in the place of the stage-1 model."""
-    pairs = [("text", "text"), ("image", "image"), ("text", "image"), ("image", "text")]
-    bert, dino, clip, siglip = (tiny_checkpoints[name] for name in ("bert", "dinov2", "clip", "siglip"))
-    miners = [Miner("text", bert, "text", "text", 1.1), Miner("image", dino, "image", "image", 1.1)]
-    miners += [Miner(f"clip-{query}-{other}", clip, query, other, 1.1) for query, other in pairs]
-    miners.append(Miner("stage1", siglip, "fused", "fused", 1.1))
-    texts = ["red apple", "green apple", "blue chair", "a sea"]
-    rows = [{"id": str(n), "image": p, "text": t} for n, (p, t) in enumerate(zip(pictures, texts, strict=True))]
-    options = {"load_encoder": lambda model: load_encoder(model, device="cpu")}
-    plan = plan_mining(Dataset.from_list(rows), miners, tmp_path, **options)
-    assert [step.name for step in plan.steps[-7:]] == [f"search {miner.name}" for miner in miners]
-    mined = mine_hard_negatives(Dataset.from_list(rows), miners, tmp_path, k=2, **options)
-    found = {finding.miner for anchor in mined for some in mined.findings(anchor).values() for finding in some}
-    assert found == {miner.name for miner in miners}
