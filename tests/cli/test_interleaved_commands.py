@@ -86,26 +86,11 @@ def test_bad_queries(place, collection, query, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_three_images_under_seq(model, place, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("CONJOIN_ROOTS", str(place))
-    row = {"id": "x", "images": [f"{place}/{colour}.png" for colour in COLOURS[:3]], "text": "three"}
-    words = ("encode", model, write_rows(tmp_path / "rows.jsonl", [row]), "--out", tmp_path / "store", "--quiet")
-    for more in ((), ("--input", "seq")):
-        assert conjoin(*words, *more) == 2
-        assert "item 'x': 3 images, but this model takes one image per item; choose input" in capsys.readouterr().err
-    assert conjoin(*words, "--input", "cat") == 0
-    capsys.readouterr()
-    assert conjoin(*words, "--input", "avg") == 2  # another input type does not resume the store
-    assert "input_type" in capsys.readouterr().err
-
-
-def test_a_benchmark_of_several_images(model, place, tmp_path, capsys):
+def test_a_benchmark_of_several_images(model, place, tmp_path):
     rows = [json.loads(line) for line in (place / "several.jsonl").read_text().splitlines()]
     rows = [row | {"text": row["id"].replace("-", " and ")} for row in rows]
     table = write_rows(place / "pairs.jsonl", rows)
     words = ("evaluate", model, "--benchmark", "pairs", "--data", table, "--quiet", "--device", "cpu")
-    assert conjoin(*words, "--out", tmp_path / "seq") == 2
-    assert "choose input type cat" in capsys.readouterr().err
     assert conjoin(*words, "--out", tmp_path / "cat", "--input", "cat") == 0
     results = json.loads((tmp_path / "cat/results.json").read_text())
     assert results["config"]["input"] == "cat"

@@ -19,6 +19,40 @@ def built(model, data, tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def shop(tmp_path):
+    return tmp_path / "shop"
+
+
+@pytest.fixture
+def encode(model, data, shop, capsys, monkeypatch):
+    """Encodes images into `shop`; returns what is printed."""
+    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
+
+    def run(*words, source=data, out=shop):
+        conjoin("encode", model, source, "--out", out, "--only", "image", "--quiet", *words)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def search(shop, data, capsys):
+    """Searches `shop`, for the blue square if nothing else is said; returns what is printed as JSON."""
+
+    def run(*words, collection=shop, image="blue"):
+        image = ["--image", data / f"{image}.png"] if image else []
+        capsys.readouterr()
+        conjoin("search", collection, *image, *words, "--json")
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def priced(data):
+    return [{"id": colour, "image": f"{data}/{colour}.png", "price": price} for price, colour in enumerate(COLOURS)]
+
+
 def test_an_image_finds_itself(built, data, capsys):
     conjoin("search", built, "--image", data / "blue.png", "-k", 3)
     lines = capsys.readouterr().out.splitlines()
@@ -27,227 +61,184 @@ def test_an_image_finds_itself(built, data, capsys):
     assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
 
 
-def test_text_and_composed_queries_as_json(built, data, model, capsys):
-    conjoin("search", built, "--text", "a red square", "--json")
-    found = json.loads(capsys.readouterr().out)
+def test_text_and_composed_queries_as_json(built, data, model, search):
+    found = search("--text", "a red square", collection=built, image=None)
     assert found["query"] == {"text": "a red square"}
     assert sorted(hit["id"] for hit in found["results"]) == sorted(COLOURS)
     assert [hit["rank"] for hit in found["results"]] == list(range(1, 8))
-    composed = ["--image", data / "red.png", "--text", "a blue square"]
-    conjoin("search", built, *composed, "--model", model, "--json", "-k", 2)
     query = {"image": str(data / "red.png"), "text": "a blue square"}
     expected = Collection.open(built).search(ItemEncoder.from_pretrained(model).encode([query]), 2)
-    found = json.loads(capsys.readouterr().out)
+    found = search("--text", "a blue square", "--model", model, "-k", 2, collection=built, image="red")
     assert [hit["id"] for hit in found["results"]] == expected.ids[0]
 
 
-def priced(data):
-    return [{"id": colour, "image": f"{data}/{colour}.png", "price": price} for price, colour in enumerate(COLOURS)]
-
-
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_results_come_with_texts_image_paths_and_kept_columns(data, model, tmp_path, capsys, monkeypatch, streaming):
-    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
+def test_results_come_with_texts_image_paths_and_kept_columns(data, shop, tmp_path, encode, search, capsys, streaming):
     rows = [row | {"text": f"a {row['id']}\nsquare " * 9} for row in priced(data)]
     table = write_rows(tmp_path / "table.jsonl", rows)
-    command = ["encode", model, table, "--out", tmp_path / "shop", "--quiet"]
-    conjoin(*command, *streaming, "--only", "image", "--keep", "price", "text")
-    capsys.readouterr()
-    query = ["search", tmp_path / "shop", "--image", data / "blue.png", "-k", 2]
-    conjoin(*query, "--json")
-    assert json.loads(capsys.readouterr().out)["results"][0]["row"] == {
-        "image": str(data / "blue.png"),
-        "price": 2,
-        "text": "a blue\nsquare " * 9,
-    }
-    conjoin(*query)
+    encode(*streaming, "--keep", "price", "text", source=table)
+    row = {"image": str(data / "blue.png"), "price": 2, "text": "a blue\nsquare " * 9}
+    assert search("-k", 2)["results"][0]["row"] == row
+    conjoin("search", shop, "--image", data / "blue.png", "-k", 2)
     header, first, _ = capsys.readouterr().out.splitlines()
     assert header.split() == ["rank", "score", "id", "text", "price", "image"]
-    assert first.split()[:3] == ["1", "1.0000", "blue"]
-    assert first.endswith(f"a blue square a b…  2      {data / 'blue.png'}") and first.index("a blue") == header.index(
-        "text"
-    )
-    conjoin(*command, *streaming, "--only", "image", "--keep", "price")  # the text is kept no longer
-    assert "0 rows added, 7 replaced, 0 removed, 0 unchanged; 0 encoded" in capsys.readouterr().out
+    assert first.split()[:3] == ["1", "1.0000", "blue"] and first.index("a blue") == header.index("text")
+    assert first.endswith(f"a blue square a b…  2      {data / 'blue.png'}")
+    printed = encode(*streaming, "--keep", "price", source=table)  # the text is kept no longer
+    assert "0 rows added, 7 replaced, 0 removed, 0 unchanged; 0 encoded" in printed
     with pytest.raises(ValueError, match="was made with only 'image', not 'text'"):
-        conjoin(*command, *streaming, "--only", "text")
+        encode(*streaming, "--only", "text", source=table)
 
 
-def test_a_csv_is_filtered_by_numbers(data, model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
+def test_a_csv_is_filtered_by_numbers(data, shop, tmp_path, encode, search):
     lines = [f"{colour},{data}/{colour}.png,{9 + price}\n" for price, colour in enumerate(COLOURS)]
-    (tmp_path / "shop.csv").write_text("id,image,price\n" + "".join(lines))
-    for keep in ("price", "price:number"):
-        shop = tmp_path / f"shop-{keep}"
-        conjoin("encode", model, tmp_path / "shop.csv", "--only", "image", "--keep", keep, "--quiet", "--out", shop)
-    capsys.readouterr()
-    conjoin("search", shop, "--image", data / "red.png", "-k", 9, "--where", "price < 11", "--json")
-    found = {hit["id"]: hit["row"]["price"] for hit in json.loads(capsys.readouterr().out)["results"]}
+    table = tmp_path / "shop.csv"
+    table.write_text("id,image,price\n" + "".join(lines))
+    encode("--keep", "price:number", source=table)
+    found = {hit["id"]: hit["row"]["price"] for hit in search("-k", 9, "--where", "price < 11")["results"]}
     assert found == {COLOURS[0]: 9, COLOURS[1]: 10}
+    encode("--keep", "price", source=table, out=tmp_path / "words")
     with pytest.raises(ValueError, match=r"price \(string\); `conjoin encode --keep NAME:number` reads texts as"):
-        conjoin("search", tmp_path / "shop-price", "--image", data / "red.png", "--where", "price < 11")
+        search("--where", "price < 11", collection=tmp_path / "words")
 
 
-def test_a_collection_keeps_its_precision(data, model, tmp_path, monkeypatch):
+def test_a_collection_keeps_its_precision(shop, encode, monkeypatch):
     """Whichever a machine computes faster in: rows that are encoded later are like the others."""
     for faster in (True, False):
         monkeypatch.setattr("conjoin.ops.devices._is_bf16_faster", lambda kind, faster=faster: faster)
-        conjoin("encode", model, data, "--only", "image", "--quiet", "--out", tmp_path / "store")
-        assert Collection.open(tmp_path / "store").metadata["key"]["precision"] == "bfloat16"
+        encode()
+        assert Collection.open(shop).metadata["key"]["precision"] == "bfloat16"
     with pytest.raises(ValueError, match="was made with precision 'bfloat16', not 'full'"):
-        conjoin("encode", model, data, "--only", "image", "--out", tmp_path / "store", "--no-bf16")
+        encode("--no-bf16")
 
 
-def test_a_living_collection(data, model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
+def test_a_living_collection(data, shop, tmp_path, encode, search, capsys):
     lines = priced(data)
 
     def encode_again(*options):
-        command = ["encode", model, write_rows(tmp_path / "table.jsonl", lines), "--out", tmp_path / "shop"]
-        conjoin(*command, "--only", "image", "--keep", "price", "--quiet", *options)
-        return capsys.readouterr().out
+        return encode("--keep", "price", *options, source=write_rows(tmp_path / "table.jsonl", lines))
 
-    def search_shop(*options):
-        conjoin("search", tmp_path / "shop", "--image", data / "blue.png", "-k", 9, *options, "--json")
-        return json.loads(capsys.readouterr().out)
+    def ids():
+        return [hit["id"] for hit in search("-k", 9)["results"]]
 
     assert "7 rows added, 0 replaced, 0 removed, 0 unchanged; 7 encoded" in encode_again("--sync")
     lines[3]["price"] = 50
     gone, new = lines.pop(2), lines[0] | {"id": "crimson", "price": 99}
-    assert "0 rows added, 1 replaced, 0 removed, 5 unchanged; 0 encoded" in encode_again()
-    assert gone["id"] in [hit["id"] for hit in search_shop()["results"]]
+    assert "0 rows added, 1 replaced, 0 removed, 5 unchanged; 0 encoded" in encode_again() and gone["id"] in ids()
     lines.append(new)
-    assert "1 rows added, 0 replaced, 1 removed, 6 unchanged; 1 encoded" in encode_again("--sync")
-    assert gone["id"] not in [hit["id"] for hit in search_shop()["results"]]
-    found = search_shop("--where", "price > 40 and id != 'red'", "--html", tmp_path / "pages" / "page.html")
+    printed = encode_again("--sync")
+    assert "1 rows added, 0 replaced, 1 removed, 6 unchanged; 1 encoded" in printed and gone["id"] not in ids()
+    found = search("--where", "price > 40 and id != 'red'", "--html", tmp_path / "pages" / "page.html")
     assert {(hit["id"], hit["row"]["price"]) for hit in found["results"]} == {("crimson", 99), (lines[2]["id"], 50)}
     assert found["where"] == "price > 40 and id != 'red'"
     page = (tmp_path / "pages" / "page.html").read_text()
     assert page.count("data:image/") == 3 and "crimson" in page and "price &gt; 40" in page
-    assert search_shop("--where", "price > 1000")["results"] == []
-    conjoin("search", tmp_path / "shop", "--image", data / "blue.png", "--where", "price > 1000")
+    assert search("--where", "price > 1000")["results"] == []
+    conjoin("search", shop, "--image", data / "blue.png", "--where", "price > 1000")
     assert capsys.readouterr().out == "nothing found: the condition holds for no row\n"
     with pytest.raises(ValueError, match=r"No field named colour.*; the columns are id \(string\), text"):
-        search_shop("--where", "colour = 1", "--model", "nowhere")
+        search("--where", "colour = 1", "--model", "nowhere")
 
 
-def test_words_and_vectors_together(data, model, tmp_path, capsys):
-    conjoin("encode", model, data, "--out", tmp_path / "both", "--quiet")
-    capsys.readouterr()
-    conjoin("search", tmp_path / "both", "--text", "orange", "--hybrid", "-k", 1)
-    assert capsys.readouterr().out.splitlines()[1].split()[2] == "orange"
+def test_words_and_vectors_together(model, data, shop, search):
+    conjoin("encode", model, data, "--out", shop)
+    assert search("--text", "orange", "--hybrid", "-k", 1, image=None)["results"][0]["id"] == "orange"
     with pytest.raises(ValueError, match="--hybrid finds the words of --text: pass one"):
-        conjoin("search", tmp_path / "both", "--image", data / "red.png", "--hybrid")
+        search("--hybrid")
+    with pytest.raises(ValueError, match="--min-score needs scores of similarity"):
+        search("--text", "blue", "--hybrid", "--min-score", "0.1")
 
 
-def test_weights_of_the_parts_of_a_query(built, data, capsys):
-    def scores(*options):
-        conjoin("search", built, "--json", *options)
-        return {hit["id"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
+def test_weights_of_the_parts_of_a_query(built, data, search, capsys):
+    def scores(*options, image="red"):
+        return {hit["id"]: hit["score"] for hit in search(*options, collection=built, image=image)["results"]}
 
-    image, text = ["--image", data / "red.png"], ["--text", "a blue square"]
-    assert scores(*image, *text, "--weight", "image=1", "text=0") == pytest.approx(scores(*image), abs=1e-5)
-    both, alone, words = scores(*image, *text, "--weight", "image=1", "text=2"), scores(*image), scores(*text)
+    text = ["--text", "a blue square"]
+    assert scores(*text, "--weight", "image=1", "text=0") == pytest.approx(scores(), abs=1e-5)
+    both, alone, words = scores(*text, "--weight", "image=1", "text=2"), scores(), scores(*text, image=None)
     ratios = [(alone[colour] + 2 * words[colour]) / both[colour] for colour in COLOURS]
     assert ratios == pytest.approx([ratios[0]] * 7, rel=1e-3)
-    with pytest.raises(ValueError, match="its text has no weight"):
-        conjoin("search", built, *image, *text, "--weight", "image=1")
     for wrong in ("colour=1", "image=much"):
         with pytest.raises(SystemExit):
-            conjoin("search", built, *image, "--weight", wrong)
+            scores("--weight", wrong)
         assert "=NUMBER" in capsys.readouterr().err
 
 
-def test_products_with_several_pictures(model, data, tmp_path, capsys, monkeypatch):
+def test_products_with_several_pictures(data, shop, tmp_path, encode, search, capsys, monkeypatch):
     table = [f"{colour},{data}/{colour}.png,{'bright' if 'l' in colour else 'dark'}" for colour in COLOURS]
     (tmp_path / "table.csv").write_text("\n".join(["id,image,product", *table]))
     monkeypatch.setenv("CONJOIN_ROOTS", "")
-    shop = tmp_path / "shop"
-    encode_shop = ["encode", model, tmp_path / "table.csv", "--root", data, "--only", "image", "--keep", "product"]
-    conjoin(*encode_shop, "--out", shop, "--quiet")
+    encode("--root", data, "--keep", "product", source=tmp_path / "table.csv")
     monkeypatch.setenv("CONJOIN_ROOTS", "")  # each command is a process
-    query = ["search", shop, "--image", data / "blue.png"]
-    capsys.readouterr()
-    conjoin(*query, "--group-by", "product", "-k", 2, "--json")
-    found = json.loads(capsys.readouterr().out)["results"]
+    found = search("--group-by", "product", "-k", 2)["results"]
     assert [hit["rank"] for hit in found] == [1, 2] and found[0]["row"]["product"] == "bright"
     assert found[1]["row"]["product"] == "dark" and found[0]["score"] > 0.9999
     with pytest.raises(ValueError, match="no column 'brand'; it has id, text, image, product"):
-        conjoin(*query, "--group-by", "brand", "--model", "nowhere")
-    conjoin(*query, "--html", tmp_path / "page.html", "--title-column", "product", "-k", 1)
+        search("--group-by", "brand", "--model", "nowhere")
+    query = ["search", shop, "--image", data / "blue.png", "--html", tmp_path / "page.html", "-k", 1]
+    conjoin(*query, "--title-column", "product")
     printed, page = capsys.readouterr(), (tmp_path / "page.html").read_text()
     assert "<p>bright</p>" in page and "<dt>product" not in page and page.count(">blue<") == 1
     hint = f"add --root {data}"
     assert hint in printed.err and hint in page and hint not in printed.out
-    conjoin(*query, "--html", tmp_path / "page.html", "--root", data, "-k", 1)
+    conjoin(*query, "--root", data)
     assert "--root" not in capsys.readouterr().err + (tmp_path / "page.html").read_text()
 
 
-def test_nothing_similar(built, data, tmp_path, capsys):
-    query = ["search", built, "--image", data / "blue.png"]
-    conjoin(*query, "--json")
-    scores = [hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]]
-    conjoin(*query, "--min-score", scores[2], "--json")
-    answer = json.loads(capsys.readouterr().out)
+def test_nothing_similar(built, data, tmp_path, search, capsys):
+    scores = [hit["score"] for hit in search(collection=built)["results"]]
+    answer = search("--min-score", scores[2], collection=built)
     assert [hit["score"] for hit in answer["results"]] == [score for score in scores if score >= scores[2]]
     assert answer["min_score"] == scores[2] and answer["best_score"] == scores[0]
-    conjoin(*query, "--min-score", "1.1", "--html", tmp_path / "page.html")
+    page = tmp_path / "page.html"
+    conjoin("search", built, "--image", data / "blue.png", "--min-score", "1.1", "--html", page)
     line = "nothing similar found (best score 1.0000)"
-    assert capsys.readouterr().out == line + "\n" and line in (tmp_path / "page.html").read_text()
-    with pytest.raises(ValueError, match="--min-score needs scores of similarity"):
-        conjoin("search", built, "--text", "blue", "--hybrid", "--min-score", "0.1")
+    assert capsys.readouterr().out == line + "\n" and line in page.read_text()
 
 
-def test_encode_says_what_next_and_stores_what_was_asked(model, data, tmp_path, capsys):
-    arguments = ["encode", model, data, "--dtype", "float16", "--batch-size", 2, "--quiet"]
-    conjoin(*arguments, "--out", tmp_path / "a")
-    assert f"7 vectors of 16 dimensions in {tmp_path / 'a'}\nnext: conjoin search" in capsys.readouterr().out
-    collection = Collection.open(tmp_path / "a")
+def test_encode_says_what_next_and_stores_what_was_asked(model, shop, tmp_path, encode):
+    options = ["--dtype", "float16", "--batch-size", 2]
+    assert f"7 vectors of 16 dimensions in {shop}\nnext: conjoin search" in encode(*options)
+    collection = Collection.open(shop)
     assert collection.ids == list(COLOURS) and collection.dtype == "float16"
     assert collection.model.name == str(model.resolve())
-    conjoin(*arguments, "--out", tmp_path / "b", "--streaming")
+    encode(*options, "--streaming", out=tmp_path / "b")
     assert (Collection.open(tmp_path / "b").vectors() == collection.vectors()).all()
 
 
-def test_thumbnails_are_shown_where_the_pictures_are_gone(model, data, tmp_path, capsys):
-    shutil.copytree(data, tmp_path / "pictures")
-    command = ["encode", model, tmp_path / "pictures", "--only", "image", "--out", tmp_path / "squares", "--quiet"]
-    conjoin(*command, "--keep-pictures", 8)
+def test_thumbnails_are_shown_where_the_pictures_are_gone(data, shop, tmp_path, encode, capsys):
+    pictures = shutil.copytree(data, tmp_path / "pictures")
+    encode("--keep-pictures", 8, source=pictures)
     with pytest.raises(ValueError, match="--keep-pictures must be at least 1, got 0"):
-        conjoin(*command, "--keep-pictures", 0)
-    shutil.rmtree(tmp_path / "pictures")
-    capsys.readouterr()
-    conjoin("search", tmp_path / "squares", "--text", "red", "--html", tmp_path / "page.html")
+        encode("--keep-pictures", 0, source=pictures)
+    shutil.rmtree(pictures)
+    conjoin("search", shop, "--text", "red", "--html", tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count("data:image/") == 7
     assert "JFIF" not in capsys.readouterr().out
 
 
-def test_verify(model, data, tmp_path, capsys):
-    conjoin("encode", model, data, "--out", tmp_path / "squares", "--quiet")
-    assert main(["verify", str(tmp_path / "squares")]) == 0
+def test_verify(shop, encode, capsys):
+    encode()
+    assert main(["verify", str(shop)]) == 0
     assert "all files are as they were written" in capsys.readouterr().out
-    file = next((tmp_path / "squares/data/train.lance/data").iterdir())
+    file = next((shop / "data/train.lance/data").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
-    assert main(["verify", str(tmp_path / "squares")]) == 2
+    assert main(["verify", str(shop)]) == 2
     assert file.name in capsys.readouterr().err
-    assert main(["verify", str(tmp_path)]) == 2
+    assert main(["verify", str(shop.parent)]) == 2
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
-def test_encode_skips_what_cannot_be_used(model, data, tmp_path, capsys, monkeypatch, streaming):
-    monkeypatch.setenv("CONJOIN_ROOTS", str(data))
+def test_encode_skips_what_cannot_be_used(data, shop, tmp_path, encode, streaming):
     lines = [f"{data}/{colour}.png,{colour}" for colour in COLOURS]
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    (tmp_path / "a.csv").write_text("\n".join(["image,sku", *lines[:3], "broken.jpg,x", *lines[3:], "gone.png,y"]))
-    arguments = ["encode", model, tmp_path / "a.csv", "--only", "image", "--out", tmp_path / "new", "--quiet"]
-    arguments += streaming
+    table = tmp_path / "a.csv"
+    table.write_text("\n".join(["image,sku", *lines[:3], "broken.jpg,x", *lines[3:], "gone.png,y"]))
     with pytest.raises((ValueError, FileNotFoundError), match=r"broken\.jpg|gone\.png"):
-        conjoin(*arguments)
-    conjoin(*arguments, "--on-error", "skip")
-    assert (
-        f"skipped 2 rows that cannot be used: {tmp_path / 'new' / 'skipped.jsonl'}\n7 vec" in capsys.readouterr().out
-    )
-    new = Collection.open(tmp_path / "new")
+        encode(*streaming, source=table)
+    printed = encode(*streaming, "--on-error", "skip", source=table)
+    assert f"skipped 2 rows that cannot be used: {shop / 'skipped.jsonl'}\n7 vec" in printed
+    new = Collection.open(shop)
     assert new.ids == list(COLOURS)
     assert [(row.row, row.id) for row in new.skipped] == [(3, "x"), (8, "y")]
     assert "gone.png': no such file" in new.skipped[1].reason
@@ -269,22 +260,19 @@ def test_two_processes_share_a_collection(built, model, data, tmp_path, launch):
     assert (Collection.open(tmp_path / "new").vectors(COLOURS) == Collection.open(built).vectors(COLOURS)).all()
 
 
-def test_index(model, data, tmp_path, capsys):
-    folder = tmp_path / "squares"
-    conjoin("encode", model, data, "--only", "image", "--out", folder, "--quiet", "--dims", 8)
-    assert "7 vectors of 8 dimensions" in capsys.readouterr().out
-    conjoin("index", folder, "--kind", "ivf_flat")
+def test_index(shop, encode, search, capsys):
+    assert "7 vectors of 8 dimensions" in encode("--dims", 8)
+    conjoin("index", shop, "--kind", "ivf_flat")
     assert "7 rows indexed (ivf_flat), recall@10 1.000\nnext: conjoin search" in capsys.readouterr().out
-    conjoin("index", folder, "--faiss", "Flat")
-    assert f"FAISS index Flat of 7 vectors in {folder}, recall@10 1.000" in capsys.readouterr().out
-    conjoin("search", folder, "--image", data / "green.png", "-k", 1)  # the query is cut to 8 numbers, too
-    assert capsys.readouterr().out.splitlines()[1].split()[2] == "green"
-    conjoin("index", folder, "--kind", "none")
+    conjoin("index", shop, "--faiss", "Flat")
+    assert f"FAISS index Flat of 7 vectors in {shop}, recall@10 1.000" in capsys.readouterr().out
+    assert search("-k", 1)["results"][0]["id"] == "blue"  # the query is cut to 8 numbers, too
+    conjoin("index", shop, "--kind", "none")
     assert "7 rows indexed\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="--probes must be at least 1, got 0"):
-        conjoin("index", folder, "--probes", 0)
+        conjoin("index", shop, "--probes", 0)
     with pytest.raises(ValueError, match="--ray-workers 2 needs --engine ray"):
-        conjoin("encode", model, data, "--out", folder, "--ray-workers", 2)
+        encode("--ray-workers", 2)
 
 
 class TestErrors:
@@ -325,14 +313,12 @@ class TestErrors:
         with pytest.raises(ValueError, match=f"not a local model of this package: pass --model {models[kind]} to"):
             conjoin("search", recorded(models[kind]), "--text", "a")
 
-    def test_code_beside_the_recorded_model_is_not_run(self, model, data, tmp_path, capsys):
+    def test_code_beside_the_recorded_model_is_not_run(self, model, data, shop, tmp_path, search):
         shutil.copytree(model, tmp_path / "model")
-        conjoin("encode", tmp_path / "model", data, "--only", "image", "--out", tmp_path / "new", "--quiet")
+        conjoin("encode", tmp_path / "model", data, "--only", "image", "--out", shop)
         for file in (tmp_path / "model").glob("*.py"):
             file.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
-        capsys.readouterr()
-        conjoin("search", tmp_path / "new", "--image", data / "green.png", "-k", 1)
-        assert capsys.readouterr().out.splitlines()[1].split()[2] == "green" and not (tmp_path / "mark").exists()
+        assert search("-k", 1)["results"][0]["id"] == "blue" and not (tmp_path / "mark").exists()
 
 
 def test_a_model_with_code_of_its_own_needs_the_option(tiny_checkpoints, data, tmp_path, capsys):

@@ -153,11 +153,6 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"'TinyModel' gave embeddings of shape \(3, 8\) for 2 items"):
             encoder.encode(["a", "b"])
 
-    def test_no_gpu(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(ValueError, match="cuda:1 was asked for, but torch sees no GPU; use --device cpu"):
-            ItemEncoder.from_pretrained("absent", device="cuda:1")
-
     def test_batch_size(self):
         with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
             tiny_encoder(batch_size=0)
