@@ -15,7 +15,6 @@ import pytest
 
 import tiny_ranks
 from conjoin.retrieval import Collection, encode, encode_collection
-from conjoin.retrieval.encode import launched_processes
 from tiny_encoder import tiny_encoder
 
 pytestmark = pytest.mark.slow
@@ -147,24 +146,3 @@ def written(run, folder):
     ranks = {int(child.environ()["RANK"]): child for child in children if SCRIPT in child.cmdline()}
     assert sorted(ranks) == [0, 1]
     return ranks
-
-
-class TestLaunchedProcesses:
-    def test_none_without_a_launcher(self, monkeypatch):
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            monkeypatch.delenv(name, raising=False)
-        assert launched_processes() is None
-        monkeypatch.setenv("WORLD_SIZE", "1")
-        assert launched_processes() is None
-
-    @pytest.mark.parametrize("name, value, message", [
-        ("RANK", "one", "RANK must be a number, got 'one'"),
-        ("WORLD_SIZE", "-2", "WORLD_SIZE must be a number, got '-2'"),
-        ("RANK", "2", "RANK must be below WORLD_SIZE, got 2 of 2"),
-        ("MASTER_PORT", "http", "MASTER_PORT must be a number"),
-    ])  # fmt: skip
-    def test_bad_numbers(self, monkeypatch, name, value, message):
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv(name, value)
-        with pytest.raises(ValueError, match=message):
-            launched_processes()

@@ -6,7 +6,7 @@ import pytest
 
 from conjoin.retrieval import Collection, EncodeOptions
 from conjoin.retrieval.collection_table import open_table
-from conjoin.retrieval.encode import CollectionWriter
+from conjoin.retrieval.encode import CollectionWriter, launched_processes
 from tiny_encoder import tiny_encoder, tiny_rows
 
 BAR = SimpleNamespace(update=lambda count: None)
@@ -86,3 +86,24 @@ def test_a_worker_that_ended_before_it_deleted_what_it_replaced(takes, tmp_path,
     assert len(collection) == 23 and len(set(collection.ids)) == 23
     prices = [row["price"] for row in collection.rows([row["id"] for row in tiny_rows()])]
     assert prices == [2] * 7 + [1] * 16
+
+
+class TestLaunchedProcesses:
+    def test_none_without_a_launcher(self, monkeypatch):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        assert launched_processes() is None
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert launched_processes() is None
+
+    @pytest.mark.parametrize("name, value, message", [
+        ("RANK", "one", "RANK must be a number, got 'one'"),
+        ("WORLD_SIZE", "-2", "WORLD_SIZE must be a number, got '-2'"),
+        ("RANK", "2", "RANK must be below WORLD_SIZE, got 2 of 2"),
+        ("MASTER_PORT", "http", "MASTER_PORT must be a number"),
+    ])  # fmt: skip
+    def test_bad_numbers(self, monkeypatch, name, value, message):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=message):
+            launched_processes()
