@@ -89,7 +89,11 @@ def test_a_mistake_is_one_line(path, tmp_path, capsys, options, message):
 
 @pytest.mark.parametrize(
     ("option", "word", "message"),
-    [("--samplers", "conventional", "expected a weight after ="), ("--conditions", "two=1", "expected NUMBER=WEIGHT")],
+    [
+        ("--samplers", "uniform=1", "unknown sampler 'uniform'"),
+        ("--samplers", "conventional", "expected a weight after ="),
+        ("--conditions", "two=1", "expected NUMBER=WEIGHT"),
+    ],
 )
 def test_weights_are_parsed(path, tmp_path, capsys, option, word, message):
     with pytest.raises(SystemExit):

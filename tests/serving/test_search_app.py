@@ -120,7 +120,12 @@ def test_mistakes_are_messages_on_the_page(page, text, where, problem):
 
 
 @pytest.mark.parametrize(
-    ("data", "problem"), [(b"hello", "The file &#x27;photo.png&#x27;: this is no image"), (png()[:45], "truncated")]
+    ("data", "problem"),
+    [
+        (b"hello", "The file &#x27;photo.png&#x27;: this is no image"),
+        (bytes(20_001), "20,001 bytes; the limit is 20,000"),
+        (png()[:45], "truncated or damaged"),
+    ],
 )
 def test_bad_uploads_are_messages_on_the_page(page, upload, data, problem):
     (html,), _, _ = page.search(Asked("with a text", upload("photo.png", data), 3, ""))
