@@ -187,6 +187,19 @@ def mllm_checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def retriever(mllm_checkpoints):
+    """`retriever(name, keep_layers, ...)` is a tiny MLLM, pruned if told, and its processor."""
+    from conjoin.models.mllm_retriever import MllmRetrieverModel
+    from conjoin.processing import MllmRetrieverProcessor
+
+    def get(name, keep_layers=None, **config):
+        folder, _ = mllm_checkpoints(name)
+        return MllmRetrieverModel.from_mllm(folder, keep_layers, **config), MllmRetrieverProcessor.from_mllm(folder)
+
+    return get
+
+
+@pytest.fixture(scope="session")
 def pictures():
     """Four different RGB pictures of different sizes."""
     random = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from PIL import ImageOps
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.training import LoraArguments, add_lora
 from methods.coral import tiny_coral
 from methods.puma import tiny_puma
 from methods.solar import tiny_solar
@@ -12,6 +13,12 @@ from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 def joint(checkpoints, folder, method, rows=4, **arguments):
     model, processor = make_encoder(checkpoints)
     return make_trainer(method, model, processor, folder, make_rows(rows), **arguments)
+
+
+def gcl_lora(checkpoints, folder, rows=4, **arguments):
+    model, processor = make_encoder(checkpoints)
+    add_lora(model, LoraArguments(r=2, alpha=4))
+    return make_trainer("gcl", model, processor, folder, make_rows(rows), **arguments)
 
 
 def solar_stage1(checkpoints, folder, rows=4, **arguments):
@@ -52,6 +59,7 @@ TRAINERS = {
     "contrastive": (joint, {"method": "contrastive"}),
     "GCL": (joint, {"method": "gcl"}),
     "GCL, Matryoshka": (joint, {"method": "gcl", "matryoshka_dims": [4, 16]}),
+    "GCL, LoRA": (gcl_lora, {}),
     "GCL, MLLM": (gcl_mllm, {}),
     "SOLAR 1": (solar_stage1, {}),
     "SOLAR 1, windows": (solar_stage1, {"scores": "windows", "gla_weight": 0.0, "mask_share": 0.5}),
@@ -67,7 +75,7 @@ TRAINERS = {
     "Coral": (coral, {}),
     "Coral, partial": (coral, {"readout": "last", "partial": True, "masked_only": True}),
 }
-OF_JOINT_ENCODER = (joint, solar_stage1, solar_stage2)
+OF_JOINT_ENCODER = (joint, gcl_lora, solar_stage1, solar_stage2)
 
 
 def make_any(name, checkpoints, mllm, folder, **arguments):

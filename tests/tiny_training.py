@@ -12,6 +12,8 @@ from conjoin.methods.contrastive import ContrastiveConfig, ContrastiveTrainer
 from conjoin.methods.gcl import GclConfig, GclTrainer
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
+from conjoin.training import cached_backward
+from conjoin.training.objective import total_loss
 
 FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})
 METHODS = {"contrastive": (ContrastiveConfig, ContrastiveTrainer), "gcl": (GclConfig, GclTrainer)}
@@ -27,6 +29,13 @@ SETTINGS = {
     "lr_scheduler_type": "constant",
     "logging_steps": 1,
 }
+
+
+def small_run(out, **more):
+    """Words of `conjoin train` that make the run of any recipe small."""
+    settings = {key: f"'{value}'" if value in ("no", "none") else value for key, value in SETTINGS.items()}
+    settings |= {"output_dir": out, "dataloader_num_workers": 0, "warmup_steps": 0} | more
+    return [f"--training.{key}={value}" for key, value in settings.items()]
 
 
 def built_once(build):
@@ -46,11 +55,11 @@ def built_once(build):
 
 
 @built_once
-def make_encoder(checkpoints, **config):
+def make_encoder(checkpoints, vision="dinov2", text="bert", **config):
     torch.manual_seed(0)
     settings = {"hidden_size": 16, "num_attention_heads": 2} | config
-    model = JointEncoderModel.from_backbones(checkpoints["dinov2"], checkpoints["bert"], **settings)
-    return model, ImageTextProcessor.from_backbones(checkpoints["dinov2"], checkpoints["bert"])
+    model = JointEncoderModel.from_backbones(checkpoints[vision], checkpoints[text], **settings)
+    return model, ImageTextProcessor.from_backbones(checkpoints[vision], checkpoints[text])
 
 
 def make_rows(count, groups=None):
@@ -81,6 +90,25 @@ def without_dropout(model):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+
+
+def _gradients(objective):
+    found = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    return found
+
+
+def plain_step(objective, batch):
+    """The terms of a batch and the gradients, by name."""
+    terms = objective(**batch)
+    total_loss(terms).backward()
+    return terms, _gradients(objective)
+
+
+def cached_step(objective, batch, chunk_size, **options):
+    """The same in chunks, by the gradient cache."""
+    terms = cached_backward(objective, dict(batch), chunk_size, lambda loss: loss.backward(), **options)
+    return terms, _gradients(objective)
 
 
 def move_to_second_machine(args, monkeypatch):

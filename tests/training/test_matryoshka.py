@@ -5,7 +5,7 @@ import torch
 
 from conjoin.data import PairCollator
 from conjoin.losses import ContrastiveLoss, GclLoss
-from conjoin.training import Objective, RetrievalConfig, cached_backward
+from conjoin.training import Objective, RetrievalConfig
 from conjoin.training.objective import total_loss
 from tiny_training import make_encoder, make_rows
 
@@ -28,16 +28,7 @@ def test_it_is_the_mean_over_truncated_and_normalised_widths(tiny_checkpoints, n
         cut = {view: torch.nn.functional.normalize(value[:, :width], dim=1) for view, value in embeddings.items()}
         expected += weight * total_loss(objective.loss(**cut, ids=ids)).item()
     objective.widths = {4: 0.25, 7: 0.5, 16: 0.25}
-    terms = objective(**batch)
-    assert total_loss(terms).item() == pytest.approx(expected, abs=1e-12)
-    total_loss(terms).backward()
-    plain = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-    objective.zero_grad()
-    cached_backward(objective, dict(batch), 2, lambda loss: loss.backward())
-    assert plain
-    for name, parameter in objective.named_parameters():
-        if name in plain:
-            torch.testing.assert_close(parameter.grad, plain[name], atol=1e-10, rtol=0)
+    assert total_loss(objective(**batch)).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_whole_width_alone_is_the_plain_loss(tiny_checkpoints):

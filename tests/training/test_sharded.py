@@ -2,9 +2,6 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +22,7 @@ from conjoin.training import LoraArguments, Objective, add_lora
 from conjoin.training.sharded import Sharding
 from tiny_trainers import make_any
 from tiny_training import METHODS, make_encoder, make_rows, make_trainer, without_dropout
+from two_ranks import run_two_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -119,42 +117,17 @@ def environment_of(launch_file):
     return {"ACCELERATE_USE_FSDP": "true"} | {key.upper(): str(value) for key, value in settings.items()}
 
 
-def run_two_ranks(folder, fsdp, checkpoints, cases=(), methods=(), mllm=None):
+def start(folder, fsdp, checkpoints, cases=(), methods=(), mllm=None):
     """Run `main` in two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     spec = {"checkpoints": checkpoints, "mllm": mllm, "folder": str(folder), "fsdp": fsdp}
-    spec = json.dumps(spec | {"cases": list(cases), "methods": list(methods)})
-    code = f"import json\nfrom test_sharded import main\nmain(json.loads({spec!r}))"
-    environment = os.environ | (environment_of(LAUNCH_FILES / "fsdp.yaml") if fsdp else {}) | {
-        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=(folder / f"{rank}.log").open("w"), stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        end = time.monotonic() + 150
-        while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
-            assert time.monotonic() < end, "the ranks hang"
-            time.sleep(0.1)
-        for rank, process in enumerate(ranks):
-            assert process.poll() in (0, None), (folder / f"{rank}.log").read_text()[-3000:]
-    finally:
-        for process in ranks:
-            process.kill()
+    spec |= {"cases": list(cases), "methods": list(methods)}
+    run_two_ranks("test_sharded", folder, spec, **(environment_of(LAUNCH_FILES / "fsdp.yaml") if fsdp else {}))
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tiny_checkpoints, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    run_two_ranks(folder, True, tiny_checkpoints, cases=CASES)
+    start(folder, True, tiny_checkpoints, cases=CASES)
     return folder
 
 
@@ -170,7 +143,7 @@ def test_sharded_ranks_equal_ranks_with_whole_weights(tiny_checkpoints, mllm_che
     mllm = str(mllm_checkpoints("qwen2_vl")[0])
     for name, fsdp in (("whole", False), ("sharded", True)):
         (tmp_path / name).mkdir()
-        run_two_ranks(tmp_path / name, fsdp, tiny_checkpoints, methods=OTHER_METHODS, mllm=mllm)
+        start(tmp_path / name, fsdp, tiny_checkpoints, methods=OTHER_METHODS, mllm=mllm)
     found, expected = (json.loads((tmp_path / name / "losses-0.json").read_text()) for name in ("sharded", "whole"))
     assert {name: len(losses) for name, losses in found.items()} == dict.fromkeys(OTHER_METHODS, 2)
     (tmp_path / "untrained").mkdir()

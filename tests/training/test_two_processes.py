@@ -2,9 +2,6 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
 from conjoin.training.gradient_cache import average_gradients
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from two_ranks import run_two_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -96,26 +94,7 @@ def main(spec):
 @pytest.fixture(scope="module")
 def two_ranks(tiny_checkpoints, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    spec = json.dumps({"checkpoints": tiny_checkpoints, "folder": str(folder)})
-    code = f"import json\nfrom test_two_processes import main\nmain(json.loads({spec!r}))"
-    environment = os.environ | {
-        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for process in ranks:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output[-3000:]
+    run_two_ranks("test_two_processes", folder, {"checkpoints": tiny_checkpoints, "folder": str(folder)})
     return folder
 
 

@@ -113,7 +113,7 @@ def test_every_positive_of_a_row_is_right_in_evaluation(tmp_path, tiny_checkpoin
         ({"data.format": "nli", "data.instruction": "x"}, "instruction='x' is for format queries, not nli"),
         ({"data.format": "pairs", "data.sources": "[{source: a}]"}, "pairs are streamed; set streaming: true"),
         ({"data.format": "nli", "data.datasets": "[VisualNews]"}, "is for format mbeir or mmeb, not nli"),
-        ({"data.format": "querys"}, "unknown format 'querys'"),
+        ({"data.format": "querys"}, "unknown format 'querys'; expected one of"),
         ({"data.image_column": "image"}, "image_column='image' is for pairs"),
         ({"data.streaming": "true"}, "streaming is for pairs"),
         ({"data.sources": "[{sources: a}]"}, "unknown key 'sources'"),

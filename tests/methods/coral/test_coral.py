@@ -2,9 +2,6 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from conjoin.losses import info_nce
 from conjoin.methods.coral import CoralConfig, CoralObjective, CoralTrainer, load_language_head
 from conjoin.methods.coral.targets import PromptFrame, choose_masked, draw_noise, unpack_targets
 from conjoin.methods.coral.trainer import SeedCollator, SeededRows
+from two_ranks import run_two_ranks
 
 TERMS = ["rec_language_loss", "rec_vision_loss", "reg_language_loss", "reg_vision_loss"]
 PLAIN = {"optim": "sgd", "max_grad_norm": 0.0}
@@ -101,26 +99,6 @@ def test_normalized_targets_are_those_of_the_vision_decoder_alone(folder, tmp_pa
         assert torch.equal(expected[name], plain[name]) is ("language" in name)
 
 
-def test_a_masked_input_changes_no_prediction_of_its_decoder(folder, tmp_path):
-    model, processor = make_model(folder)
-    objective = make_objective(model, processor, tmp_path).eval()
-    batch = make_batch(processor, 3)
-    seeds = batch["mask_seeds"]
-    with torch.no_grad():
-        embeddings = objective.embed(**batch)
-        lengths = embeddings["target_lengths"].tolist()
-        target = unpack_targets(embeddings, slice(0, 3))
-        noise = draw_noise(seeds.tolist(), target.ids.shape[1])
-        before = {name: objective._row_losses(name, "queries", embeddings, seeds, slice(0, 3))[0]
-                  for name in objective.decoders}  # fmt: skip
-        masked = choose_masked(target.kinds["language"], noise, 0.5)
-        for place in range(lengths[1]):
-            changed = dict(embeddings) | {"target_tokens": embeddings["target_tokens"].clone()}
-            changed["target_tokens"][lengths[0] + place] += 0.01
-            after = objective._row_losses("language", "queries", changed, seeds, slice(0, 3))[0]
-            assert (after != before["language"]).tolist() == [False, not masked[1, place], False]
-
-
 @pytest.mark.parametrize(
     ("arguments", "kept"),
     [
@@ -180,9 +158,6 @@ def test_any_mllm_is_trained(name, keep_layers, mllm_checkpoints, tmp_path):
     trainer.train()
     moved = {name for name, value in before.items() if not torch.equal(value, trainer.model.state_dict()[name])}
     assert moved == {name for name in before if "lora_" in name or "decoders." in name}
-    for entry in trainer.state.log_history[:-1]:
-        assert entry["loss"] == pytest.approx(sum(v for k, v in entry.items() if k.endswith("_loss")), rel=1e-4)
-        assert set(TERMS) < entry.keys()
 
 
 @pytest.mark.slow
@@ -208,42 +183,6 @@ def test_one_batch_is_learned_by_heart(folder, tmp_path):
     assert max(terms.values()) < 0.1
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_the_gradient_cache_takes_the_plain_step(folder, tmp_path, full):
-    weights = []
-    for chunk in (0, 4):
-        model, processor = make_model(folder, lora=not full)
-        trainer = make_trainer(
-            model, processor, tmp_path, Products(12, partial=True), per_device_train_batch_size=6,
-            gradient_cache_chunk_size=chunk, decoded_rows=4 - chunk // 2, **PLAIN,
-        )  # fmt: skip
-        if full:
-            model.get_input_embeddings().requires_grad_(True)
-        before = {name: p.detach().double() for name, p in trainer.model.named_parameters() if p.requires_grad}
-        trainer.model.double()
-        for name, parameter in trainer.model.named_parameters():  # the same decoders
-            if name.startswith("decoders."):
-                parameter.data.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).double().sin().view_as(parameter))
-        trainer.train()
-        weights.append(dict(trainer.model.named_parameters()))
-    assert max((weights[0][name] - value).abs().max() for name, value in before.items() if "encoder" in name) > 1e-4
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8)
-
-
-def test_the_checkpoint_has_the_decoders_and_the_saved_model_has_none(folder, tmp_path):
-    model, processor = make_model(folder)
-    trainer = make_trainer(model, processor, tmp_path, Products(4), max_steps=1, save_strategy="steps", save_steps=1)
-    trainer.train()
-    stored = load_file(tmp_path / "checkpoint-1/model.safetensors")
-    assert any(name.startswith("decoders.vision.") for name in stored)
-    trainer.save_model(str(tmp_path / "out"))
-    saved = load_file(tmp_path / "out/model.safetensors")
-    assert saved
-    assert not any("decoder" in name or "lora" in name or "head" in name for name in saved)
-    assert saved.keys() <= {name.removeprefix("encoder.").replace("base_layer.", "") for name in stored}
-
-
 def test_the_head_of_an_untied_model_is_read_and_stays_as_it_is(folder, mllm_checkpoints, tmp_path):
     head = load_language_head(folder)
     assert torch.equal(head, mllm_checkpoints("qwen2_vl")[1].lm_head.weight)
@@ -259,25 +198,6 @@ def test_the_head_of_an_untied_model_is_read_and_stays_as_it_is(folder, mllm_che
     assert not any("head" in name for name in own.state_dict())
     with pytest.raises(ValueError, match=r"the language head has shape \(300, 31\), the model the width 32"):
         make_objective(model, processor, tmp_path, torch.zeros(300, 31))
-
-
-def test_only_masked_positions_reach_the_vocabulary(folder, tmp_path, monkeypatch):
-    from conjoin.losses import reconstruction
-
-    seen = []
-    plain = reconstruction._cross_entropy
-    monkeypatch.setattr(reconstruction, "_cross_entropy", lambda s, i, t: (seen.append(len(i)), plain(s, i, t))[1])
-    model, processor = make_model(folder)
-    batch = make_batch(processor, 8)
-    counts = {}
-    for masked_only in (False, True):
-        objective = make_objective(model, processor, tmp_path, masked_only=masked_only, reconstruct=["language"])
-        seen.clear()
-        with torch.no_grad():
-            texts = unpack_targets(objective.embed(**batch), slice(0, 8)).kinds["language"].sum(1)
-            objective(**batch)
-        counts[masked_only] = sum(seen)
-    assert counts == {False: 2 * int(texts.sum()), True: 2 * int((texts * 0.5 + 0.5).floor().sum())}
 
 
 def test_options_and_models_are_checked(folder, tmp_path, tiny_checkpoints):
@@ -329,22 +249,7 @@ def main(folder, out):
 
 @pytest.mark.slow
 def test_two_ranks_equal_one_process(folder, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    code = f"from test_coral import main\nmain({str(folder)!r}, {str(tmp_path)!r})"
-    environment = os.environ | {
-        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(2)
-    ]  # fmt: skip
-    for process in ranks:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output[-3000:]
+    run_two_ranks("test_coral", tmp_path, folder, str(tmp_path))
     expected, log = run_case(folder, tmp_path / "alone", 0, batch_size=8)
     start = {name: p.detach().double() for name, p in make_model(folder)[0].named_parameters()}
     changes = [(expected[f"encoder.{name}"] - p).abs().max() for name, p in start.items() if "lora_" in name]

@@ -15,6 +15,7 @@ from conjoin.methods.coral.language_head import load_language_head, prepare_cora
 from conjoin.training import build_model, build_trainer, load_recipe
 from tiny_merit import write_merit
 from tiny_mmeb import write_mmeb
+from tiny_training import small_run
 
 RECIPES = Path(__file__).parents[3] / "training_args/coral"
 
@@ -23,10 +24,8 @@ RECIPES = Path(__file__).parents[3] / "training_args/coral"
 def words(tmp_path):
     """Overrides that make a recipe small."""
     write_merit(tmp_path / "merit")
-    small = ["max_steps=2", "per_device_train_batch_size=2", "use_cpu=true", "logging_steps=1", "disable_tqdm=true"]
-    small += ["dataloader_num_workers=0", "save_strategy='no'", "gradient_cache_chunk_size=1", "learning_rate=1e-2"]
-    small += [f"output_dir={tmp_path / 'out'}", "warmup_steps=0"]
-    return [f"--training.{word}" for word in small] + [f"--data.source={tmp_path / 'merit'}"]
+    small = small_run(tmp_path / "out", per_device_train_batch_size=2, gradient_cache_chunk_size=1)
+    return [*small, f"--data.source={tmp_path / 'merit'}"]
 
 
 def overrides(words, folder, **more):

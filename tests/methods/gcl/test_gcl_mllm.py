@@ -11,7 +11,7 @@ from conjoin.cli.main import main
 from conjoin.losses import gcl
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from tiny_training import make_rows, write_pairs
+from tiny_training import make_rows, small_run, write_pairs
 
 RECIPE = Path(__file__).parents[3] / "training_args/gcl/qwen2_vl_2b.yaml"
 
@@ -20,11 +20,8 @@ def test_the_recipe_runs_on_a_small_mllm(mllm_checkpoints, tmp_path):
     folder, _ = mllm_checkpoints("qwen2_vl")
     write_pairs(tmp_path / "pairs", 8)
     words = [f"--model.mllm={folder}", "--model.config.keep_layers=2", f"--data.source={tmp_path / 'pairs'}"]
-    words += ["--model.min_pixels=64", "--model.max_pixels=576", "--training.dataloader_num_workers=0"]
-    words += ["--training.max_steps=2", "--training.per_device_train_batch_size=8", "--training.logging_steps=1"]
-    words += ["--training.gradient_cache_chunk_size=3", "--training.use_cpu=true", "--training.disable_tqdm=true"]
-    words += ["--training.save_strategy='no'", f"--training.output_dir={tmp_path / 'out'}", "--model.lora.dropout=0"]
-    words += ["--training.warmup_steps=0", "--training.learning_rate=1e-2"]
+    words += ["--model.min_pixels=64", "--model.max_pixels=576", "--model.lora.dropout=0"]
+    words += small_run(tmp_path / "out", per_device_train_batch_size=8, gradient_cache_chunk_size=3)
     assert main(["train", str(RECIPE), *words]) == 0
     log = json.loads((tmp_path / "out/recipe.json").read_text())["log"]
 

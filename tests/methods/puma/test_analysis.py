@@ -15,20 +15,9 @@ from conjoin.methods.puma.analysis import (
     readout_attention,
     readout_states,
 )
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
 from tiny_mllms import DEPTH, MLLMS
 
 every_mllm = pytest.mark.parametrize("name", MLLMS)
-
-
-@pytest.fixture
-def retriever(mllm_checkpoints):
-    def get(name, keep_layers=None, **config):
-        folder, _ = mllm_checkpoints(name)
-        return MllmRetrieverModel.from_mllm(folder, keep_layers, **config), MllmRetrieverProcessor.from_mllm(folder)
-
-    return get
 
 
 @pytest.fixture

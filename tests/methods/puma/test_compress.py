@@ -98,20 +98,7 @@ def test_from_the_command_line_with_tuning(embedder, tmp_path, capsys):
     (tmp_path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     out = tmp_path / "out"
     words = ["--layers", "1", "2", "--data", str(tmp_path / "pairs.jsonl"), "--steps", "2", "--tune-steps", "2"]
-    words += [
-        "--share",
-        "0.5",
-        "--held-out",
-        "4",
-        "--batch-size",
-        "4",
-        "--device",
-        "cpu",
-        "--lora-rank",
-        "2",
-        "--chunk-size",
-        "2",
-    ]
+    words += "--share 0.5 --held-out 4 --batch-size 4 --device cpu --lora-rank 2 --chunk-size 2".split()
     assert main(["compress", str(embedder), *words, "--tune", str(tmp_path / "queries.jsonl"), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "Agreement with the whole model" in printed and "At 50 % of the whole model's R@1" in printed

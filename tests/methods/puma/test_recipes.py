@@ -19,7 +19,7 @@ from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.methods.puma import prepare
 from conjoin.training import build_model, build_trainer, load_recipe
 from tiny_merit import write_merit
-from tiny_training import move_to_second_machine
+from tiny_training import move_to_second_machine, small_run
 
 RECIPES = Path(__file__).parents[3] / "training_args"
 STAGE_1 = """
@@ -33,7 +33,7 @@ STAGE_2 = """
 method: puma_stage2
 model: {{checkpoint: {checkpoint}, freeze_towers: true, lora: {lora}}}
 data: {{format: mbeir, source: {data}, hard_negatives: 1, datasets: [cirr, mscoco, webqa]}}
-training: {{output_dir: {out}, save_strategy: steps, save_steps: 1, {training}}}
+training: {{output_dir: {out}, {training}}}
 """
 LORA = "{r: 2, alpha: 4, dropout: 0.05, towers: [text_model]}"
 TRAINING = (
@@ -81,7 +81,7 @@ def assert_only_linears_differ(before, after):
 
 
 @pytest.mark.slow
-def test_both_stages_run_resume_and_give_a_model_that_loads(mllm, mini, recipe_1, tmp_path):
+def test_both_stages_run_and_give_a_model_that_loads(mllm, mini, recipe_1, tmp_path):
     assert main(["train", str(recipe_1)]) == 0
     log = json.loads((tmp_path / "one/recipe.json").read_text())["log"]
     assert log[0]["distillation_loss"] > 0
@@ -94,15 +94,7 @@ def test_both_stages_run_resume_and_give_a_model_that_loads(mllm, mini, recipe_1
     out = tmp_path / "two"
     second = write(tmp_path / "2.yaml", STAGE_2, checkpoint=tmp_path / "one", data=mini, out=out)
     assert main(["train", str(second)]) == 0
-    found = load_file(out / "model.safetensors")
-    assert_only_linears_differ(first, found)
-    expected = losses(out)
-    (out / "checkpoint-2").rename(tmp_path / "checkpoint-2")  # as if it had been stopped after the first step
-    assert main(["train", str(second), "--resume"]) == 0
-    assert losses(out) == expected
-    again = load_file(out / "model.safetensors")
-    assert all(torch.equal(value, again[name]) for name, value in found.items())
-
+    assert_only_linears_differ(first, load_file(out / "model.safetensors"))
     model = AutoModel.from_pretrained(out, trust_remote_code=True).eval()
     processor = AutoProcessor.from_pretrained(out, trust_remote_code=True)
     items = ["a man", Image.new("RGB", (16, 16)), {"image": Image.new("RGB", (9, 20), "red"), "text": "but green"}]
@@ -132,19 +124,15 @@ def test_stage_2_trains_on_queries_of_several_images(mllm, tmp_path):
 )
 @pytest.mark.slow
 def test_the_recipes_of_the_paper_run_on_small_models(name, family, mllm_checkpoints, mini, recipe_1, tmp_path):
-    words = ["--training.max_steps=2", "--training.per_device_train_batch_size=4", "--training.use_cpu=true"]
-    words += ["--training.logging_steps=1", "--training.dataloader_num_workers=0"]
-    words += ["--training.disable_tqdm=true", "--training.save_strategy='no'"]
     first = ["--model.config.keep_layers=2", f"--model.mllm={mllm_checkpoints(family)[0]}"]
-    first += [f"--data.source={recipe_1.parent / 'nli.csv'}", f"--training.output_dir={tmp_path / 'one'}"]
+    first += [f"--data.source={recipe_1.parent / 'nli.csv'}", *small_run(tmp_path / "one")]
     limits = (64, 576) if family == "qwen2_vl" else ("null", "null")
     first += [f"--model.min_pixels={limits[0]}", f"--model.max_pixels={limits[1]}"]
     first += [f"--teacher.cache={tmp_path / 'states'}"]
     paths = [f"puma/stage{i}_{name}.yaml" if name else f"puma/sample_stage{i}.yaml" for i in (1, 2)]
-    assert main(["train", str(RECIPES / paths[0]), *words, *first]) == 0
-    second = [f"--model.checkpoint={tmp_path / 'one'}", f"--data.source={mini}"]
-    second += [f"--training.output_dir={tmp_path / 'two'}"]
-    assert main(["train", str(RECIPES / paths[1]), *words, *second]) == 0
+    assert main(["train", str(RECIPES / paths[0]), *first]) == 0
+    second = [f"--model.checkpoint={tmp_path / 'one'}", f"--data.source={mini}", *small_run(tmp_path / "two")]
+    assert main(["train", str(RECIPES / paths[1]), *second]) == 0
     assert len(losses(tmp_path / "two")) == 2
     settings = json.loads((tmp_path / "two/processor_config.json").read_text())
     assert settings.get("max_text_length") == (480 if name else None)
@@ -209,13 +197,7 @@ def test_a_second_machine_waits_for_the_states_of_the_first(recipe_1, tmp_path, 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data.format": "pairs"}, "unknown format 'pairs'; expected one of"),
         ({"model.mllm": "null"}, r"name the MLLM \(mllm\) or a checkpoint"),
-        (
-            {"model.config.keep_layer": "2"},
-            "unknown field 'keep_layer' of the MLLM retriever; expected some of .*'keep_layers'",
-        ),
-        ({"model.config.keep_layers": "9"}, r"keep_layers=9; expected 1\.\.4"),
         ({"data.columns.negative": "hard_neg"}, "hard_negatives=0; set it to 1"),
         ({"teacher.cache": "x", "training.teacher": "shared"}, '"shared" change with the student'),
         ({"data.format": "mbeir"}, "evaluated after training, by `conjoin evaluate --benchmark mbeir`"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from safetensors.torch import load_file
 from tiny_puma import Instructed, make_student, make_trainer, sentences
 from transformers import TrainerCallback
 from transformers.utils import logging as library_logging
@@ -80,40 +79,17 @@ def test_without_decay_it_is_info_nce_and_reversed_it_swaps_the_temperatures(fol
     assert len({plain["mac_loss"].item(), reverse["mac_loss"].item(), expected.item()}) == 3
 
 
-@pytest.mark.parametrize(("chunk", "workers"), [(0, 0), (3, 2)])
-def test_the_adapters_move_and_the_temperature_falls(folder, tmp_path, chunk, workers):
+def test_the_temperature_falls(folder, tmp_path):
     model, processor = make_student(folder)
     trainer = make_trainer(
         "puma_stage2", model, processor, tmp_path, Instructed(16), max_steps=4, decay=0.5, temperature=0.05,
-        gradient_cache_chunk_size=chunk, dataloader_num_workers=workers, activation_checkpointing=True,
+        gradient_cache_chunk_size=3, dataloader_num_workers=2, activation_checkpointing=True,
     )  # fmt: skip
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer.train()
-    moved = {name for name, value in before.items() if not torch.equal(value, model.state_dict()[name])}
-    assert moved == {name for name in before if "lora_" in name}
     log = [entry for entry in trainer.state.log_history if "mac_loss" in entry]
     assert [entry["hard_temperature"] for entry in log] == pytest.approx(
         [0.05 * math.exp(-0.5 * step / 4) for step in range(4)]
     )
-    assert all(entry["loss"] == pytest.approx(entry["mac_loss"], abs=1e-3) for entry in log)
-
-
-@pytest.mark.parametrize("negatives", [0, 1])
-def test_the_gradient_cache_takes_the_plain_step(folder, tmp_path, negatives):
-    weights = []
-    for chunk in (0, 4):
-        model, processor = make_student(folder, dropout=0.0)
-        before = {name: p.detach().double() for name, p in model.named_parameters() if p.requires_grad}
-        trainer = make_trainer(
-            "puma_stage2", model, processor, tmp_path, Instructed(12, negatives), per_device_train_batch_size=6,
-            optim="sgd", max_grad_norm=0.0, gradient_cache_chunk_size=chunk,
-        )  # fmt: skip
-        trainer.model.double()
-        trainer.train()
-        weights.append(dict(model.named_parameters()))
-    assert max((weights[0][name] - value).abs().max() for name, value in before.items()) > 1e-4
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-8)
 
 
 def test_batches_are_of_one_dataset_without_common_positives(folder, tmp_path):
@@ -185,21 +161,10 @@ def test_evaluation_ranks_queries_among_all_different_candidates(folder, tmp_pat
     assert drawn[0] == drawn[1]
 
 
-def test_what_is_saved_holds_the_adapters_merged(folder, tmp_path):
-    model, processor = make_student(folder)
-    trainer = make_trainer("puma_stage2", model, processor, tmp_path, Instructed(8))
-    trainer.train()
-    trainer.save_model()
-    weights = load_file(tmp_path / "model.safetensors")
-    assert weights
-    assert not any("lora" in name or "base_layer" in name for name in weights)
-
-
 def test_arguments_and_rows_are_checked(folder, tmp_path):
     for arguments, message in (
         ({"decay": -1.0}, "decay=-1.0 must not be negative"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"hold_after": 2.0}, "hold_after=2.0"),
         ({"temperature": 0.0001, "round_to": 2}, "rounded to 2 decimals"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -210,5 +175,3 @@ def test_arguments_and_rows_are_checked(folder, tmp_path):
         make_trainer("puma_stage2", model, processor, tmp_path, rows).train()
     with pytest.raises(ValueError, match="needs rows with a 'dataset' column"):
         make_trainer("puma_stage2", model, processor, tmp_path, sentences(8), one_dataset_per_batch=True).train()
-    with pytest.raises(ValueError, match="pass processing_class"):
-        make_trainer("puma_stage2", model, None, tmp_path, rows)
