@@ -13,18 +13,14 @@ from conjoin.losses import alignment_terms
 from conjoin.methods.solar.explain.charts import score_histogram
 from conjoin.methods.solar.explain.pair import MaskedSample, explain_pair, render_explanation, score_populations
 from conjoin.methods.solar.explain.pictures import heat_map, masked_picture, relative, segment_map, strip, warmth
-from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.processing import ImageTextProcessor
+from tiny_training import make_encoder
 
 PAIRS = [("clip", "clip"), ("dinov2", "bert"), ("siglip", "siglip"), ("vit", "xlm_roberta")]
 
 
 def encoder(checkpoints, vision="dinov2", text="bert"):
-    torch.manual_seed(0)
-    model = JointEncoderModel.from_backbones(
-        checkpoints[vision], checkpoints[text], hidden_size=24, num_attention_heads=2, vl_init="normal"
-    )
-    return model.eval(), ImageTextProcessor.from_backbones(checkpoints[vision], checkpoints[text])
+    model, processor = make_encoder(checkpoints, vision, text, hidden_size=24, vl_init="normal")
+    return model.eval(), processor
 
 
 @pytest.fixture(scope="module")

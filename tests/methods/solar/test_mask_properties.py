@@ -1,23 +1,13 @@
 """What holds of every mask: its range, a token in every row, and the same masks for the same rows in any order."""
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
-from conjoin.methods.solar.masking import (
-    SCHEDULES,
-    evolutionary_mask,
-    mask_schedule,
-    qda_threshold,
-    segment_patches,
-    window_scores,
-)
+from conjoin.methods.solar.masking import SCHEDULES, evolutionary_mask, mask_schedule, window_scores
 from conjoin.models.joint_encoder.intersection import Modality
 
 SEEDS = st.integers(0, 99)
@@ -52,26 +42,6 @@ def test_the_schedule_falls_from_one_to_zero(schedule, start, end, points):
     assert mask_schedule(0.0, schedule, end, start) == (0 if end == 0 else 1)
 
 
-MEANS, DEVIATIONS = st.floats(-2, 2), st.floats(0, 2)
-
-
-@given(MEANS, DEVIATIONS, MEANS, DEVIATIONS)
-def test_the_threshold_lies_between_the_means(high, high_std, low, low_std):
-    found = qda_threshold(high, high_std, low, low_std)
-    threshold = float(found.threshold)
-    assert min(high, low) - 1e-9 <= threshold <= max(high, low) + 1e-9
-    if found.fallback:
-        assert threshold == pytest.approx((high + low) / 2)
-    elif min(high_std, low_std) > 1e-3 and high - low > 1e-3:
-
-        def log_density(mean, deviation):
-            return -(((threshold - mean) / deviation) ** 2) / 2 - math.log(deviation)
-
-        # compare within the rounding of the larger exponent
-        densities = log_density(high, high_std), log_density(low, low_std)
-        assert densities[0] == pytest.approx(densities[1], rel=1e-6, abs=1e-6)
-
-
 def mean_of_tokens(tokens, weights):
     return (tokens * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
@@ -94,13 +64,3 @@ def test_window_scores(rows, side, words, seed):
         torch.testing.assert_close(other.scores, local.scores[order], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(other.positive.mean, local.positive.mean, rtol=1e-4, atol=1e-5)
     assert (found[1].scores[~exists] == 0).all()
-
-
-@given(st.integers(1, 3), st.integers(1, 8), SEEDS)
-def test_segments_are_numbered_without_gaps(images, patches, seed):
-    pytest.importorskip("scipy")
-    features = F.normalize(torch.randn(images, patches, 3, generator=torch.Generator().manual_seed(seed)), dim=-1)
-    labels = segment_patches(features)
-    for row in labels.tolist():
-        assert sorted(set(row)) == list(range(max(row) + 1))
-    assert torch.equal(segment_patches(features.flip(0)), labels.flip(0))

@@ -7,9 +7,8 @@ import torch
 from PIL import ImageOps
 from safetensors.torch import load_file
 from tiny_solar import frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
-from transformers import AutoModel
 
-from conjoin.data import PairCollator, load_pairs
+from conjoin.data import load_pairs
 from conjoin.losses import (
     LocalScores,
     gcl,
@@ -38,7 +37,19 @@ from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.training import Run, cached_backward, load_recipe, train
 from conjoin.training.gradient_cache import split_rows
 from conjoin.training.objective import total_loss
-from tiny_training import SETTINGS, make_encoder
+from tiny_training import SETTINGS, cached_step, make_encoder, plain_step
+
+
+def masks_of(objective):
+    """A list that grows by the masks of each forward that has some."""
+    found = []
+
+    def spy(_module, _args, kwargs):
+        masks = {name: kwargs[name] for name in ("image_weights", "text_weights") if name in kwargs}
+        found.extend([masks] if masks else [])
+
+    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
+    return found
 
 
 def test_stage_1_terms_are_those_of_the_losses(tiny_checkpoints):
@@ -66,16 +77,10 @@ def test_stage_1_terms_are_those_of_the_losses(tiny_checkpoints):
 
 def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_checkpoints):
     objective, batch = stage1_objective(tiny_checkpoints)
-    seen = []
-
-    def spy(_module, _args, kwargs):
-        if "image_weights" in kwargs:
-            seen.append((kwargs["image_weights"], kwargs["text_weights"]))
-
-    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
+    masks = masks_of(objective)
     for objective.progress in (0.0, 0.25, 0.5, 1.0):
         terms = objective(**batch)
-    start, middle, end, last = (image for image, _ in seen)
+    start, middle, end, last = (mask["image_weights"] for mask in masks)
     assert (start == 1).all()
     assert end.unique().tolist() == [0.0, 1.0]
     assert torch.equal(end, last)
@@ -86,62 +91,14 @@ def test_the_mask_hides_what_lies_below_the_threshold_and_only_at_the_end(tiny_c
     assert terms["image_negative_mean"] != terms["image_positive_mean"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "losses"),
-    [
-        ({"gla_weight": 0, "gd_weight": 0, "ld_weight": 0, "mask": "none"}, {"itc_loss"}),
-        ({"itc_weight": 0}, {"gla_loss", "gd_loss", "ld_loss"}),
-        ({"gla_weight": 0}, {"itc_loss", "gd_loss", "ld_loss"}),
-        ({"gd_weight": 0}, {"itc_loss", "gla_loss", "ld_loss"}),
-        ({"ld_weight": 0}, {"itc_loss", "gla_loss", "gd_loss"}),
-        ({"mask": "hard"}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
-        ({"projection_heads": False}, {"itc_loss", "gla_loss", "gd_loss", "ld_loss"}),
-        ({"three_view_weight": 1.0, "itc_weight": 0, "gd_weight": 0}, {"gcl_loss", "gla_loss", "ld_loss"}),
-    ],
-)
-def test_every_row_of_table_2_trains_what_it_should(tiny_checkpoints, tmp_path, arguments, losses):
-    model, processor = frozen_encoder(tiny_checkpoints)
-    trainer = stage1(tmp_path, model, processor, texts(8), **arguments)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    trainer.train()
-    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
-    assert {name for name in trainer.state.log_history[0] if name.endswith("_loss")} - {"train_loss"} == losses
-    assert not any("vision_model" in name or "text_model" in name for name in moved)
-    assert any(name.startswith("encoder.vision_adapter") for name in moved)
-    heads = arguments.get("projection_heads", True) and "itc_loss" in losses
-    assert any(name.startswith("heads.") for name in moved) == heads
-    assert any("vl_encoder" in name for name in moved) == bool(losses & {"itc_loss", "gd_loss", "gcl_loss"})
-
-
-def test_stage_1_saves_an_encoder_without_heads_and_the_heads_beside_it(tiny_checkpoints, tmp_path):
-    model, processor = frozen_encoder(tiny_checkpoints)
-    trainer = stage1(tmp_path, model, processor, texts(8))
-    trainer.train()
-    trainer.save_model()
-    assert not any("heads" in name for name in load_file(str(tmp_path / "model.safetensors")))
-    heads = load_heads(tmp_path)
-    assert torch.equal(heads.image.weight, trainer.model.heads.image.weight)
-    assert not torch.equal(heads.image.weight, torch.eye(16))
-    batch = PairCollator(processor)([texts(4)[i] for i in range(4)])["pairs"]
-    loaded = AutoModel.from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch).embeddings, model.eval()(**batch).embeddings)
-
-
 def test_chunks_of_stage_1_contrast_all_rows_and_keep_their_own_statistics(tiny_checkpoints):
     objective, batch = stage1_objective(tiny_checkpoints)
     objective.double()
     objective.progress = 0.3
-    whole = objective(**batch)
-    total_loss(whole).backward()
-    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-    objective.zero_grad()
-    terms = cached_backward(objective, dict(batch), 6, lambda loss: loss.backward())
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
-        {name: value.item() for name, value in whole.items()}, abs=1e-12
-    )
-    for name, gradient in expected.items():
-        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
+    whole, expected = plain_step(objective, batch)
+    terms, found = cached_step(objective, batch, 6)
+    torch.testing.assert_close(terms, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     halves = cached_backward(objective, dict(batch), 3, lambda loss: loss.backward())
     parts = [
         objective(ids=batch["ids"][3 * half : 3 * half + 3], **chunk.inputs)
@@ -193,37 +150,14 @@ def test_stage_2_contrasts_what_it_constructed_and_what_was_mined(tiny_checkpoin
     assert terms["positive_rate"].item() == pytest.approx(samples.valid[0].float().mean().item())
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"constructed_negatives": False},
-        {"positive": "random", "constructed_negatives": False},
-        {"positive": "augmented", "constructed_negatives": False},
-        {"segments": False},
-        {"mined_per_anchor": 0},
-        {"mask_level": "input"},
-        {"mask_source": "online"},
-        {"itc_weight": 1.0, "trainable_vl_layers": 2},
-        {"three_view_weight": 1.0},
-    ],
-)
-def test_every_variant_of_stage_2_trains(tiny_checkpoints, tmp_path, arguments):
+@pytest.mark.parametrize(("arguments", "expected"), [({}, set()), ({"trainable_vl_layers": 2}, {"0", "1"})])
+def test_some_layers_of_a_frozen_encoder_can_be_trained(tiny_checkpoints, tmp_path, arguments, expected):
     model, processor = frozen_encoder(tiny_checkpoints)
-    rows = stage2_rows(tmp_path, texts(8), augmented=arguments.get("positive") == "augmented")
     model.vl_encoder.requires_grad_(False)
-    trainer = stage2(tmp_path, model, processor, rows, **arguments)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    trainer.train()
-    log = trainer.state.log_history[0]
-    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
-    assert log["loss"] == pytest.approx(
-        log["solar_loss"] + log.get("itc_loss", 0.0) + log.get("gcl_loss", 0.0), abs=1e-4
-    )
-    assert log["solar_loss"] > 0
-    assert any(name.startswith("encoder.text_adapter") for name in moved)
-    layers = {name.split(".")[3] for name in moved if name.startswith("encoder.vl_encoder.layers")}
-    assert layers == ({"0", "1"} if "itc_weight" in arguments else set())
+    trainer = stage2(tmp_path, model, processor, stage2_rows(tmp_path, texts(8)), **arguments)
+    trained = [name.split(".") for name, p in trainer.encoder.named_parameters() if p.requires_grad]
+    assert {name[2] for name in trained if name[:2] == ["vl_encoder", "layers"]} == expected
+    assert any(name[0] == "text_adapter" for name in trained)
 
 
 def test_a_frozen_scorer_does_not_follow_and_shares_frozen_towers(tiny_checkpoints, tmp_path):
@@ -287,16 +221,11 @@ def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path,
         return ConstructedSamples(image.double(), text.double(), torch.ones(4, len(text_mask), dtype=torch.bool))
 
     monkeypatch.setattr("conjoin.methods.solar.stage2.construct_samples", everything_but_the_first)
-    objective.double()
-    whole = objective(**batch)
-    total_loss(whole).backward()
-    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-    objective.zero_grad()
-    terms = cached_backward(objective, dict(batch), 2, lambda loss: loss.backward())
+    whole, expected = plain_step(objective.double(), batch)
+    terms, found = cached_step(objective, batch, 2)
     assert total_loss(terms).item() == pytest.approx(total_loss(whole).item(), abs=1e-10)
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
-    for name, gradient in expected.items():
-        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-9), name
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("source", ["frozen", "online"])
@@ -316,17 +245,13 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
 
     monkeypatch.setattr("conjoin.methods.solar.stage2.segment_patches", counted)
     torch.manual_seed(5)
-    total_loss(objective(**batch)).backward()
-    expected = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-    objective.zero_grad()
+    _, expected = plain_step(objective, batch)
     torch.manual_seed(5)
-    cached_backward(objective, dict(batch), 12, lambda loss: loss.backward())  # one chunk of pairs, one of mined
+    _, found = cached_step(objective, batch, 12)  # one chunk of pairs, one of mined
     assert calls == [6, 6]
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
-    for name, gradient in expected.items():
-        assert torch.allclose(dict(objective.named_parameters())[name].grad, gradient, atol=1e-10), name
-    objective.zero_grad()
-    cached_backward(objective, dict(batch), 4, lambda loss: loss.backward())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    cached_step(objective, batch, 4)
     assert calls[2:] == [4, 2]
 
 
@@ -339,15 +264,10 @@ def test_the_three_view_term_is_that_loss_without_heads(tiny_checkpoints, tmp_pa
     torch.manual_seed(1)
     for parameter in objective.heads.parameters():
         torch.nn.init.normal_(parameter)
-    seen = {}
-
-    def spy(_module, _args, kwargs):
-        seen.update({name: kwargs[name] for name in ("image_weights", "text_weights") if name in kwargs})
-
-    objective.encoder.register_forward_pre_hook(spy, with_kwargs=True)
+    seen = masks_of(objective)
     with torch.no_grad():
         terms = objective(**batch)
-        masks = seen.copy() if stage == 1 else {}
+        masks = seen[0] if stage == 1 else {}
         image, text = objective.encoder(**batch["pairs"], **masks, views=("image", "text")).pooler_output.chunk(2)
         fused = objective.encoder(**batch["pairs"], views=("fused",)).pooler_output
         expected = gcl(image, text, fused, objective.args.temperature)
@@ -360,19 +280,15 @@ def test_the_three_view_term_is_that_loss_without_heads(tiny_checkpoints, tmp_pa
 
 def test_a_share_of_the_rows_is_masked(tiny_checkpoints):
     objective, batch = stage1_objective(tiny_checkpoints, texts(16), mask="hard", mask_share=0.5)
-    seen = []
-    objective.encoder.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(kwargs.get("image_weights")), with_kwargs=True
-    )
+    seen = masks_of(objective)
     objective(**batch)
-    masked = (seen[-1] < 1).any(1)
+    found = seen[0]["image_weights"]
+    masked = (found < 1).any(1)
     assert 1 <= masked.sum() <= 8  # 0.5 of 16, of which a row can be shared wholly
     everywhere, _ = stage1_objective(tiny_checkpoints, texts(16), mask="hard")
-    everywhere.encoder.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(kwargs.get("image_weights")), with_kwargs=True
-    )
+    seen = masks_of(everywhere)
     everywhere(**batch)
-    assert torch.equal(seen[-1][masked], seen[1][masked])
+    assert torch.equal(seen[0]["image_weights"][masked], found[masked])
 
 
 @pytest.mark.parametrize("positive", ["intersection", "augmented"])
@@ -436,6 +352,7 @@ def test_mixed_goes_on_with_the_heads_of_stage_1(tiny_checkpoints, tmp_path):
     first = stage1(tmp_path, model, processor, texts(8))
     first.train()
     first.save_model()
+    assert not torch.equal(first.model.heads.text.weight, torch.eye(16))
     config = SolarStage2Config(
         output_dir=str(tmp_path / "b"), itc_weight=1.0, mined_per_anchor=0, min_separation=0, **SETTINGS
     )
@@ -564,9 +481,8 @@ def test_stage_2_runs_alone_by_recipe(tiny_checkpoints, tmp_path):
     assert train(recipe).state.global_step == 2
 
 
-@pytest.mark.parametrize("itc", [0, 1])
-def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
-    settings = mined_pairs(tmp_path) | {"itc": itc}
+def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path):
+    settings = mined_pairs(tmp_path) | {"itc": 1}
     towers = {"dinov2": tiny_checkpoints["dinov2"], "bert": tiny_checkpoints["bert"]}
     towers["clip_text"] = tiny_checkpoints["bert"]
     first = tmp_path / "first"
@@ -574,14 +490,12 @@ def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path, itc):
     log = train(recipe).state.log_history
     assert log[0]["ld_loss"] > 0
     second = write_recipe(tmp_path / "2.yaml", STAGE_2, checkpoint=first, out=tmp_path / "second", **settings)
-    second.data.mined_source = str(settings["data"]) if itc else None
+    second.data.mined_source = str(settings["data"])
     second.training.min_separation = 0.0
-    trainer = train(second)
-    assert ("itc_loss" in trainer.state.log_history[0]) == bool(itc)
+    assert "itc_loss" in train(second).state.log_history[0]
     saved = load_file(str(tmp_path / "second" / "model.safetensors"))
     before = load_file(str(first / "model.safetensors"))
-    assert saved.keys() == before.keys()
-    for part in ("vision_model", "text_model", "vl_encoder", "text_adapter"):
+    for part in ("vision_model", "text_model", "vl_encoder"):  # by adapters
         assert any(not torch.equal(saved[name], before[name]) for name in saved if name.startswith(part)), part
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 from test_teachers import TEXTS, make_teachers, pair_rows, student
-from torch.utils.data import DataLoader
 
 from conjoin.data import RowsWithTeacher
 from conjoin.methods.solar import SolarStage1Config, SolarStage1Trainer, teacher_cache
@@ -64,19 +63,9 @@ def test_any_order_and_any_batch(tiny_checkpoints, tmp_path):
         assert torch.allclose(a.float(), b.float(), atol=1e-5)
 
 
-def test_workers_read_the_same(tiny_checkpoints, tmp_path):
-    rows, cache, _, collator, _ = make_cache(tiny_checkpoints, tmp_path)
-    taught = RowsWithTeacher(rows, cache)
-    plain, with_workers = (list(DataLoader(taught, 3, collate_fn=collator, num_workers=workers)) for workers in (0, 1))
-    for a, b in zip(plain, with_workers, strict=True):
-        taught_a, taught_b = a["pairs"].pop("teacher"), b["pairs"].pop("teacher")
-        assert all(torch.equal(value, b["pairs"][name]) for name, value in a["pairs"].items())
-        assert all(torch.equal(value, taught_b[name]) for name, value in taught_a.items())
-
-
-def test_an_interrupted_run_goes_on(tiny_checkpoints, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_with_its_shard_size(tiny_checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_cache, "SHARD_SIZE", 2)
-    _, whole, *_ = make_cache(tiny_checkpoints, tmp_path / "whole")
+    make_cache(tiny_checkpoints, tmp_path / "whole")
     calls = []
 
     def fail_at_second(tensors, save=row_cache.save):
@@ -87,39 +76,12 @@ def test_an_interrupted_run_goes_on(tiny_checkpoints, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(row_cache, "save", fail_at_second)
-        with pytest.raises(OSError, match=r"disk full while writing .*: 2 rows are safe; make room and run the same"):
+        with pytest.raises(OSError, match="disk full while writing"):
             make_cache(tiny_checkpoints, tmp_path / "part")
-    with pytest.raises(
-        ValueError, match=r"unfinished: SHA256SUMS lists 2 of 6 rows; run `conjoin teacher-cache` again"
-    ):
-        TeacherCache(tmp_path / "part")
-    kept = (tmp_path / "part/shard-00000.safetensors").stat().st_mtime_ns
     monkeypatch.setattr(teacher_cache, "SHARD_SIZE", 3)
-    make_cache(tiny_checkpoints, tmp_path / "part")  # the size of the first run holds
-    assert (tmp_path / "part/shard-00000.safetensors").stat().st_mtime_ns == kept
+    make_cache(tiny_checkpoints, tmp_path / "part")
     for path in sorted((tmp_path / "whole").iterdir()):
         assert (tmp_path / "part" / path.name).read_bytes() == path.read_bytes()
-    assert len(whole) == 6
-
-
-@pytest.mark.parametrize("damaged", ["cache.json", "shard-00000.safetensors"])
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-9], lambda b: b[:-40] + b"~" + b[-39:]])
-def test_a_damaged_cache_is_refused_and_made_again(tiny_checkpoints, tmp_path, caplog, damaged, damage):
-    make_cache(tiny_checkpoints, tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    (tmp_path / damaged).write_bytes(damage(before[damaged]))
-    assert not TeacherCache.is_complete(tmp_path)
-    with pytest.raises(ValueError, match=rf"{damaged}' is .*run `conjoin teacher-cache` again$"):
-        TeacherCache(tmp_path)[0]
-    make_cache(tiny_checkpoints, tmp_path)
-    assert damaged in caplog.text and "again" in caplog.text
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_complete_cache_is_opened_as_it_is(tiny_checkpoints, tmp_path, monkeypatch):
-    make_cache(tiny_checkpoints, tmp_path)
-    monkeypatch.setattr(row_cache, "save", None)
-    make_cache(tiny_checkpoints, tmp_path)
 
 
 def test_another_teacher_grid_or_data_is_refused(tiny_checkpoints, tmp_path):
@@ -144,16 +106,10 @@ def test_a_cache_of_other_teachers_is_not_trained_on(tiny_checkpoints, tmp_path)
     """Their tokens would be taken for those of the recipe's teacher."""
     make_cache(tiny_checkpoints, tmp_path)
     processor = student(tiny_checkpoints)[1]
-    for names, changed in (({}, None), ({"text": "bert"}, "text teacher"), ({"vision": "vit"}, "vision teacher")):
-        teachers = make_teachers(tiny_checkpoints, **names)
-        collator = TeacherCollator(processor, 8, teachers)
-        if changed is None:
-            TeacherCache(tmp_path).check(teachers, collator)
-        else:
-            with pytest.raises(
-                ValueError, match=f"not of the teachers of the recipe: it was made with {changed} .*, not "
-            ):
-                TeacherCache(tmp_path).check(teachers, collator)
+    same, other = make_teachers(tiny_checkpoints), make_teachers(tiny_checkpoints, text="bert")
+    TeacherCache(tmp_path).check(same, TeacherCollator(processor, 8, same))
+    with pytest.raises(ValueError, match=r"not of the teachers of the recipe: it was made with text teacher .*, not"):
+        TeacherCache(tmp_path).check(other, TeacherCollator(processor, 8, other))
 
 
 def test_rows_that_are_not_the_cached_ones_are_noticed(tiny_checkpoints, tmp_path):
@@ -162,12 +118,6 @@ def test_rows_that_are_not_the_cached_ones_are_noticed(tiny_checkpoints, tmp_pat
         RowsWithTeacher(rows[:5], cache)
     with pytest.raises(ValueError, match=r"row 0 \(id 'row5'\) is not the one in the teacher cache"):
         RowsWithTeacher(rows[::-1], cache)[0]
-    with pytest.raises(FileNotFoundError, match="no teacher cache in"):
-        TeacherCache(tmp_path / "nowhere")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"has 'manifest.json'\); .*, or remove it and run `conjoin teacher-cache`"):
-        make_cache(tiny_checkpoints, tmp_path / "old")
 
 
 def test_the_digest_of_rows_sees_what_a_teacher_sees(tmp_path):
