@@ -5,14 +5,17 @@ import torch
 from tiny_models import MODELS
 
 from conjoin.processing import ImageTextProcessor
+from tiny_mllms import MLLMS
 
 
 @pytest.fixture(scope="session")
-def built(tiny_checkpoints):
-    """`built(name)` is a fresh copy of that model in eval mode, and its processor."""
+def built(tiny_checkpoints, retriever):
+    """`built(name)` is a fresh copy of that model in eval mode, and its processor; of MLLMs, three layers."""
     cache = {}
 
     def get(name):
+        if name in MLLMS:
+            return retriever(name, 3)
         if name not in cache:
             build, vision, text, config = MODELS[name]
             folders = tiny_checkpoints[vision], tiny_checkpoints[text]

@@ -11,6 +11,7 @@ from transformers.utils import output_capturing
 
 every_model = pytest.mark.parametrize("name", MODELS)
 each_architecture = pytest.mark.parametrize("name", ONE_OF_EACH)
+with_mllms = pytest.mark.parametrize("name", [*ONE_OF_EACH, "qwen2_5_vl", "qwen3_vl", "internvl"])
 UNREAD = ("post_layernorm", "vision_model.head.", "vision_model.layernorm", "logit_")
 """Parameters of the towers' own pooling, which not every model reads."""
 
@@ -126,7 +127,7 @@ def test_cached_features_equal_the_towers(name, built, pairs):
     assert torch.equal(model(**batch).embeddings, expected)
 
 
-@each_architecture
+@with_mllms
 def test_gradient_checkpointing_gives_the_same_gradients(name, built, pairs):
     model, processor = built(name)
     batch = processor(pairs)
@@ -144,7 +145,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name, built, pairs):
         torch.testing.assert_close(gradients[1][key], gradient, rtol=1e-4, atol=1e-6)
 
 
-@each_architecture
+@with_mllms
 def test_bfloat16_is_close(name, built, items):
     model, processor = built(name)
     expected = embed(model, processor, items)
@@ -164,7 +165,7 @@ def test_compiles(name, built, pairs):
         )
 
 
-@each_architecture
+@with_mllms
 def test_no_empty_or_unknown_request(name, built, pairs):
     model, processor = built(name)
     texts = processor([pair["text"] for pair in pairs])

@@ -12,8 +12,6 @@ from tiny_models import ONE_OF_EACH
 from transformers import AutoModel, AutoProcessor
 
 from conjoin.hub import export, load_model
-from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.processing import MllmRetrieverProcessor
 from tiny_training import make_rows, make_trainer
 
 pytestmark = pytest.mark.skipif(
@@ -54,13 +52,8 @@ def deprecations():
 
 
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, "qwen2_5_vl", "llava", "internvl"])
-def test_no_deprecated_call(name, built, mllm_checkpoints, items, tmp_path, deprecations):
-    if name in ONE_OF_EACH:
-        model, processor = built(name)
-    else:
-        folder, _ = mllm_checkpoints(name)
-        model = MllmRetrieverModel.from_mllm(folder, 2)
-        processor = MllmRetrieverProcessor.from_mllm(folder)
+def test_no_deprecated_call(name, built, items, tmp_path, deprecations):
+    model, processor = built(name)
     settings = {"activation_checkpointing": True, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer("contrastive", model, processor, tmp_path / "run", make_rows(8), make_rows(4), **settings)
     trainer.train()

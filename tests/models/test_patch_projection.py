@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from conjoin.models.mllm_retriever import MllmRetrieverModel, modeling_mllm_retriever
+from conjoin.models.mllm_retriever import modeling_mllm_retriever
 from conjoin.models.mllm_retriever.modeling_mllm_retriever import images_at_once, project_by_product
-from conjoin.processing import MllmRetrieverProcessor
 
 QWENS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
@@ -43,11 +42,10 @@ def test_other_convolutions_stay(options):
 
 @pytest.mark.parametrize("name", QWENS)
 @pytest.mark.parametrize("limit", [1, 2048])
-def test_few_images_at_once_are_all_at_once(name, limit, mllm_checkpoints, messages, monkeypatch):
+def test_few_images_at_once_are_all_at_once(name, limit, retriever, messages, monkeypatch):
     monkeypatch.setattr(modeling_mllm_retriever, "PATCHES_AT_ONCE", limit)
-    folder, _ = mllm_checkpoints(name)
-    model = MllmRetrieverModel.from_mllm(folder, 2)
-    batch = MllmRetrieverProcessor.from_mllm(folder)(messages)
+    model, processor = retriever(name, 2)
+    batch = processor(messages)
     pixels, grid = batch["pixel_values"][batch["pixel_attention_mask"].bool()], batch["image_grids"].flatten(0, 1)
     grid = grid[grid.prod(1) > 0]
     assert len(grid) > 1

@@ -7,9 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conjoin.methods.puma.teachers import SharedTeacher
-from conjoin.models.mllm_retriever import MllmRetrieverModel, readout_shortcuts
-from conjoin.models.mllm_retriever.readout_shortcuts import SharedPrefix, shared_prefix_length
-from conjoin.processing import MllmRetrieverProcessor
+from conjoin.models.mllm_retriever import readout_shortcuts
+from conjoin.models.mllm_retriever.readout_shortcuts import shared_prefix_length
 from tiny_mllms import MLLMS
 
 KEEP = 3
@@ -19,15 +18,6 @@ every_mllm = pytest.mark.parametrize("name", MLLMS)
 @pytest.fixture(autouse=True)
 def few_rows_share_too(monkeypatch):
     monkeypatch.setattr(readout_shortcuts, "LEAST_SAVED_TOKENS", 1)
-
-
-@pytest.fixture
-def retriever(mllm_checkpoints):
-    def get(name, keep_layers=KEEP, **config):
-        folder, _ = mllm_checkpoints(name)
-        return MllmRetrieverModel.from_mllm(folder, keep_layers, **config), MllmRetrieverProcessor.from_mllm(folder)
-
-    return get
 
 
 @torch.no_grad()
@@ -47,7 +37,7 @@ def watch(model):
 @every_mllm
 @pytest.mark.parametrize("readout", ["token", "before_token", "last"])
 def test_equal_to_the_plain_path(name, readout, retriever, messages, pairs, pictures):
-    model, processor = retriever(name, readout=readout)
+    model, processor = retriever(name, KEEP, readout=readout)
     texts = ["a red box", "7", "more words than those"]
     for items, views in ((messages, None), (texts, None), (pictures, None), (pairs, ("image", "text", "fused"))):
         for side in ("right", "left"):
@@ -61,7 +51,7 @@ def test_equal_to_the_plain_path(name, readout, retriever, messages, pairs, pict
 
 @every_mllm
 def test_what_is_left_out(name, retriever):
-    model, processor = retriever(name)
+    model, processor = retriever(name, KEEP)
     shapes = watch(model)
     batch = processor(["a red box", "7 more"], instruction="Find it.")
     states(model, batch)
@@ -79,7 +69,7 @@ def test_what_is_left_out(name, retriever):
 
 
 def test_fewer_operations(retriever):
-    model, processor = retriever("qwen2_vl")
+    model, processor = retriever("qwen2_vl", KEEP)
     batch = processor(["a red box", "7 more", "words"])
     counted = []
     for shortcuts in (False, True):
@@ -100,7 +90,7 @@ def test_images_that_enter_the_last_layer(retriever, pairs):
 
 
 def test_layers_of_unknown_build_run_for_all_tokens(retriever):
-    model, processor = retriever("internvl")
+    model, processor = retriever("internvl", KEEP)
     batch = processor(["a red box"])
     expected = states(model, batch)
     model.config.get_text_config().sliding_window = 1000
@@ -123,7 +113,7 @@ def test_a_shared_teacher_still_sees_all_tokens(retriever, messages):
 
 @pytest.mark.parametrize("mode", ["training", "gradients"])
 def test_none_in_training_or_with_gradients(mode, retriever):
-    model, processor = retriever("qwen2_vl")
+    model, processor = retriever("qwen2_vl", KEEP)
     shapes = watch(model)
     batch = processor(["a red box", "7 more"])
     with torch.set_grad_enabled(mode == "gradients"):
@@ -132,7 +122,7 @@ def test_none_in_training_or_with_gradients(mode, retriever):
 
 
 def test_attention_by_every_implementation_and_type(retriever, messages):
-    model, processor = retriever("qwen3_vl")
+    model, processor = retriever("qwen3_vl", KEEP)
     batch = processor(messages)
     expected = states(model, batch)
     model.set_attn_implementation("eager")
@@ -145,7 +135,7 @@ def test_attention_by_every_implementation_and_type(retriever, messages):
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "llava"])
 def test_copies_are_their_own(name, retriever, messages):
-    model, processor = retriever(name)
+    model, processor = retriever(name, KEEP)
     batch = processor(messages)
     expected = states(model, batch)
     copied = copy.deepcopy(model)
@@ -182,15 +172,3 @@ def test_prefix_length(monkeypatch):
     at, images = torch.tensor([3, 3, 3]), torch.zeros_like(same, dtype=torch.bool)
     assert shared_prefix_length(same, images, at) == 3
     assert shared_prefix_length(same[:2], images[:2], at[:2]) == 0
-
-
-def test_the_prefix_stays_what_it_was():
-    cache = SharedPrefix()
-    first = torch.randn(2, 1, 2, 3, 4)
-    assert all(map(torch.equal, cache.update(first[0], first[1], 0), first))
-    for rows in (2, 3):
-        new = torch.randn(rows, 2, 5, 4)
-        keys, values = cache.update(new, -new, 0)
-        assert torch.equal(keys[:, :, 3:], new) and torch.equal(values[:, :, 3:], -new)
-        assert torch.equal(keys[0, :, :3], first[0][0]) and torch.equal(values[-1, :, :3], first[1][0])
-    assert cache.get_seq_length() == 3
