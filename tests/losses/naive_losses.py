@@ -90,6 +90,11 @@ def leaf(*shape, seed=0, dtype=torch.float64):
     return (3 * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
+def triple(count=4, width=6, dtype=torch.float64):
+    """An embedding of each modality."""
+    return [leaf(count, width, seed=seed, dtype=dtype) for seed in range(3)]
+
+
 def scalar(value, dtype=torch.float64):
     """A temperature to learn."""
     return torch.tensor(value, dtype=dtype, requires_grad=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from naive_losses import leaf
+from naive_losses import triple
 
 from conjoin.losses import ContrastiveLoss, GclLoss
 from conjoin.losses.checks import check_positions, exclude_own, own_columns
@@ -10,12 +10,8 @@ from conjoin.losses.checks import check_positions, exclude_own, own_columns
 COLUMNS = torch.arange(5)[:, None] * torch.ones(3)
 
 
-def views(count=4):
-    return {name: leaf(count, 6, seed=seed) for seed, name in enumerate(("image", "text", "fused"))}
-
-
 def test_masked_negatives_are_counted():
-    x = views()
+    x = dict(zip(("image", "text", "fused"), triple(), strict=True))
     ids = torch.tensor([4, 9, 4, 4])  # three rows lose two negatives each
     assert ContrastiveLoss()(x["image"], x["text"], ids)["masked_negatives"].item() == 6 / 4
     assert GclLoss()(**x, ids=ids)["masked_negatives"].item() == 6 / 4

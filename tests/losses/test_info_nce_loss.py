@@ -3,7 +3,7 @@
 import naive_losses as naive
 import pytest
 import torch
-from naive_losses import assert_same, leaf, scalar
+from naive_losses import assert_same, leaf, scalar, triple
 
 from conjoin.losses import ContrastiveLoss, info_nce, symmetric_info_nce
 
@@ -16,12 +16,6 @@ def test_info_nce_equals_the_naive_loop(with_positives, with_ids):
     ids = torch.tensor([7, 7, 2, 10**15, 4, 4, 1, 7, -3]) if with_ids else None
     loss = info_nce(q, c, t, positive_indices=positives, candidate_ids=ids)
     assert_same(loss, naive.info_nce(q, c, t, positives, ids), [q, c, t])
-
-
-def test_the_ids_of_this_file_leave_something_out():
-    q, c = leaf(5, 6, seed=0), leaf(9, 6, seed=1)
-    plain = info_nce(q, c, 0.2)
-    assert info_nce(q, c, 0.2, candidate_ids=torch.tensor([7, 7, 2, 9, 4, 4, 1, 7, 3])) < plain
 
 
 def test_symmetric_info_nce_is_the_mean_of_both_directions():
@@ -40,16 +34,12 @@ def test_symmetric_info_nce_with_ids():
     assert abs(found.item() - symmetric_info_nce(a, b, t).item()) > 1e-3
 
 
-def views(count=4):
-    return {name: leaf(count, 6, seed=seed) for seed, name in enumerate(("image", "text", "fused"))}
-
-
 def test_contrastive_loss_is_symmetric_info_nce_and_trains_its_temperature():
-    x = views()
+    image, text, _ = triple()
     loss = ContrastiveLoss(temperature=0.2)
-    terms = loss(x["image"], x["text"])
+    terms = loss(image, text)
     assert set(terms) == {"contrastive_loss", "temperature"}
-    assert terms["contrastive_loss"].item() == pytest.approx(symmetric_info_nce(x["image"], x["text"], 0.2).item())
+    assert terms["contrastive_loss"].item() == pytest.approx(symmetric_info_nce(image, text, 0.2).item())
     assert terms["temperature"].item() == pytest.approx(0.2) and not terms["temperature"].requires_grad
     terms["contrastive_loss"].backward()
     assert loss.temperature.log_value.grad.abs() > 1e-3
@@ -65,11 +55,9 @@ ZERO = A * torch.tensor([1.0, 0.0, 1.0])[:, None]
         (lambda: info_nce(A, A[:2], 0.1), "3 queries but only 2 columns"),
         (lambda: info_nce(A, A[:, :2], 0.1), r"candidates has shape \(3, 2\), expected \('M', 3\)"),
         (lambda: info_nce(A[:0], A, 0.1), r"queries must be \(N, D\) with N > 0, got shape \(0, 3\)"),
-        (lambda: info_nce(A[0], A, 0.1), r"queries must be \(N, D\)"),
         (lambda: info_nce(ZERO, A, 0.1), r"queries\[1\] has norm 0.0; expected a finite vector"),
         (lambda: info_nce(A, A * float("inf"), 0.1), r"candidates\[0\] has norm nan"),
         (lambda: info_nce(A, A, torch.ones(2)), r"temperature must be one number, got a tensor of shape \(2,\)"),
-        (lambda: info_nce(A, A, 0.1, positive_indices=torch.tensor([0, 1, 3])), r"lie in \[0, 3\], expected \[0, 2\]"),
         (
             lambda: info_nce(A, A, 0.1, candidate_ids=torch.arange(2)),
             r"candidate_ids has shape \(2,\), expected \(3,\)",
