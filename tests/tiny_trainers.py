@@ -63,6 +63,7 @@ TRAINERS = {
     "GCL, MLLM": (gcl_mllm, {}),
     "SOLAR 1": (solar_stage1, {}),
     "SOLAR 1, windows": (solar_stage1, {"scores": "windows", "gla_weight": 0.0, "mask_share": 0.5}),
+    "SOLAR 1, ITC only": (solar_stage1, {"gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, "mask": "none"}),
     "SOLAR 1, hard masks": (solar_stage1, {"mask": "hard", "three_view_weight": 1.0}),
     "SOLAR 2": (solar_stage2, {}),
     "SOLAR 2, windows": (solar_stage2, {"scores": "windows", "itc_weight": 1.0}),
