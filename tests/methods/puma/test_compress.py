@@ -52,6 +52,7 @@ def test_a_pruned_copy_is_a_checkpoint_loaded_with_fewer_layers(name, mllm_check
         assert torch.equal(whole(**batch).embeddings, before), "the copy shares no weights"
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_copy_to_the_whole(embedder, tmp_path):
     model, processor = load_embedder(embedder)
     options = CompressOptions((3,), steps=60, batch_size=8, learning_rate=3e-3, lora_rank=0, held_out=12)
