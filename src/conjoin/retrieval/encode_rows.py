@@ -339,10 +339,11 @@ def fit(rows: pa.Table, table: Table, is_shared: bool = False) -> pa.Table:
         ValueError: A column holds values of another type than before.
     """
     _add_columns(table, [field for field in rows.schema if not pa.types.is_null(field.type)])
-    for field in rows.schema:
-        if pa.types.is_floating(field.type) and pa.types.is_integer(table.schema.field(field.name).type):
-            _widen(table, field.name, is_shared)
     schema = table.schema
+    for field in rows.schema:
+        if pa.types.is_floating(field.type) and pa.types.is_integer(schema.field(field.name).type):
+            _widen(table, field.name, is_shared)
+            schema = table.schema
     columns = []
     for field in schema:
         try:
@@ -373,7 +374,8 @@ def finish_widening(table: Table) -> None:
 def _add_columns(table: Table, fields: list[pa.Field]) -> None:
     """Add the columns that a table lacks; other processes may add columns or rows at the same time."""
     for attempt in range(_ATTEMPTS):
-        missing = [field for field in fields if field.name not in table.schema.names]
+        names = table.schema.names
+        missing = [field for field in fields if field.name not in names]
         if not missing:
             return
         try:
