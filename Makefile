@@ -13,6 +13,8 @@ ATTACKS := tests/test_hostile_inputs.py tests/test_hostile_files.py tests/test_d
 	tests/retrieval/test_encode_collection.py tests/retrieval/test_encode_ranks.py
 LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 
+unexport PYTHONDONTWRITEBYTECODE  # every process that the tests start would compile the package again
+
 COMMON := runs/transformers
 RELEASE := runs/release
 

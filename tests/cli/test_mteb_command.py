@@ -7,11 +7,7 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.evaluation.mteb_model import MtebModel
-
-mteb = pytest.importorskip("mteb")
-from mteb.mocks import mock_tasks  # noqa: E402
-
-from tiny_encoder import tiny_encoder  # noqa: E402
+from tiny_encoder import tiny_encoder
 
 KINDS = (
     *("MockAny2AnyRetrievalI2TTask", "MockAny2AnyRetrievalT2ITask", "MockMultiChoiceTask"),
@@ -19,7 +15,17 @@ KINDS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def mteb():
+    """The library, imported where these tests run: it takes seconds."""
+    return pytest.importorskip("mteb")
+
+
 def mock(name):
+    from mteb.mocks import mock_tasks
+
+    if not hasattr(mock_tasks, name):
+        pytest.skip(f"mteb has no {name}")
     return getattr(mock_tasks, name)()
 
 
@@ -38,8 +44,8 @@ class Recorder:
         return self.encoder.encode(items, ids)
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if hasattr(mock_tasks, name)])
-def test_mteb_evaluates_any_model(kind, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_mteb_evaluates_any_model(kind, mteb, tmp_path):
     task = mock(kind)
     results = mteb.evaluate(MtebModel(tiny_encoder(name="owner/tiny")), [task], cache=mteb.ResultCache(tmp_path))
     score = results.task_results[0].get_score()
@@ -48,7 +54,7 @@ def test_mteb_evaluates_any_model(kind, tmp_path):
     assert "owner__tiny" in str(file) and json.loads(file.read_text())["scores"]
 
 
-def test_the_command_writes_mtebs_results_and_resumes(model, tmp_path, capsys, monkeypatch):
+def test_the_command_writes_mtebs_results_and_resumes(model, mteb, tmp_path, capsys, monkeypatch):
     tasks = [mock("MockAny2AnyRetrievalT2ITask"), mock("MockVisualSTSTask")]
     monkeypatch.setattr(mteb, "get_tasks", lambda **options: tasks)
     command = ["mteb", str(model), "--tasks", "a", "b", "--out", str(tmp_path / "out"), "--quiet"]
@@ -63,7 +69,7 @@ def test_the_command_writes_mtebs_results_and_resumes(model, tmp_path, capsys, m
     assert main(command) == 0 and capsys.readouterr().out == printed  # nothing is computed again
 
 
-def test_instructions_go_to_queries(monkeypatch):
+def test_instructions_go_to_queries(mteb, monkeypatch):
     task = mock("MockAny2AnyRetrievalT2ITask")
     monkeypatch.setattr(task.metadata, "prompt", {"query": "Find the picture."})
     found = []
@@ -105,7 +111,7 @@ def test_meta_says_what_the_model_is(tiny_checkpoints):
     assert MtebModel(load_encoder(tiny_checkpoints["clip"])).mteb_model_meta.modalities == ["text", "image"]
 
 
-def test_mistakes_are_one_line(model, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_one_line(model, mteb, tmp_path, capsys, monkeypatch):
     def refuse(*names, tasks=(), languages=None):
         raise KeyError(f"{[*names, *tasks]} not found")
 

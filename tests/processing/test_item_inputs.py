@@ -155,21 +155,21 @@ def nested(depth, innermost="x"):
 
 
 @pytest.mark.parametrize(
-    "value",
+    "wrap",
     [
-        nested(100_000),
-        {"image": nested(100_000)},
-        {"text": nested(100_000)},
-        {"role": "user", "content": nested(100_000)},
-        {"role": "user", "content": [{"type": "image_url", "image_url": nested(100_000)}]},
-        functools.reduce(lambda inner, _: {"path": inner}, range(100_000), "x"),
-        functools.reduce(lambda inner, _: {"role": "user", "content": [inner]}, range(100_000), "x"),
+        nested,
+        lambda depth: {"image": nested(depth)},
+        lambda depth: {"text": nested(depth)},
+        lambda depth: {"role": "user", "content": nested(depth)},
+        lambda depth: {"role": "user", "content": [{"type": "image_url", "image_url": nested(depth)}]},
+        lambda depth: functools.reduce(lambda inner, _: {"path": inner}, range(depth), "x"),
+        lambda depth: functools.reduce(lambda inner, _: {"role": "user", "content": [inner]}, range(depth), "x"),
     ],
     ids=["list", "image", "text", "message", "image_url", "paths", "messages"],
 )
-def test_deep_nesting_is_named(value):
+def test_deep_nesting_is_named(wrap):
     with pytest.raises(ValueError, match=r"^item 0: .{1,400}$"):
-        parse_items([value])
+        parse_items([wrap(100_000)])
 
 
 class Words:
