@@ -57,7 +57,7 @@ docs: $(ALL) ## Build the documentation site, strictly and offline; writes runs/
 test: $(ALL) ## Run the fast tests, in minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
-test-all: $(ALL) ## Run all tests: also clusters, ranks, killed processes, long training, tutorials, the documentation site
+test-all: $(ALL) ## Run all tests: also clusters, ranks, kills, other programs, long training, tutorials, the site
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own

@@ -122,6 +122,7 @@ def test_there_are_hundreds(folder):
     assert len(names) >= 200 and set(names.values()) == {1}, summary(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["image", "text", "item"])
 @pytest.mark.parametrize("name", ["joint encoder", "MLLM"])
 def test_processors_and_models(name, kind, encoders, folder):

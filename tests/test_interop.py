@@ -9,6 +9,8 @@ import pytest
 from conjoin import load_encoder, open_collection, search_items
 from conjoin.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[1] / "docs" / "interop.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 

@@ -20,6 +20,8 @@ from conjoin.training.run_folder import begin_checkpoint, complete_checkpoint, o
 from power_loss import Disk, write_tree
 from tiny_caches import Cache, read_mined
 
+pytestmark = pytest.mark.slow
+
 
 def files(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

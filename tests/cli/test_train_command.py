@@ -125,6 +125,7 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 2)])
 def test_a_signal_saves_a_checkpoint_that_resumes(recipe, tmp_path, capsys, monkeypatch, number, step):
     """Within an epoch (step 3 of 4), with evaluation and no checkpoints of its own; step 2 ends an epoch."""

@@ -79,6 +79,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [None, INSTRUCTION])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_embed_as_the_publishers_code(preset, told, items, tmp_path):

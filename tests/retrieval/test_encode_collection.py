@@ -226,7 +226,8 @@ class TestResume:
         assert encoded(encoder) == ROWS - safe  # nothing is encoded twice
         assert state(tmp_path) == reference
 
-    @pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize(("run", "owner", "name", "call"), CALLS)
     def test_interrupted_in_any_write(self, run, owner, name, call, when, small, runs, tmp_path, monkeypatch):
         (folder, before, whole), (begun, rows) = runs[run], RUNS[run]

@@ -50,6 +50,7 @@ def test_the_limit_holds_after_a_kill_between_the_last_checkpoint_and_the_remova
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-2"]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_leaves_a_checkpoint_that_loads(trainer, monkeypatch):
     """Whatever call is the last one, an intact checkpoint is found; the limit of one removes none too early."""
     folder = Path(trainer.args.output_dir)

@@ -9,6 +9,7 @@ def test_queries_and_gallery_need_two_artists(tmp_path):
         evaluate_emoji(None, tmp_path, query_style="noto", gallery_style="noto")
 
 
+@pytest.mark.slow
 def test_queries_in_another_language(tmp_path, load_first_emoji, monkeypatch):
     def catch(encoder, tasks, *rest):
         raise RuntimeError(tasks)

@@ -196,6 +196,7 @@ def mini(load_first_emoji, tmp_path_factory):
         return make_mini_merit(out, train_queries=5, validation_queries=5, test_queries=80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"exclude_query_products": True}], ids=["all", "without query products"])
 @pytest.mark.parametrize("input_type", ["avg", "cat"])
 def test_another_tool_finds_the_same_scores_in_the_run_files(mini, tmp_path, input_type, options):

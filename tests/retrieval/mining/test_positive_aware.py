@@ -53,6 +53,7 @@ def cross_encoder(tiny_checkpoints):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [
