@@ -302,7 +302,7 @@ def measure_targets(bench: Bench, count: int = 400) -> str:
     """Say how large the image embeddings of training products are, which the vision decoder predicts."""
     products = MeritProducts(bench.data, "train")
     images = [datasets.Image().decode_example(products.image(one.id)) for one in list(products)[:count]]
-    model, found = load_retriever(bench.mllm, 1, 0).eval(), []
+    model, found = load_retriever(bench.mllm, 1, 0, readout=bench.args.readout).eval(), []
     frame, image_id = PromptFrame.of(bench.processor), model.config.backbone_config.image_token_id
     with torch.no_grad():
         for image in images:
