@@ -183,14 +183,14 @@ class Bench:
         terms = {name: value for name, value in last.items() if name.endswith("_loss")}
         return merge_lora(model).to(torch.bfloat16), terms
 
-    def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, float]:
-        """Scores of a model under each input type: R@1, and all scores under the first."""
-        found: dict[str, float] = {}
+    def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, Any]:
+        """Scores of a model under each input type: R@1, and all scores and the rank of each query under the first."""
+        found: dict[str, Any] = {}
         for input_type in inputs:
             encoder = ItemEncoder(model.eval(), self.processor, batch_size=64, input_type=input_type)
             with tempfile.TemporaryDirectory() as out:
                 scores = evaluate_merit(encoder, self.data, out, split=split)
-            own = _scores(scores)
+            own = _scores(scores) | {"ranks": scores.ranks.tolist()}
             found[f"R@1 {input_type}"] = own["R@1"]
             found = own | found
         return found
@@ -257,6 +257,7 @@ def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) 
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
     record.add(run.name, seed, **found, **extra)
+    found = {name: value for name, value in found.items() if name != "ranks"}
     _say(f"{run.name}, seed {seed}: " + ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items()))
 
 
