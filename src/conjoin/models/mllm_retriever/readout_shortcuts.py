@@ -1,4 +1,4 @@
-"""Shortcuts for embeddings: the last layer runs for one token per row, a shared prefix for one row."""
+"""Shortcuts for embeddings: the last layer runs for one token per row, a shared prefix for one row, little padding."""
 
 from functools import partial
 from typing import Any
@@ -13,6 +13,10 @@ READABLE = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qw
 
 LEAST_SAVED_TOKENS = 256
 """Minimum number of saved tokens for a second pass, which on a GPU reads all weights again."""
+
+
+GROUP_TOKENS = 1024
+"""Least tokens of a group of prompts that a CPU trains on at once; the last group may have fewer."""
 
 
 class SharedPrefix(DynamicCache):
@@ -50,9 +54,22 @@ def shared_prefix_length(input_ids: Tensor, is_image: Tensor, at: Tensor) -> int
     return shared if shared * max(rows - 1, 0) >= LEAST_SAVED_TOKENS and 8 * shared >= length else 0
 
 
-def is_readable(config: PreTrainedConfig) -> bool:
-    """Whether `read_last_layer` supports the layers of a language model with this configuration."""
-    return config.model_type in READABLE and config.to_dict().get("sliding_window") is None
+def similar_lengths(lengths: Tensor) -> list[tuple[Tensor, int]]:
+    """Group prompts of similar lengths `(N,)`: the rows of each group, of `GROUP_TOKENS` together, and its longest."""
+    order = lengths.argsort()
+    number = (lengths[order].cumsum(0) - lengths[order]).div(GROUP_TOKENS, rounding_mode="floor")
+    sizes = number.unique_consecutive(return_counts=True)[1].tolist()
+    return [(rows, int(lengths[rows].max())) for rows in order.split(sizes)]
+
+
+def is_readable(config: PreTrainedConfig, training: bool = False) -> bool:
+    """Whether `read_last_layer` supports the layers of a language model with this configuration.
+
+    It has no dropout of attention weights, which `training` may need.
+    """
+    options = config.to_dict()
+    dropout = training and options.get("attention_dropout")
+    return config.model_type in READABLE and options.get("sliding_window") is None and not dropout
 
 
 def make_readable(layer: nn.Module) -> None:
@@ -114,4 +131,4 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return states * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 
 
-__all__ = ["SharedPrefix", "is_readable", "make_readable", "shared_prefix_length"]
+__all__ = ["SharedPrefix", "is_readable", "make_readable", "shared_prefix_length", "similar_lengths"]
