@@ -22,6 +22,7 @@ from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import encode_collection, load_encoder
 from conjoin.training import load_recipe
+from tiny_commands import variants
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -165,13 +166,6 @@ def test_recipes_parse_and_say_where_they_come_from():
         recipe = load_recipe(path)  # an error names the file
         assert path.read_text(encoding="utf-8").startswith("# "), path
         assert str(recipe.training.output_dir).startswith("runs/"), path
-
-
-def variants(path):
-    """The variants of a recipe: the commands in its header."""
-    header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
-    lines = header.replace("\\\n#", "").splitlines()
-    return [shlex.split(line.removeprefix("#")) for line in lines if line.startswith("#   conjoin")]
 
 
 def test_variants_of_recipes_parse(monkeypatch):

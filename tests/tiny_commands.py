@@ -1,6 +1,7 @@
 """Commands called in this process, and their data."""
 
 import json
+import shlex
 
 from conjoin.cli.main import make_parser
 
@@ -17,3 +18,10 @@ def write_rows(path, rows):
     """Write JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def variants(path):
+    """The variants of a recipe: the commands in its header."""
+    header = "".join(line for line in path.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
+    lines = header.replace("\\\n#", "").splitlines()
+    return [shlex.split(line.removeprefix("#")) for line in lines if line.startswith("#   conjoin")]

@@ -1,6 +1,7 @@
 """SOLAR's trainers: the terms of both stages, what a mask hides, and that chunks and resumed runs change nothing."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from PIL import ImageOps
 from safetensors.torch import load_file
 from tiny_solar import frozen_encoder, stage1, stage1_objective, stage2, stage2_objective, stage2_rows, texts
 
+from conjoin.cli.train import parse_overrides
 from conjoin.data import load_pairs
 from conjoin.losses import (
     LocalScores,
@@ -34,10 +36,11 @@ from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
 from conjoin.retrieval import load_mined
 from conjoin.retrieval.mining.negatives import write_mined
-from conjoin.training import Run, cached_backward, load_recipe, train
+from conjoin.training import Run, build_model, build_trainer, cached_backward, load_recipe, train
 from conjoin.training.gradient_cache import split_rows
 from conjoin.training.objective import total_loss
-from tiny_training import SETTINGS, cached_step, make_encoder, plain_step
+from tiny_commands import variants
+from tiny_training import SETTINGS, cached_step, make_encoder, plain_step, small_run
 
 
 def masks_of(objective):
@@ -471,14 +474,22 @@ def mined_pairs(folder):
     return {"data": data, "mined": mined}
 
 
-def test_stage_2_runs_alone_by_recipe(tiny_checkpoints, tmp_path):
-    """Table 7."""
-    settings = mined_pairs(tmp_path) | {"itc": 0, "checkpoint": "null"}
-    recipe = write_recipe(tmp_path / "2.yaml", STAGE_2, out=tmp_path / "alone", **settings)
-    recipe.model.vision, recipe.model.text = tiny_checkpoints["dinov2"], tiny_checkpoints["bert"]
-    recipe.model.config = {"hidden_size": 16, "num_attention_heads": 2}
-    recipe.training.min_separation = 0.0
-    assert train(recipe).state.global_step == 2
+def test_stage_2_alone_trains_new_layers_from_scratch(tiny_checkpoints, tmp_path):
+    """Table 7: the command in the recipe's header, with small sizes."""
+    path = Path(__file__).parents[3] / "training_args/solar/stage2_clip.yaml"
+    (command,) = (words for words in variants(path) if "runs/solar-clip-stage2-alone" in words)
+    clip, pairs = tiny_checkpoints["clip"], mined_pairs(tmp_path)
+    small = [f"--model.vision={clip}", f"--model.text={clip}", *small_run(tmp_path / "alone")]
+    small += ["--model.config={hidden_size: 16, num_attention_heads: 2}", f"--data.source={pairs['data']}"]
+    recipe = load_recipe(path, parse_overrides([*command[3:], *small, f"--data.mined={pairs['mined']}"]))
+    torch.manual_seed(0)
+    trainer = build_trainer(recipe, *build_model(recipe.model))
+    before = {name: value.clone() for name, value in trainer.encoder.state_dict().items()}
+    trainer.train()
+    moved = {name for name, value in trainer.encoder.state_dict().items() if not torch.equal(value, before[name])}
+    towers = {name for name in before if name.startswith(("vision_model", "text_model"))}
+    assert {name for name, _ in trainer.encoder.named_parameters()} - towers <= moved
+    assert moved & towers and all("lora_" in name for name in moved & towers)
 
 
 def test_both_stages_run_by_recipe(tiny_checkpoints, tmp_path):
