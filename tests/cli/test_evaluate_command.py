@@ -113,7 +113,7 @@ def test_pairs(model, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["evaluate", model, "--benchmark", "pairs", "--data", str(path), "--out", str(out), "--quiet"]
     assert main([*command, "--image-column", "photo", "--text-column", "words", "--vector-map"]) == 0
-    assert "t-SNE of 15 items" in (out / "report.html").read_text()
+    assert "t-SNE of 12 right candidates" in (out / "report.html").read_text()
     printed = capsys.readouterr().out
     assert re.search(r"text → image, R@5 \(6 queries\) +100\.0", printed) and "image → text " in printed
     results = json.loads((out / "results.json").read_text())
@@ -193,6 +193,9 @@ def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
     assert "benchmark 'mbier'; did you mean 'mbeir'?" in error("mbier")
     assert error("mbeir", "--cels=a").endswith("argument '--cels=a' of --benchmark mbeir; did you mean --cells?")
     assert error("emoji", "--hubness-penalty", "1").endswith("; see conjoin evaluate --benchmark emoji --help")
+    for name in ("mmeb", "scenes", "symmetric"):
+        problem = f"conjoin: --benchmark {name} takes no --vector-map; these do: emoji, mbeir, merit, pairs"
+        assert error(name, "--data", mini, "--vector-map") == problem
     with pytest.raises(SystemExit):
         main(["evaluate", model, "--out", str(tmp_path)])
     assert "the following arguments are required: --benchmark" in capsys.readouterr().err

@@ -99,6 +99,9 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     if args.rerank is not None and not benchmark.reranks:
         able = ", ".join(sorted(each.name for each in BENCHMARKS.values() if each.reranks))
         raise ValueError(f"--benchmark {name} takes no --rerank; these do: {able}")
+    if args.vector_map and not benchmark.maps:
+        able = ", ".join(sorted(each.name for each in BENCHMARKS.values() if each.maps))
+        raise ValueError(f"--benchmark {name} takes no --vector-map; these do: {able}")
     if args.data is not None and benchmark.reads_data == "none":
         raise ValueError(f"--benchmark {name} reads no --data; leave it out")
     return args, benchmark
@@ -138,7 +141,7 @@ def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.Ar
     parser.add_argument(
         "--vector-map",
         action="store_true",
-        help="also draw queries and candidates in the report: t-SNE, coloured by modality (needs the extra st)",
+        help="also draw candidates in the report: t-SNE, colours by modality, shapes by task (needs the extra st)",
     )
     add_image_options(parser)
     add_rerank_options(parser)

@@ -50,6 +50,7 @@ class Benchmark:
             `conjoin.data.load_pairs`, and must be given.
         reranks: Whether it uses `args.reranker`, a `conjoin.retrieval.Reranker` or None, on the first
             `args.rerank_top` candidates of each query.
+        maps: Whether its report has the picture of `--vector-map`; what `run_tasks` makes has.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Benchmark:
     run: Run
     reads_data: Literal["required", "optional", "none", "source"] = "required"
     reranks: bool = False
+    maps: bool = True
 
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.benchmarks", "conjoin.benchmarks")

@@ -145,5 +145,6 @@ SCENES = BENCHMARKS.register(
         "scenes whose picture and text share a part only; --data is what `conjoin data make-scenes` wrote",
         _add_arguments,
         _run,
+        maps=False,
     )
 )
