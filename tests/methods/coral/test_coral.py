@@ -14,7 +14,13 @@ from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import NamedCandidates
 from conjoin.losses import info_nce
 from conjoin.methods.coral import CoralConfig, CoralObjective, CoralTrainer, load_language_head
-from conjoin.methods.coral.targets import PromptFrame, choose_masked, draw_noise, unpack_targets
+from conjoin.methods.coral.targets import (
+    PromptFrame,
+    choose_masked,
+    choose_masked_by_position,
+    draw_noise,
+    unpack_targets,
+)
 from conjoin.methods.coral.trainer import SeedCollator, SeededRows
 from two_ranks import run_two_ranks
 
@@ -38,6 +44,15 @@ def make_objective(model, processor, tmp_path, head=None, **arguments):
     return CoralObjective(model, args, PromptFrame.of(processor), head).double()
 
 
+def predict(objective, decoder, state, target, masked, places):
+    """What a decoder predicts of one target; with a mask for each position, position by position."""
+    if not objective.args.mask_by_position:
+        return decoder(state[None], target.embeddings, ~masked, places[None])[0]
+    each = [decoder(state[None], target.embeddings, ~row, place.view(1, 1))[0, 0]
+            for row, place in zip(masked[0, :, None], places, strict=True)]  # fmt: skip
+    return torch.stack(each)
+
+
 def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=False):
     """The four terms by a loop over rows, decoders and terms."""
     found = {}
@@ -51,7 +66,9 @@ def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=Fals
                 places = (masked if masked_only else kind)[0].nonzero().flatten()
                 if not len(places):
                     continue
-                predicted = decoder(state[None], target.embeddings, ~masked, places[None])[0]
+                if objective.args.mask_by_position:
+                    masked = choose_masked_by_position(kind, places[None], [int(seeds[row])], 0.5)
+                predicted = predict(objective, decoder, state, target, masked, places)
                 if name == "vision":
                     wanted = target.embeddings[0, places]
                     if normalized:
@@ -66,16 +83,16 @@ def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=Fals
 
 
 @pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize("masked_only", [False, True])
+@pytest.mark.parametrize("options", [{}, {"masked_only": True}, {"mask_by_position": True}, {"key_positions": False}])
 @pytest.mark.parametrize("readout", ["token", "last"])
-def test_the_terms_are_a_loop_over_targets(folder, tmp_path, partial, masked_only, readout):
+def test_the_terms_are_a_loop_over_targets(folder, tmp_path, partial, options, readout):
     model, processor = make_model(folder, readout=readout)
-    objective = make_objective(model, processor, tmp_path, masked_only=masked_only, reg_weight=0.5, rec_weight=0.25)
+    objective = make_objective(model, processor, tmp_path, **options, reg_weight=0.5, rec_weight=0.25)
     batch = make_batch(processor, partial=partial)
     with torch.no_grad():
         terms = objective(**batch)
         embeddings = objective.embed(**batch)
-        expected = naive_terms(objective, embeddings, batch["mask_seeds"], masked_only)
+        expected = naive_terms(objective, embeddings, batch["mask_seeds"], options.get("masked_only", False))
         queries, positives = (model(**batch[part]).pooler_output for part in ("queries", "positives"))
     assert sorted(terms) == ["contrastive_loss", *TERMS]
     for name in TERMS:
@@ -83,6 +100,26 @@ def test_the_terms_are_a_loop_over_targets(folder, tmp_path, partial, masked_onl
         torch.testing.assert_close(terms[name], weight * expected[name], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(terms["contrastive_loss"], info_nce(queries, positives, 0.02))
     assert len({round(terms[name].item(), 6) for name in TERMS}) == 4
+
+
+def test_decoders_read_the_order_of_the_tokens_unless_told_not_to(folder, tmp_path):
+    model, processor = make_model(folder)
+    batch = make_batch(processor)
+    change = {}
+    for options in ({}, {"key_positions": False}):
+        objective = make_objective(model, processor, tmp_path, **options, reconstruct=["language"])
+        decoder = objective.decoders["language"]
+        with torch.no_grad():
+            target = unpack_targets(objective.embed(**batch), slice(0, 1))
+            state, places = target.embeddings[:, 0], torch.tensor([[0]])
+            tokens, seen = target.embeddings, torch.ones_like(target.ids, dtype=torch.bool)
+            change[bool(options)] = (
+                (decoder(state, tokens.flip(1), seen, places) - decoder(state, tokens, seen, places))
+                .abs()
+                .max()
+                .item()
+            )
+    assert change[True] < 1e-12 < 1e-6 < change[False]
 
 
 def test_normalized_targets_are_those_of_the_vision_decoder_alone(folder, tmp_path):
@@ -209,6 +246,7 @@ def test_options_and_models_are_checked(folder, tmp_path, tiny_checkpoints):
         ({"mask_ratio": 0.0}, r"mask_ratio=0.0 must lie in \(0, 1\]"),
         ({"decoded_rows": 0}, "'decoded_rows': 0"),
         ({"decoder_dropout": 1.0}, "a rate below 1"),
+        ({"masked_only": True, "mask_by_position": True}, "every predicted position is masked"),
     ):
         with pytest.raises(ValueError, match=message):
             CoralConfig(output_dir=str(tmp_path), use_cpu=True, **arguments)
@@ -217,6 +255,10 @@ def test_options_and_models_are_checked(folder, tmp_path, tiny_checkpoints):
         make_trainer(torch.nn.Linear(1, 1), processor, tmp_path, Products(4))
     with pytest.raises(ValueError, match="got MllmRetrieverModel and NoneType"):
         CoralTrainer(model, CoralConfig(output_dir=str(tmp_path), use_cpu=True))
+    processor.sentence_files = {}  # those of a published embedder
+    with pytest.raises(ValueError, match=r"reconstruct=\['vision'\], but the prompts of this published embedder"):
+        make_trainer(model, processor, tmp_path, Products(4), reconstruct=["vision"])
+    make_trainer(model, processor, tmp_path, Products(4), reconstruct=[])
 
 
 def run_case(folder, out, chunk, batch_size):

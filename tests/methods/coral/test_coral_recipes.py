@@ -109,9 +109,11 @@ def test_the_config_says_whether_the_head_is_tied(shards, mllm_checkpoints, tmp_
     head = weights.pop("lm_head.weight")
     index = tmp_path / "model.safetensors.index.json"
 
-    def write(tensors, tied):
+    def write(tensors, tied, tied_text=None):
         config = json.loads((Path(folder) / "config.json").read_text())
-        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = tied
+        for level, value in ((config, tied), (config["text_config"], tied if tied_text is None else tied_text)):
+            level.pop("tie_word_embeddings", None)
+            level |= {} if value == "unsaid" else {"tie_word_embeddings": value}
         (tmp_path / "config.json").write_text(json.dumps(config))
         save_file(tensors, tmp_path / "model.safetensors")
         if shards:
@@ -121,6 +123,12 @@ def test_the_config_says_whether_the_head_is_tied(shards, mllm_checkpoints, tmp_
     assert torch.equal(load_language_head(tmp_path), head)
     write(weights | {"lm_head.weight": head}, tied=True)  # a stale copy
     assert load_language_head(tmp_path) is None
+    write(weights | {"lm_head.weight": head}, tied="unsaid", tied_text=False)  # as InternVL is converted
+    assert torch.equal(load_language_head(tmp_path), head)
+    write(weights, tied="unsaid", tied_text=True)
+    assert load_language_head(tmp_path) is None
+    write(weights | {"lm_head.weight": head}, tied=False, tied_text=True)
+    assert torch.equal(load_language_head(tmp_path), head)
     write(weights, tied=False)
     with pytest.raises(ValueError, match=r"tie_word_embeddings=false, but no file has 'lm_head.weight'"):
         load_language_head(tmp_path)

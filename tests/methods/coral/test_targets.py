@@ -1,8 +1,11 @@
 """What Coral reconstructs: a target's own tokens, the masks of each modality, what a masked token can change."""
 
+import json
+
 import pytest
 import torch
 from tiny_coral import Products, make_model, picture
+from tokenizers import Tokenizer
 
 from conjoin.methods.coral import ReconstructionDecoder
 from conjoin.methods.coral.targets import (
@@ -49,7 +52,7 @@ def test_targets_are_the_tokens_of_the_item_alone(name, readout, chosen, mllm_ch
     images = [1, 0, 1, 1][chosen]
     for row, (text, count) in enumerate(zip(texts, images, strict=True)):
         own = found.ids[row][found.ids[row] >= 0]
-        assert processor.tokenizer.decode(own).removeprefix(" ") == text  # a word's own space, no separator
+        assert processor.tokenizer.decode(own) == text
         assert torch.equal(found.embeddings[row][found.ids[row] >= 0], table[own])
         assert ((found.ids[row] == IMAGE).sum() > 0) == (count > 0)
         assert not found.embeddings[row][found.ids[row] == PADDING].any()
@@ -67,7 +70,48 @@ def test_targets_are_the_tokens_of_the_item_alone(name, readout, chosen, mllm_ch
 def test_a_llava_processor_whose_start_ends_in_a_space_keeps_the_first_word(mllm_checkpoints):
     model, processor = make_model(mllm_checkpoints("llava")[0], lora=False)
     (ids,) = targets_of(model.eval(), processor, ["words"]).ids
-    assert processor.tokenizer.decode(ids).strip() == "words"
+    assert processor.tokenizer.decode(ids) == "words"
+
+
+MERGES = [("Ġ", "w"), ("Ġ", "("), (")", "Ċ"), (".", "Ċ"), ("Ċ", "Ċ")]
+
+
+def with_merges(processor):
+    """Let the tokenizer join a space with the next letter, and punctuation with a line break, as real ones do."""
+    state = json.loads(processor.tokenizer.backend_tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary |= {"".join(pair): 1000 + number for number, pair in enumerate(MERGES)}
+    state["model"]["merges"] = [" ".join(pair) for pair in MERGES]
+    processor.tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_tokens_that_join_characters(name, mllm_checkpoints):
+    """A word keeps its space; a separator that is in one token with punctuation of the text stays with it."""
+    _, processor = make_model(mllm_checkpoints(name)[0], lora=False)
+    with_merges(processor)
+    frame = PromptFrame.of(processor)
+    image_token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+
+    def own(item):
+        batch = processor([item])
+        ids, length = batch["input_ids"], batch["attention_mask"].sum(1)
+        ids = ids[batch["attention_mask"].bool()][None]
+        is_image = ids == image_token
+        return processor.tokenizer.decode(ids[frame.own_texts(batch, ids, length, is_image)])
+
+    def spoken(*texts):
+        parts = [{"type": "text", "text": text} for text in texts]
+        return [{"role": "user", "content": [*parts, {"type": "image", "image": picture(1)}]}]
+
+    space = " " if name == "llava" else ""  # of the template, in one token with the word
+    assert own("words with words") == f"{space}words with words"
+    assert own({"image": picture(1), "text": "a shoe"}) == "a shoe"
+    assert own({"image": picture(1), "text": "a shoe (XL)"}) == "a shoe (XL)\n"
+    assert own("a title.") == "a title.\n"
+    assert own(spoken("first", "then")) == "firstthen"
+    assert own(spoken("first.", "then")) == "first.\nthen"
+    assert own("two\nlines") == "twolines"  # a line break is never a target by itself
 
 
 def test_a_fixed_share_of_each_row_is_masked():

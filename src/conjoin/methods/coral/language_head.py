@@ -35,7 +35,9 @@ def prepare_coral(run: Run) -> dict[str, Any]:
 def load_language_head(checkpoint: str | Path, revision: str | None = None) -> Tensor | None:
     """Read the head `(V, D)` of an MLLM; None if its config ties the head to the input embeddings.
 
-    Only the file that holds the head is downloaded and opened.
+    `tie_word_embeddings` counts where `config.json` has it, the MLLM's own before its language model's: the classes
+    of transformers have other defaults for MLLMs than for language models (InternVL). Only the file that holds the
+    head is downloaded and opened.
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub, with safetensors weights.
@@ -46,7 +48,7 @@ def load_language_head(checkpoint: str | Path, revision: str | None = None) -> T
     """
     checkpoint = str(checkpoint)
     folder, shard = fetch_small_files(checkpoint, revision), SINGLE
-    if AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings:
+    if _is_tied(folder):
         return None
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
@@ -60,3 +62,11 @@ def load_language_head(checkpoint: str | Path, revision: str | None = None) -> T
                 head: Tensor = file.get_tensor(name)
                 return head
     raise ValueError(f"{checkpoint}: its config has tie_word_embeddings=false, but no file has '{HEAD}'")
+
+
+def _is_tied(folder: Path) -> bool:
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for config in (stored, stored.get("text_config") or {}):
+        if "tie_word_embeddings" in config:
+            return bool(config["tie_word_embeddings"])
+    return bool(AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings)

@@ -267,7 +267,8 @@ class CoralTrainer(QueryCandidateTrainer):
         kwargs: Arguments of `QueryCandidateTrainer`.
 
     Raises:
-        ValueError: The model is no MLLM retriever, or the processor is not its own.
+        ValueError: The model is no MLLM retriever, the processor is not its own, or there is something to reconstruct
+            and it writes prompts by the chat template of a published embedder, in which own tokens are not known.
     """
 
     rows_class = SeededRows
@@ -284,6 +285,11 @@ class CoralTrainer(QueryCandidateTrainer):
             raise ValueError(
                 "Coral reconstructs the input of an MLLM retriever; expected such a model and its processor "
                 f"(processing_class), got {type(model).__name__} and {type(processing_class).__name__}"
+            )
+        if args.reconstruct and processing_class.sentence_files is not None:
+            raise ValueError(
+                f"reconstruct={list(args.reconstruct)}, but the prompts of this published embedder come from its chat "
+                "template, in which the item's own tokens are not known; expected reconstruct=[] or an MLLM"
             )
         objective = CoralObjective(model, args, PromptFrame.of(processing_class), language_head)
         objective.to_device(args.device)
