@@ -15,8 +15,9 @@ for rows "+ random parts" with views of as many tokens at random places. Rows "e
 CPU seconds of `--time-of`, so they need that row first; or, because other programs change these, `--time-ratio` times
 the steps, as `solar_step_cost.py` measures it step by step.
 
-    python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar --seeds 0 1 2
+    python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar
     python benchmarks/claims/solar.py --out runs/claims/solar --compare Mixed GCL
+    python benchmarks/claims/solar.py --out benchmarks/claims/results/solar_scenes_union.json --compare GCL "stage 1"
     python benchmarks/claims/solar.py --out runs/claims/solar --brief
 """
 
@@ -46,6 +47,7 @@ NOT_SETTINGS = (
     "data",
     "threads",
     "compare",
+    "readout",
     "other",
     "brief",
     "time_of",
@@ -173,11 +175,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--rows", nargs="+", default=list(GROUPS), metavar="NAME", help="names of rows or groups (default: all)")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    add("--out", type=Path, default=Path("runs/claims/solar"), help="folder of the results")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    add("--out", type=Path, default=Path("runs/claims/solar"), help="folder of the results; for --compare also a file")
     add("--data", type=Path, help="folder of scenes and features, which results of any settings share")
     add("--compare", nargs=2, action="append", metavar="ROW", help="print paired differences; runs nothing")
-    add("--other", type=Path, help="folder of the second row of --compare, of the same scenes; --out by default")
+    add("--readout", nargs=2, metavar="NAME", help="of the two rows of --compare; by default those validation chose")
+    add("--other", type=Path, help="folder or file of the second row of --compare, of the same scenes")
     add("--brief", action="store_true", help="print one short table a group; runs nothing")
     add("--time-of", default="Mixed", metavar="ROW", help='whose time the rows "equal time" get')
     add("--time-ratio", type=float, metavar="R", help="time of a step of `--time-of` over one of the baseline")
@@ -246,7 +249,9 @@ def main() -> None:
     args = parse()
     rows = chosen(args.rows)
     if args.compare:
-        print("\n".join(compare(*names, args.out, args.other or args.out, args.seeds) for names in args.compare))
+        other = args.other or args.out
+        shown = (compare(a, b, args.out, other, args.seeds, args.readout) for a, b in args.compare)
+        print("\n".join(shown))
         return
     if args.brief:
         print(brief(rows, args.out, args.seeds))

@@ -1,6 +1,7 @@
 """Tables, intervals and paired comparisons from the finished rows of the SOLAR claims.
 
-Every interval resamples seeds and triplets together.
+Every interval resamples seeds and triplets together. What is compared may lie in a folder of rows or in a file such as
+`results.json`, which has the outcomes of the test sets.
 """
 
 import json
@@ -42,9 +43,21 @@ class Finished:
 
     @classmethod
     def read(cls, row: Row, out: Path, seeds: Sequence[int]) -> "Finished":
-        """Read the records that exist."""
+        """Read the records that exist, of a folder of rows or of a file with the outcomes."""
+        if out.is_file():
+            return cls._read_file(row, out, seeds)
         paths = {seed: record_path(out, row.name, seed) for seed in seeds}
         return cls(row, {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.is_file()})
+
+    @classmethod
+    def _read_file(cls, row: Row, path: Path, seeds: Sequence[int]) -> "Finished":
+        rows = {content["row"]: content for content in json.loads(path.read_text())["rows"]}
+        content = rows.get(row.name, {"known": {}})
+        stored = content["known"].get("outcomes", {})  # not in the records before 2026-11-23
+        found = cls(row, {seed: {"sets": _sets(content, str(seed))} for seed in seeds if str(seed) in stored})
+        if found.runs:
+            found.readouts = content["readouts"]
+        return found
 
     @cached_property
     def readouts(self) -> dict[str, str]:
@@ -81,10 +94,24 @@ class Finished:
         return found
 
     def has(self, metric: str) -> bool:
-        """Whether the row was measured by a metric."""
-        return metric not in ("text_to_image", "text_to_image, heads") or all(
-            metric in run["sets"]["test_known"] for run in self.runs.values()
-        )
+        """Whether the row was measured by a metric, and what was read holds its outcomes."""
+        sets = [run["sets"]["test_known"] for run in self.runs.values()]
+        if metric in NEGATIVES:
+            return all("kinds" in found for found in sets)
+        return not metric.startswith("text_to_image") or all(metric in found for found in sets)
+
+
+def _sets(content: dict[str, Any], seed: str) -> dict[str, Any]:
+    """The test sets of a seed, from what `Finished.outcomes` returned."""
+    sets: dict[str, Any] = {}
+    for test in TESTS:
+        whole, same = {}, {}
+        for readout, stored in content[test]["outcomes"][seed].items():
+            ranks = [int(rank, 16) for rank in stored["ranks"]]
+            whole[readout] = {"wins": [*map(int, stored["wins"])], "ranks": ranks}
+            same[readout] = {"wins": [*map(int, stored["same_union"])], "ranks": ranks}
+        sets[f"test_{test}"], sets[f"test_{test}_same_union"] = {"readouts": whole}, {"readouts": same}
+    return sets
 
 
 def _values(found: dict[str, Any], metric: str, readout: str) -> Floats:
@@ -94,7 +121,9 @@ def _values(found: dict[str, Any], metric: str, readout: str) -> Floats:
     wins, ranks = np.array(outcome["wins"], dtype=float), np.array(outcome["ranks"])
     if metric == "precision":
         return wins
-    if metric in KINDS:
+    if metric == SAME_UNION:
+        return wins
+    if metric in NEGATIVES:
         return wins[[kind == metric for kind in found["kinds"]]]
     if metric.startswith("recall@"):
         return (ranks <= int(metric.removeprefix("recall@"))).astype(float)
@@ -223,13 +252,23 @@ def unfinished(rows: Sequence[Row], out: Path, seeds: Sequence[int]) -> list[str
     return found
 
 
-def compare(first: str, second: str, out: Path, other: Path, seeds: Sequence[int]) -> str:
+def compare(
+    first: str, second: str, out: Path, other: Path, seeds: Sequence[int], readouts: Sequence[str] | None = None
+) -> str:
     """Paired differences of a row in `out` and one in `other`.
 
     With 95 % intervals over seeds and triplets.
 
+    Args:
+        first: Name of the row.
+        second: Name of the other row.
+        out: Folder of rows, or file of outcomes.
+        other: That of the second row.
+        seeds: Those that both rows have of these are compared.
+        readouts: Of the first and the second row; those that validation chose by default.
+
     Raises:
-        ValueError: A row does not exist, or no seed of both is finished.
+        ValueError: A row or readout does not exist, or no seed of both is finished.
     """
     unknown = [name for name in (first, second) if name not in ROWS]
     if unknown:
@@ -241,11 +280,18 @@ def compare(first: str, second: str, out: Path, other: Path, seeds: Sequence[int
     lines = [f"### {first} − {second}; seeds {', '.join(map(str, both))}\n"]
     rows = []
     for test in TESTS:
-        lines.append(f"{test} objects: {a.readouts[test]}, and {b.readouts[test]}\n")
+        read = readouts or (a.readouts[test], b.readouts[test])
+        for each, readout in zip((a, b), read, strict=True):
+            known = each.runs[both[0]]["sets"][f"test_{test}"]["readouts"]
+            if readout not in known:
+                raise ValueError(f"{each.row.name!r} has no readout {readout!r}; readouts: {'; '.join(known)}")
+        lines.append(f"{test} objects: {read[0]}, and {read[1]}\n")
         for metric, label in METRICS.items():
             if not (a.has(metric) and b.has(metric)):
                 continue
-            left, right = (each.values(metric, f"test_{test}", both) for each in (a, b))
+            left, right = (
+                each.values(metric, f"test_{test}", both, readout) for each, readout in zip((a, b), read, strict=True)
+            )
             low, high = bootstrap_ci(left - right)
             verdict = "above 0" if low > 0 else "below 0" if high < 0 else "not significant"
             interval = f"{_percent((left - right).mean())} [{_percent(low)}, {_percent(high)}]"
