@@ -20,6 +20,7 @@ from conjoin.data.make.scenes import (
     draw_scene,
     scene_objects,
 )
+from conjoin.storage import text_digest
 
 NAMES = [f"object{number}" for number in range(30)]
 SIZES = {"train": 24, "distractors": 6, "triplets": 12}
@@ -79,6 +80,18 @@ def test_negatives_lack_an_object_except_those_with_the_same_union():
         assert {*other.image, *other.text} == everything
         assert {*other.shared} != {*query.shared} and len(other.shared) == len(query.shared)
     assert seen == set(NEGATIVES)
+
+
+def test_objects_and_words_of_training_scenes_are_as_the_card_says():
+    objects = {row.concept: row.names for row in scene_objects() if row.split == "train"}
+    known = sorted(objects, key=text_digest)
+    shown, words = set(), set()
+    for number in range(5000):
+        generator = np.random.default_rng([0, 0, number])  # of the rows of train.parquet
+        one = draw_composition(known, "train", generator)
+        shown |= {len(one.image), len(one.text)}
+        words.add(len(Wording.draw(["en"], generator).write(one.text, objects)[0].split()))
+    assert shown == {1, 2, 3, 4} and (min(words), max(words)) == (8, 22)
 
 
 def overlap(first: set, second: set) -> float:
