@@ -143,6 +143,15 @@ def test_links_and_named_files_exist():
             assert is_pattern or (ROOT / named).exists(), f"{page.name} names {named}"
 
 
+def test_no_section_is_empty():
+    """Text stands between a heading and the next, of whatever level."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = re.sub(r"^```.*?^```$", "code", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        lines = [line for line in text.splitlines() if line.strip()]
+        for line, after in pairwise([*lines, "# the end"]):
+            assert not (line.startswith("#") and after.startswith("#")), f"{page.name}: nothing under {line!r}"
+
+
 def test_named_functions_exist():
     """Every dotted name of the package in the documents can be imported."""
     for page in PAGES:
