@@ -12,8 +12,8 @@ variant in a process of its own; on a GPU the peak of allocated memory. The vari
     ours, tokens                   gradient_cache_chunk_tokens, the same number: rows sorted by length
     ours, quarter of the tokens    a quarter of it
 
-With `--mllm` the model is the pruned Qwen2-VL of `pruned_mllm.py`, trained by LoRA, and the variants are ours alone, the
-first of them `ours, no shortcuts`: the last layer runs for all tokens, and a CPU pads all rows to the longest.
+With `--mllm` the model is the pruned Qwen2-VL of `pruned_mllm.py`, trained by LoRA, and the variants are ours alone,
+the first of them `ours, no shortcuts`: the last layer runs for all tokens, and a CPU pads all rows to the longest.
 
     python benchmarks/training_step.py --json training_step.json
     python benchmarks/training_step.py --size tiny --rows 16 --chunk 4 --turns 1      # a quick test of the script
@@ -237,7 +237,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="light", help="of the text tower")
     parser.add_argument("--mllm", choices=pruned_mllm.SIZES, help="train a pruned MLLM of this size instead, by LoRA")
-    parser.add_argument("--variants", nargs="+", choices=(*VARIANTS, PLAIN), help="only these; the first is the reference")
+    parser.add_argument(
+        "--variants", nargs="+", choices=(*VARIANTS, PLAIN), help="only these; the first is the reference"
+    )
     parser.add_argument("--rows", type=int, default=4096, help="pairs of a step")
     parser.add_argument("--chunk", type=int, default=32, help="rows of a mini-batch")
     parser.add_argument("--turns", type=int, default=3)

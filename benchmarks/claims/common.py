@@ -19,18 +19,18 @@ class Record:
 
     Args:
         path: The file.
-        settings: The common settings of the runs.
+        settings: The common settings of the runs; None to read a file of any.
 
     Raises:
         ValueError: The file has other settings.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any] | None = None) -> None:
         self.path = path
         self.content: dict[str, Any] = {"settings": settings, "runs": []}
         if path.exists():
             self.content = json.loads(path.read_text())
-            if self.content["settings"] != json.loads(json.dumps(settings)):
+            if settings is not None and self.content["settings"] != json.loads(json.dumps(settings)):
                 raise ValueError(f"{path} has the settings {self.content['settings']}; choose another --out")
         versions = {
             "conjoin": conjoin.__version__,

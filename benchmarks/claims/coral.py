@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from common import ROOT, Record
 from puma import SCALED, text_pairs
 from safetensors.torch import load_model, save_model
+from scipy import stats
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
@@ -254,6 +256,7 @@ def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) 
             begin, rate = time.time(), trial["rate"]
             model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
             extra = {"rate": rate, "terms": terms, "seconds": round(time.time() - begin)}
+            extra |= {"float32": bench.args.float32}
             found = bench.measure(model, run.inputs, "test")
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
@@ -296,9 +299,29 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--float32", action="store_true", help="train all weights without bfloat16")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     parser.add_argument("--targets", action="store_true", help="only say how large the image embeddings are")
+    parser.add_argument("--compare", type=Path, help="only compare --out with contrastive training in this record")
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/coral.json")
     return parser.parse_args()
+
+
+def compare(record: Record, baseline: Record) -> str:
+    """Paired differences from contrastive training with equal seeds, with 95 % intervals over seeds (Student's t)."""
+    lines = [f"| run − contrastive | seeds | {' | '.join(COLUMNS[:4])} |", "|---" * 6 + "|"]
+    known = {(run["name"], run["seed"]): run for run in baseline.content["runs"]}
+    for name in dict.fromkeys(run["name"] for run in record.content["runs"]):
+        parts = name.split(", ")
+        reference = ", ".join([parts[0], "contrastive", *parts[2:]])
+        runs = [run for run in record.content["runs"] if run["name"] == name and (reference, run["seed"]) in known]
+        if name == reference or len(runs) < 2:
+            continue
+        cells = []
+        for column in COLUMNS[:4]:
+            found = np.array([100 * (run[column] - known[reference, run["seed"]][column]) for run in runs])
+            width = stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / len(found) ** 0.5
+            cells.append(f"{found.mean():.1f} ± {width:.1f}")
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def measure_targets(bench: Bench, count: int = 400) -> str:
@@ -345,6 +368,9 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    if args.compare:
+        print(compare(Record(args.out), Record(args.compare)))
+        return
     bench, projector = prepare(args)
     if args.targets:
         print(measure_targets(bench))
@@ -352,7 +378,7 @@ def main() -> None:
     settings = {
         name: value
         for name, value in vars(args).items()
-        if name not in ("seeds", "parts", "only", "out", "full", "kept", "targets")
+        if name not in ("seeds", "parts", "only", "out", "full", "kept", "targets", "float32", "compare")
     }
     settings |= projector | {"device": DEVICE.type}
     record = Record(args.out, settings)
