@@ -24,7 +24,7 @@ def write_mmeb(folder):
     ]
     dialogues = [
         {"qry": f"Q: is it {words}?", "qry_image_path": "", "neg_text": "", "neg_image_path": ""}
-        | {"pos_text": "<|image_1|>\n", "pos_image_path": f"images/{number}.png"}
+        | {"pos_text": "<|image_1|>\nRepresent the given image\n", "pos_image_path": f"images/{number}.png"}
         for number, words in enumerate(("red", "blue", "green"))
     ]
     files = {"CIRR": folder / "CIRR/original.jsonl", "VisDial": folder / "VisDial/original-00000-of-00001.parquet"}

@@ -31,6 +31,23 @@ def test_rows(tmp_path):
         rows[0]
 
 
+@pytest.mark.parametrize(("text", "image", "modality"), [
+    ("<|image_1|>\nRepresent the given image.\n", "images/1.png", "image"),
+    ("<|image_1|>\nRepresent the given cropped image of the object", "images/1.png", "image"),
+    ("<|image_1|>\nRepresent the given Wikipedia image with related text information: X", "images/1.png", "image,text"),
+    ("Represent the given image.", "", "text"),
+])  # fmt: skip
+def test_the_modality_leaves_out_an_instruction_of_the_published_rows(text, image, modality, tmp_path):
+    """The text stays in the item, as in the published evaluation."""
+    path = write_mmeb(tmp_path)["CIRR"]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0] |= {"pos_text": text, "pos_image_path": image, "neg_text": text, "neg_image_path": image}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = MmebTraining(tmp_path, hard_negatives=1)[0]
+    assert (row["target_modality"], row["negative_modalities"]) == (modality, [modality])
+    assert row["positive"]["text"] == row["negatives"][0]["text"] == text.removeprefix("<|image_1|>").strip()
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"pos_text": "", "pos_image_path": ""}, "CIRR, row 1, pos"),
     ({"pos_text": 7}, "CIRR, row 1: pos_text and pos_image_path must be texts, got 7"),

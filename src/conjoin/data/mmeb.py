@@ -15,6 +15,12 @@ from conjoin.storage import text_digest
 
 IMAGE_TOKEN = "<|image_1|>"
 """Marks the one image of an item in its text."""
+IMAGE_INSTRUCTIONS = (
+    "Represent the given image.",
+    "Represent the given image",
+    "Represent the given cropped image of the object",
+)
+"""What the published rows have as the text of a candidate that is an image alone."""
 TRAINING_COLUMNS = ("qry", "qry_image_path", "pos_text", "pos_image_path")
 
 
@@ -70,7 +76,8 @@ class MmebTraining(Dataset[dict[str, Any]]):
     """Training queries of MMEB as rows for `RetrievalCollator`.
 
     A row of the published files has a query, its instruction included, one positive and at most one negative, each a
-    text, an image or both. Rows stay on disk until they are used. Candidates of equal content are one.
+    text, an image or both. Rows stay on disk until they are used. Candidates of equal content are one. A candidate
+    whose text is one of `IMAGE_INSTRUCTIONS` keeps it, as in the evaluation; its modality is image.
 
     Args:
         folder: The root: `NAME/original-*.parquet` for each subset, and the images under the paths of the rows.
@@ -144,4 +151,6 @@ def _candidate_id(row: Mapping[str, Any], role: str, where: str) -> str:
 
 
 def _modality(item: Mapping[str, str]) -> str:
+    if "image" in item and item.get("text") in IMAGE_INSTRUCTIONS:
+        return "image"
     return ",".join(part for part in ("image", "text") if part in item)
