@@ -5,14 +5,20 @@ import shutil
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, Blip2Config, Blip2ForImageTextRetrieval
+from transformers import (
+    AutoTokenizer,
+    Blip2Config,
+    Blip2ForImageTextRetrieval,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+)
 
 from conjoin.hub import load_embedder
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 from tiny_embedders import write
-from tiny_mllms import LLAVA_SPECIALS, save_mllm, tokenizer
+from tiny_mllms import LLAVA_SPECIALS, TEXT, save_mllm, tokenizer
 
 pytestmark = pytest.mark.usefixtures("without_video")
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -25,6 +31,13 @@ def save_blip2(folder):
     text = layers | {"model_type": "opt", "ffn_dim": 24, "word_embed_proj_dim": 16, "max_position_embeddings": 64}
     config = Blip2Config(vision_config=VISION, qformer_config=question, text_config=text, num_query_tokens=4)
     Blip2ForImageTextRetrieval(config).save_pretrained(folder)
+    tokenizer(LLAVA_SPECIALS).save_pretrained(folder)
+
+
+def save_llava_next(folder):
+    vision = VISION | {"model_type": "clip_vision_model", "projection_dim": 16}
+    text = TEXT | {"model_type": "llama", "vocab_size": 300}
+    LlavaNextForConditionalGeneration(LlavaNextConfig(vision_config=vision, text_config=text)).save_pretrained(folder)
     tokenizer(LLAVA_SPECIALS).save_pretrained(folder)
 
 
@@ -57,6 +70,7 @@ def change(folder, **values):
 REFUSED = {
     "BLIP-2": (save_blip2, "'blip-2' gives no embedding"),
     "CLIP-SF": (save_uniir, "it has neither a config.json nor a modules.json"),
+    "E5-V, BGE-VL-MLLM": (save_llava_next, "'llava_next' gives no embedding"),
     "LamRA": (lambda folder: save_mllm("qwen2_vl", folder), "'qwen2_vl' gives no embedding"),
     "GME": (save_gme, "needs Python code from its own folder"),
     "VLM2Vec-Full": (save_vlm2vec_full, "needs Python code from its own folder"),
