@@ -40,6 +40,12 @@ def candidates(*kinds):
     return [module._Candidate(None, "x", kind.split(" to ")[1], kind) for kind in kinds]
 
 
+def mark(image, x, y):
+    """What is drawn at a place, and its shape: where it is not white."""
+    pixels = np.asarray(image.crop((x - 22, y - 22, x + 22, y + 22)))
+    return pixels, (pixels < 250).any(axis=2)
+
+
 def test_right_candidates_are_drawn_in_the_colour_of_their_modality(tmp_path):
     scores = scores_of(tmp_path)
     figure = vector_map(scores)
@@ -62,30 +68,30 @@ def test_each_task_shows_as_many_candidates_as_others(tmp_path, monkeypatch):
     assert all(each.id[0] == {"image": "p", "image + text": "b", "text": "w"}[each.modality] for each in seen)
 
 
-def test_the_shape_is_the_task():
-    kinds = module._TASKS
-    assert len(kinds) == 9
-    image = module._draw(np.array([[n, 0.0] for n in range(9)] + [[0.0, 1.0]]), candidates(*kinds, kinds[0]))
-    step = (module._SIDE - 2 * module._MARGIN) / 8
-    places = [(module._MARGIN + n * step, module._MARGIN) for n in range(9)]
-    places.append((module._MARGIN, module._SIDE - module._MARGIN))
-    marks = [np.asarray(image.crop((x - 30, y - 30, x + 30, y + 30))) for x, y in places]
-    shapes = [(mark < 250).any(axis=2).tobytes() for mark in marks]
+def test_the_shape_is_the_task_and_the_colour_the_modality():
+    kinds = [*module._TASKS, module._TASKS[0]]
+    image = module._draw(np.array([[n, 0.0] for n in range(9)] + [[0.0, 1.0]]), candidates(*kinds))
+    step, last = (module._SIDE - 2 * module._MARGIN) / 8, module._SIDE - module._MARGIN
+    places = [(module._MARGIN + n * step, module._MARGIN) for n in range(9)] + [(module._MARGIN, last)]
+    marks = [mark(image, *place) for place in places]
+    shapes = [shape.tobytes() for _, shape in marks]
     assert shapes[9] == shapes[0] and len(set(shapes)) == 9
-    areas = [(mark < 250).any(axis=2).sum() for mark in marks]
+    areas = [shape.sum() for _, shape in marks]
     assert max(areas) < 1.6 * min(areas)
+    for kind, (pixels, _) in zip(kinds, marks, strict=True):
+        assert "#" + bytes(pixels[22, 22]).hex() == module._COLOURS[kind.split(" to ")[1]]
 
 
-def test_the_legend_has_what_is_drawn():
-    def legend(*kinds):
-        image = module._draw(np.random.default_rng(0).normal(size=(len(kinds), 2)), candidates(*kinds))
-        below = np.asarray(image)[module._SIDE - module._LINE // 2 :]
-        return len(below) // module._LINE, (below < 100).all(axis=2).sum()
-
-    rows, ink = legend("text to image")
-    assert rows == 2 and ink > 500
-    assert legend("text to image", "image to image")[1] > ink
-    assert legend(*module._TASKS)[0] == 4
+def test_the_legend_has_the_colour_shape_and_name_of_what_is_drawn():
+    found = []
+    for kind in module._TASKS:
+        image = module._draw(np.array([[0.0, 0.0], [1.0, 1.0]]), candidates(kind, kind))
+        (colour, _), (_, shape) = (mark(image, module._MARGIN, module._SIDE + row * module._LINE) for row in (0, 1))
+        assert "#" + bytes(colour[22, 22]).hex() == module._COLOURS[kind.split(" to ")[1]]
+        names = np.asarray(image)[module._SIDE + module._LINE // 2 :, module._MARGIN + 22 :]
+        assert (names < 100).all(axis=2).sum() > 400
+        found.append(shape.tobytes())
+    assert len(set(found)) == 9
 
 
 def test_a_report_has_the_map_if_it_is_asked_for(tmp_path):
