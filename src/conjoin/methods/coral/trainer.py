@@ -242,7 +242,7 @@ class CoralObjective(QueryCandidateObjective):
             predicted = embedding_reconstruction(predicted, targets)
         return predicted, target.ids[at][valid], valid
 
-    def _token_errors(self, states: Sequence[Tensor], ids: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _token_errors(self, states: tuple[Tensor, ...], ids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the errors `(P,)` of each block's text tokens; one pass over the language head for all blocks."""
         (head,) = self._head
         embedding: Any = self.encoder.get_input_embeddings()
