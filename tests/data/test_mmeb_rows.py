@@ -34,7 +34,8 @@ def test_rows(tmp_path):
 @pytest.mark.parametrize(("text", "image", "modality"), [
     ("<|image_1|>\nRepresent the given image.\n", "images/1.png", "image"),
     ("<|image_1|>\nRepresent the given cropped image of the object", "images/1.png", "image"),
-    ("<|image_1|>\nRepresent the given Wikipedia image with related text information: X", "images/1.png", "image,text"),
+    ("<|image_1|>\nRepresent the given Wikipedia image with related text information: A dime.\n",
+     "images/1.png", "image,text"),
     ("Represent the given image.", "", "text"),
 ])  # fmt: skip
 def test_the_modality_leaves_out_an_instruction_of_the_published_rows(text, image, modality, tmp_path):

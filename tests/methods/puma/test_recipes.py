@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoProcessor
 
 from conjoin.cli.main import main
+from conjoin.cli.train import parse_overrides
 from conjoin.data import make_mini_mbeir
 from conjoin.data.make import mini_mbeir as mini_module
 from conjoin.methods.puma import prepare
 from conjoin.training import build_model, build_trainer, load_recipe
+from tiny_commands import variants
 from tiny_merit import write_merit
 from tiny_training import move_to_second_machine, small_run
 
@@ -142,6 +144,47 @@ def test_stage_1_takes_hard_negatives_only_if_told(recipe_1):
     for overrides, expected in (({}, []), ({"data.hard_negatives": "1"}, ["nobody is a"])):
         rows, _ = load_recipe(recipe_1, overrides).data.load()
         assert rows[0]["negatives"] == expected
+
+
+def test_no_teacher_is_loaded_without_distillation(recipe_1, monkeypatch):
+    monkeypatch.setattr(prepare, "_load_teacher", lambda *_: pytest.fail("a teacher is loaded"))
+    recipe = load_recipe(recipe_1, {"training.distill_weight": "0", "training.schedule": "fixed"})
+    trainer = build_trainer(recipe, *build_model(recipe.model))
+    trainer.train()
+    assert "contrastive_loss" in (log := trainer.state.log_history[0]) and "distillation_loss" not in log
+
+
+def test_the_table_of_ablations_names_switches_and_values_that_exist():
+    text = (RECIPES.parent / "docs/recipes.md").read_text(encoding="utf-8")
+    table = text.split("Switches for the paper's ablations")[1].split("\n## ")[0]
+    rows = re.findall(
+        r"^\| `training\.(\w+)`(?:, `training\.(\w+)`)?(?: \(stage (\d)\))? \| (.+?) \|", table, re.MULTILINE
+    )
+    assert len(rows) == 9
+    for first, second, stage, values in rows:
+        path = RECIPES / f"puma/stage{stage or 2}_qwen2_vl_7b.yaml"
+        assert {first, second} - {""} <= vars(load_recipe(path).training).keys()
+        for value in re.findall(r"`(\w+)`", values):
+            assert vars(load_recipe(path, {f"training.{first}": value}).training)[first] == value
+
+
+def test_variants_of_stage_2_start_from_variants_of_stage_1():
+    """The commands in both headers; those of Tables 3, 4, 5 and 12 are there."""
+    runs = {}
+    for stage in (1, 2):
+        path = RECIPES / f"puma/stage{stage}_qwen2_vl_7b.yaml"
+        runs[stage] = [load_recipe(path), *(load_recipe(path, parse_overrides(words[3:])) for words in variants(path))]
+    folders = {run.training.output_dir: run.training for run in runs[1]}
+    assert all(run.model.checkpoint in folders for run in runs[2])
+    assert {"fixed", "dynamic", "reverse"} == {run.training.schedule for run in runs[1]}
+    found = {
+        (bool(folders[run.model.checkpoint].distill_weight), run.training.decay, run.training.reverse,
+         run.training.per_device_train_batch_size)
+        for run in runs[2]
+    }  # fmt: skip
+    table_3 = {(distilled, decay, False, 150) for distilled in (True, False) for decay in (0.2, 0)}
+    table_5 = {(True, 0, False, 90), (True, 0.2, True, 90), (True, 0.2, False, 90)}
+    assert found == table_3 | table_5 | {(True, 0.5, False, 150), (True, 0.7, False, 150)}
 
 
 def test_states_of_the_teacher_are_computed_once(recipe_1, tmp_path, monkeypatch):
