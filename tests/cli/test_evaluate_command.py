@@ -56,8 +56,9 @@ def test_mbeir(model, mini, tmp_path, capsys):
     assert [row[0] for row in results["tables"][1]["rows"]] == cells
     assert results["model"]["name"] == model and results["dataset"]["folder"] == mini
     assert (out / "report.html").is_file() and (out / "runs/global/oven_task8.txt").is_file()
-    assert main([*command, "--quiet", "--pools", "global", "--hubness-penalty", "0.2"]) == 0
+    assert main([*command, "--quiet", "--pools", "global", "--hubness-penalty", "0.2", "--vector-map"]) == 0
     assert "local" not in capsys.readouterr().out
+    assert re.search(r"t-SNE of \d+ right candidates", (out / "report.html").read_text())
 
 
 def test_merit(model, tmp_path, monkeypatch, capsys):
