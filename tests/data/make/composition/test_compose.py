@@ -263,9 +263,10 @@ def test_a_model_judges_queries_and_positives(catalogue, tmp_path):
 
 
 def test_cold_start_asks_what_differs(tmp_path):
-    rows = products(120)
-    for row in rows[:30]:
-        row |= dict.fromkeys(("color", "material", "style", "shape"), "")
+    rows = products(120, family=5)
+    for number, row in enumerate(rows[:30]):
+        known = ("", "", "color 1", "color 2", "")[number % 5]
+        row |= dict.fromkeys(("material", "style", "shape"), "") | {"color": known}
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     model = Model(lambda prompt: ' "Color" ' if "Which one attribute" in prompt else "color 1.")
     settings = CompositionSettings(queries=20, test_share=0.0, samplers={"cold_start": 1.0})
@@ -274,14 +275,18 @@ def test_cold_start_asks_what_differs(tmp_path):
     colours = {row["sku"]: row["color"] for row in rows}
     queries = merit_queries(out, MeritProducts(out, "train"))
     assert len(queries) == 20
+    answered = set()
     for query in queries:
         first, second = query.products
         assert int(first) < 1030
         assert query.conditions == {first: {"product style": "as product image"}, second: {"color": "color 1"}}
         assert colours[second] == "color 1"
         assert [families[pid] for pid in query.positives] == [families[first]]
-        assert {families[pid] for pid in query.negatives} == {families[first]}
-        assert len({first, *query.positives, *query.negatives}) == 3
+        assert first not in query.positives
+        family = [pid for pid in families if families[pid] == families[first]]
+        assert [*query.negatives] == [pid for pid in family if colours[pid] == "color 2"], "others may be answers"
+        answered.add(colours[query.positives[0]])
+    assert answered == {"", "color 1"}, "never what has another value"
     assert all(shown == 2 for shown, _ in model.calls)
     shutil.rmtree(out)
     refused = VisionModel("vlm", Model(lambda prompt: "no idea"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .catalogue import DEFAULT_CLASS, MISSING, Catalogue
+from .catalogue import DEFAULT_CLASS, Catalogue
 from .instructions import Template
 from .judges import Case, Judge, Product, VisionModel
 from .samplers import MOST_COMPARED, SAMPLERS, Condition, Draft, Pool, check_conditions, near_misses, rank, recall
@@ -38,7 +38,7 @@ class CompositionSettings:
         test_share: Of the products (with families: of the families) that are in the test split. 0: no test split.
         samplers: The weight of each sampler, of `SAMPLERS` or `"cold_start"`; by default the authors' (their code).
         conditions: The weight of each number of conditions, before filtering (App. A.3.1).
-        stratify: The test split takes its share of each class and language, as B.8's does, not of all products.
+        stratify: The test split takes its share of each class and language; B.8's does so of queries, not products.
         damping: See `Pool`.
         exclude_most_frequent: See `Pool`.
         max_positive_share: A query with this share of the pool as positives, or more, is not kept (the authors' code).
@@ -162,11 +162,10 @@ class Composer:
         positives = recall(self.pool, conditions, self.settings.max_positive_share)
         if isinstance(positives, str):
             return positives
-        siblings = self.pool.family(conditions[0].product)
-        codes = [(self.pool.codes[key, siblings], value) for _, key, value in conditions]
-        differs = np.any([(code != value) & (code != MISSING) for code, value in codes], axis=0)
+        family = self.pool.family(conditions[0].product)
+        siblings = self.pool.lacking(family, [condition[1:] for condition in conditions])
         shown = np.isin(siblings, [condition.product for condition in conditions])
-        return Draft(conditions, rank(self.pool, conditions, positives), siblings[differs & ~shown])
+        return Draft(conditions, rank(self.pool, conditions, positives), siblings[~shown])
 
     def _draw_cold(self, generator: np.random.Generator) -> Draft | str:
         drawn = _draw_cold(self.pool, self._cold, generator)
@@ -176,12 +175,14 @@ class Composer:
         pair = difference(self.cold_start, self.catalogue, self.pool, self._product(product), self._product(target))
         if isinstance(pair, str):
             return pair
+        if len(self.pool.lacking(np.array([target]), [pair])):
+            return "the model named another value than the catalogue has"
         barred = [product, target, *siblings.tolist()]
         other = _other_with(self.pool, *pair, target, barred, generator)
         if other is None:
             return "no other product with a differing value"
         conditions = (Condition(product, -1, -1), Condition(other, *pair))
-        return Draft(conditions, np.array([target]), siblings)
+        return Draft(conditions, np.array([target]), self.pool.lacking(siblings, [pair]))
 
     def _finish(self, record: dict[str, Any], draft: Draft, generator: np.random.Generator) -> None:
         """Write the query of a draft into its record, unless a judge rejects it."""

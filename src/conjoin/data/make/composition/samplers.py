@@ -96,6 +96,11 @@ class Pool:
             products = products[self.codes[attribute, products] == value]
         return products
 
+    def lacking(self, products: np.ndarray, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Those of the products that have another value of at least one of these; an unknown value may be the one."""
+        codes = [(self.codes[attribute, products], value) for attribute, value in wanted]
+        return products[np.any([(code != value) & (code != MISSING) for code, value in codes], axis=0)]
+
     def family(self, product: int) -> np.ndarray:
         """The other variants of a product, ascending."""
         if self.families is None or self.families.of[product] < 0:
@@ -273,9 +278,7 @@ def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generat
     lists = []
     for missed in conditions:
         kept = [condition[1:] for condition in conditions if condition is not missed]
-        misses = pool.find(kept)
-        codes = pool.codes[missed.attribute, misses]
-        misses = misses[(codes != missed.value) & (codes != MISSING)]
+        misses = pool.lacking(pool.find(kept), [missed[1:]])
         if pool.vectors is None:
             misses = generator.permutation(misses)[:MOST_COMPARED]
         elif len(misses) > MOST_COMPARED:
