@@ -2,6 +2,7 @@ import json
 import logging
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import datasets
@@ -49,16 +50,29 @@ def composed(catalogue, tmp_path_factory):
     return compose_queries(catalogue, tmp_path_factory.mktemp("out") / "shop", SETTINGS)
 
 
-def test_a_stratified_split_takes_its_share_of_each_class(catalogue):
-    settings = CompositionSettings(queries=1, test_share=0.25, stratify=True)
-    rows = _split(catalogue, settings)
-    shares = {}
-    for name in set(catalogue.classes):
-        counts = [sum(catalogue.classes[row] == name for row in rows[split]) for split in ("train", "test")]
-        shares[name] = counts[1] / sum(counts)
-    assert len(shares) > 1 and all(abs(share - 0.25) < 0.06 for share in shares.values()), shares
+UNEQUAL = [("shoes" if row < 250 else "bags", "en" if row % 12 < 8 else "th") for row in range(360)]
+SMALL = [(f"class {row // 8}", ("en", "th")[row // 4 % 2]) for row in range(360)]
+ALIGNED = [(f"class {row // 10}", "en" if row % 10 < 8 else "th") for row in range(360)]
+
+
+@pytest.mark.parametrize(("facts", "share"), [(UNEQUAL, 0.25), (SMALL, 0.1), (ALIGNED, 0.1)])
+def test_a_stratified_split_takes_its_share_of_each_class_and_language(catalogue, facts, share):
+    classes, languages = map(list, zip(*facts, strict=True))
+    shop = replace(catalogue, groups=None, classes=classes, languages=languages)
+    rows = _split(shop, CompositionSettings(test_share=share, stratify=True))
+    assert sorted([*rows["train"], *rows["test"]]) == list(range(360))
+    assert len(rows["test"]) == share * 360
+    for named, most in ((facts, 1), (languages, 1), (classes, 2)):
+        found, sizes = Counter(named[row] for row in rows["test"]), Counter(named)
+        assert {name for name in sizes if abs(found[name] - share * sizes[name]) > most} == set()
+
+
+def test_a_stratified_split_takes_whole_families(catalogue):
+    rows = _split(catalogue, CompositionSettings(test_share=0.25, stratify=True))
     groups = {split: {catalogue.groups[row] for row in found} for split, found in rows.items()}
     assert groups["train"].isdisjoint(groups["test"])
+    first = Counter(catalogue.classes[catalogue.groups.index(group)] for group in groups["test"])
+    assert first == {"shoes": 15, "bags": 15}
 
 
 def files_of(folder):

@@ -35,7 +35,7 @@ MARKER = "composition.json"
 DISTRIBUTION_FILE = "distribution.json"
 GIVE_UP = 300
 """Numbers in a row without a new query, after which a split has no more."""
-_VERSION = 3
+_VERSION = 4
 POSITIVE_BINS = (1, 2, 5, 10, 50, 100, 500, 1000, 5000)
 """Lower ends of the bins of the number of positives."""
 _GROUP = 256
@@ -256,8 +256,10 @@ def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.
     names = (f"group {group}" if group else f"id {pid}" for group, pid in zip(groups, catalogue.ids, strict=True))
     draws = np.array([int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32 for name in names])
     if settings.stratify:
-        draws = _ranks(draws, list(zip(catalogue.classes, catalogue.languages, strict=True)))
-    is_test = draws < settings.test_share
+        strata = list(zip(catalogue.languages, catalogue.classes, strict=True))
+        is_test = _stratified(draws, strata, settings.test_share)
+    else:
+        is_test = draws < settings.test_share
     rows = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
     for split, members in rows.items():
         if not len(members):
@@ -268,16 +270,24 @@ def _split(catalogue: Catalogue, settings: CompositionSettings) -> dict[str, np.
     return rows
 
 
-def _ranks(draws: np.ndarray, strata: Sequence[tuple[str, str]]) -> np.ndarray:
-    """Replace the draw of each family by its rank in the stratum of its first product, in (0, 1)."""
+def _stratified(draws: np.ndarray, strata: Sequence[tuple[str, str]], share: float) -> np.ndarray:
+    """Whether each row is of the test split: the share, to one family, of each language and of each class in it.
+
+    A family is of the stratum of its first product; those with the lowest draws are taken. The share is rounded after
+    each stratum for all up to it, language by language, so the errors of small strata do not add up.
+    """
     families, first, family = np.unique(draws, return_index=True, return_inverse=True)
     members: dict[tuple[str, str], list[int]] = {}
     for number, row in enumerate(first.tolist()):
         members.setdefault(strata[row], []).append(number)
-    ranks = np.empty(len(families))
-    for numbers in members.values():  # in the order of their draws
-        ranks[numbers] = (np.arange(len(numbers)) + 0.5) / len(numbers)
-    return ranks[family]
+    is_test = np.zeros(len(families), dtype=bool)
+    seen = taken = 0
+    for _, numbers in sorted(members.items()):  # each in the order of its draws
+        seen += len(numbers)
+        wanted = round(share * seen)
+        is_test[numbers[: wanted - taken]] = True
+        taken = wanted
+    return is_test[family]
 
 
 def _check_vectors(vectors: np.ndarray | None, count: int) -> None:
