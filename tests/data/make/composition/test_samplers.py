@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conjoin.data import CompositionSettings, load_templates, read_catalogue
-from conjoin.data.make.composition.compose import evenness
+from conjoin.data.make.composition.compose import _split, evenness
 from conjoin.data.make.composition.composer import Composer
 from conjoin.data.make.composition.samplers import (
     SAMPLERS,
@@ -34,9 +34,10 @@ def vectors_of(catalogue, seed=0):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def outcomes(catalogue, count, vectors=None, **changes):
+def outcomes(catalogue, count, vectors=None, rows=None, **changes):
     settings = CompositionSettings(**{"max_positive_share": SHARE, "languages": ("en",)} | changes)
-    pool = Pool(catalogue, np.arange(len(catalogue)), vectors, settings.damping, settings.exclude_most_frequent)
+    rows = np.arange(len(catalogue)) if rows is None else rows
+    pool = Pool(catalogue, rows, vectors, settings.damping, settings.exclude_most_frequent)
     composer = Composer(catalogue, pool, 0, settings, load_templates(settings.languages))
     return [composer.outcome(number) for number in range(count)]
 
@@ -118,14 +119,18 @@ def test_frequent_keys_are_damped_and_attribute_uniform_sampling_is_even(catalog
     assert evenness(uniform) > evenness(plain) + 0.002
 
 
-def test_the_most_frequent_value_of_an_attribute_can_be_left_out(catalogue):
-    most = {
-        (name, Counter(row[name] for row in DESCRIBED.values() if row[name]).most_common(1)[0][0])
-        for name in catalogue.attributes
-    }
-    asked = {pair for query in made(catalogue, 200) for pair in wanted(query)}
-    fewer = {pair for query in made(catalogue, 200, exclude_most_frequent=True) for pair in wanted(query)}
-    assert asked & most and fewer and not fewer & most
+def test_the_most_frequent_values_of_the_catalogue_can_be_left_out_of_each_split(catalogue):
+    def most_frequent(rows):
+        counts = {name: Counter(row[name] for row in rows if row[name]) for name in catalogue.attributes}
+        return {(name, found.most_common(1)[0][0]) for name, found in counts.items()}
+
+    most = most_frequent(DESCRIBED.values())
+    splits = _split(catalogue, CompositionSettings(test_share=0.1))
+    assert most_frequent([DESCRIBED[catalogue.ids[row]] for row in splits["test"]]) != most
+    for rows in splits.values():
+        queries = [made(catalogue, 200, rows=rows, exclude_most_frequent=chosen) for chosen in (False, True)]
+        asked, fewer = ({pair for query in found for pair in wanted(query)} for found in queries)
+        assert asked & most and fewer and not fewer & most
 
 
 def test_positives_are_ranked_by_mean_similarity(catalogue):

@@ -31,7 +31,8 @@ class Pool:
         vectors: `(N, D)` of all products, L2-normalised, or None.
         damping: A key is drawn in proportion to (its number of products) ** -damping; 0 does not suppress the
             frequent ones (App. A.3.1 does).
-        exclude_most_frequent: The most frequent value of each attribute is no condition (App. A.2.2: "all ages").
+        exclude_most_frequent: The catalogue's most frequent value of each attribute is no condition (App. A.2.2: "all
+            ages").
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Pool:
             self._order.append(order)
             self._starts.append(starts)
             counts = np.diff(starts)
-            if exclude_most_frequent and len(counts):
-                counts[counts.argmax()] = 0
+            if exclude_most_frequent:
+                everywhere = catalogue.codes[index]
+                counts[np.bincount(everywhere[everywhere != MISSING]).argmax()] = 0
             self._usable.append(np.flatnonzero(counts > 1))
             usable[index] = np.isin(codes, self._usable[-1])
         frequency = (self.codes != MISSING).sum(axis=1)
