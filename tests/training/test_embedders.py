@@ -96,6 +96,8 @@ def test_every_method_takes_an_embedder(recipe, rows, tmp_path):
         table = tmp_path / "pairs.jsonl"
         table.write_text("".join(json.dumps({"image": f"{n}.png", "text": f"box {n}"}) + "\n" for n in range(8)))
         words = ["--data.source", str(table)]
+    if recipe.startswith("coral"):  # which cannot tell an item's tokens from the chat template's
+        words += ["--training.reconstruct", "[]"]
     words += ["--model.config.keep_layers", "2", "--model.lora.r", "4"]
     out = train(rows, source, *words, recipe=str(recipe_folder() / recipe))
     assert np.isfinite(SentenceTransformer(str(out), device="cpu").encode(["a box"])).all()
