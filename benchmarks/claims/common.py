@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ class Record:
             self.content["runs"] = json.loads(self.path.read_text())["runs"]
         self.content["runs"].append({"name": name, "seed": seed} | found)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(self.content, indent=1, ensure_ascii=False)
+        text = re.sub(r"\[[-\d.,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)  # on one line
+        self.path.write_text(text + "\n", encoding="utf-8")
 
     def table(self, columns: list[str], scale: float = 100.0) -> str:
         """Mean ± standard deviation over seeds for each run and column, as Markdown."""
