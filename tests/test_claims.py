@@ -133,6 +133,15 @@ def test_the_log_has_the_precisions_of_the_kinds(claims):
     }
 
 
+def test_the_log_has_the_differences_of_coral(claims):
+    coral, read = claims("coral"), claims("common").Record
+    log = (ROOT / "docs/LOG.md").read_text(encoding="utf-8")
+    baseline = read(RECORDS / "coral_4_layers_paper.json")
+    rows = coral.compare(baseline, baseline).splitlines()[2:]
+    rows += coral.compare(read(RECORDS / "coral_4_layers_paper_normalized.json"), baseline).splitlines()[2:]
+    assert len(rows) == 4 and all(row.split(", full ")[1] in log for row in rows)
+
+
 def test_the_readme_has_the_numbers_of_the_demo(claims):
     demo = claims("demo")
     runs = {}
