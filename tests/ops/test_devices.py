@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from conjoin.cli.main import main
 from conjoin.ops import choose_bf16, choose_device, devices
@@ -77,6 +79,18 @@ def test_a_cpu_is_timed_once_and_the_choice_is_one_line(half, expected, monkeypa
     (line,) = caplog.messages
     wanted = ("bfloat16", "2.0 times as fast") if expected else ("float32", "4.0 times as slow")
     assert line == f"computing in {wanted[0]}: bfloat16 is {wanted[1]} as float32 on this CPU"
+
+
+def test_what_a_thread_waits_for_other_programs_is_not_its_speed(monkeypatch):
+    linear = F.linear
+
+    def preempted(*args):
+        if not torch.is_autocast_enabled("cpu"):
+            time.sleep(0.02)
+        return linear(*args)
+
+    monkeypatch.setattr(devices.F, "linear", preempted)
+    assert devices.time_cpu()[0] < 0.02
 
 
 @pytest.mark.parametrize("supported", [False, True])

@@ -54,7 +54,11 @@ def _is_bf16_faster(kind: str) -> bool:
 
 
 def time_cpu() -> tuple[float, float]:
-    """Time a linear layer and a layer norm on one thread of the CPU; returns the seconds in float32 and bfloat16."""
+    """Time a linear layer and a layer norm on one thread of the CPU; returns the seconds in float32 and bfloat16.
+
+    The clock counts what the thread computes, not what it waits for other programs, where the system has such a clock.
+    """
+    clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-4 else time.perf_counter
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, 384, generator=generator) for size in (128, 1536))
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
@@ -66,9 +70,9 @@ def time_cpu() -> tuple[float, float]:
                 break
             for dtype in seconds:
                 with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                    start = time.perf_counter()
+                    start = clock()
                     F.layer_norm(F.linear(rows, weight), (len(weight),))
-                seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
+                seconds[dtype] = min(seconds[dtype], clock() - start)
     finally:
         torch.set_num_threads(threads)
     return seconds[torch.float32], seconds[torch.bfloat16]
