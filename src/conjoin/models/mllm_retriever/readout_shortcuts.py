@@ -16,7 +16,7 @@ LEAST_SAVED_TOKENS = 256
 
 
 GROUP_TOKENS = 1024
-"""Least tokens of a group of prompts that a CPU trains on at once; the last group may have fewer."""
+"""About how many tokens of prompts a CPU trains on at once."""
 
 
 class SharedPrefix(DynamicCache):
@@ -55,7 +55,7 @@ def shared_prefix_length(input_ids: Tensor, is_image: Tensor, at: Tensor) -> int
 
 
 def similar_lengths(lengths: Tensor) -> list[tuple[Tensor, int]]:
-    """Group prompts of similar lengths `(N,)`: the rows of each group, of `GROUP_TOKENS` together, and its longest."""
+    """Group prompts of similar lengths `(N,)`: the rows of each group, about `GROUP_TOKENS`, and its longest."""
     order = lengths.argsort()
     number = (lengths[order].cumsum(0) - lengths[order]).div(GROUP_TOKENS, rounding_mode="floor")
     sizes = number.unique_consecutive(return_counts=True)[1].tolist()
