@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
@@ -17,6 +18,8 @@ from tiny_mllms import save_mllm
 
 pytestmark = pytest.mark.usefixtures("without_video")
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+SEVERAL_IMAGES = [] if sentence_transformers.__version__.startswith("6.0.") else [[5]]
+"""Batches of one item of several images, where sentence-transformers can embed them: 6.0 nests their list twice."""
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +117,7 @@ def test_a_folder_embeds_as_in_sentence_transformers(name, pooling, items, tmp_p
     encoder = SentenceTransformer(str(tmp_path), device="cpu")
     for prompt in (None, INSTRUCTION):
         found = embed(model, processor, items, instruction=prompt)
-        for chosen in ([0, 1], [2, 3], [4], [5], [0]):
+        for chosen in ([0, 1], [2, 3], [4], *SEVERAL_IMAGES, [0]):
             expected = encoder.encode([items[number] for number in chosen], prompt=prompt)
             assert np.abs(found[chosen] - expected).max() <= 1e-5, (prompt, chosen)
     messages = [[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": items[2]}]}]]
