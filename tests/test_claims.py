@@ -142,6 +142,18 @@ def test_the_log_has_the_differences_of_coral(claims):
     assert len(rows) == 4 and all(row.split(", full ")[1] in log for row in rows)
 
 
+def test_the_log_has_the_scores_of_coral_after_600_steps(claims):
+    coral, read = claims("coral"), claims("common").Record
+    log = (ROOT / "docs/LOG.md").read_text(encoding="utf-8")
+    columns = [*coral.COLUMNS[:4], *(f"OOD {kind}" for kind in coral.KINDS)]
+    for record, ending in (("600_steps", ""), ("600_steps_normalized", ", normalised targets")):
+        runs = read(RECORDS / f"coral_4_layers_paper_{record}.json").content["runs"]
+        assert runs and all(run["seed"] == 0 for run in runs)
+        for run in runs:
+            scores = " | ".join(f"{100 * run[column]:.1f}" for column in columns)
+            assert f"| {run['name'].split(', ')[1]}{ending} | {scores} |" in log
+
+
 def test_the_readme_has_the_numbers_of_the_demo(claims):
     demo = claims("demo")
     runs = {}
