@@ -30,7 +30,7 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
-from conjoin.evaluation import TaskScores
+from conjoin.evaluation import TaskScores, bootstrap_ci
 from conjoin.evaluation.benchmarks.merit import evaluate_merit
 from conjoin.methods.coral import CoralConfig, CoralTrainer
 from conjoin.methods.coral.targets import IMAGE, PromptFrame, pack_targets, recorded_embeddings
@@ -306,7 +306,10 @@ def parse() -> argparse.Namespace:
 
 
 def compare(record: Record, baseline: Record) -> str:
-    """Paired differences from contrastive training with equal seeds, with 95 % intervals over seeds (Student's t)."""
+    """Paired differences from contrastive training with equal seeds and their 95 % intervals.
+
+    `[low, high]` is over seeds and queries; ± over seeds alone (Student's t), if a run lacks the ranks of its queries.
+    """
     lines = [f"| run − contrastive | seeds | {' | '.join(COLUMNS[:4])} |", "|---" * 6 + "|"]
     known = {(run["name"], run["seed"]): run for run in baseline.content["runs"]}
     for name in dict.fromkeys(run["name"] for run in record.content["runs"]):
@@ -315,13 +318,27 @@ def compare(record: Record, baseline: Record) -> str:
         runs = [run for run in record.content["runs"] if run["name"] == name and (reference, run["seed"]) in known]
         if name == reference or len(runs) < 2:
             continue
-        cells = []
-        for column in COLUMNS[:4]:
-            found = np.array([100 * (run[column] - known[reference, run["seed"]][column]) for run in runs])
-            width = stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / len(found) ** 0.5
-            cells.append(f"{found.mean():.1f} ± {width:.1f}")
-        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
+        pairs = [(run, known[reference, run["seed"]]) for run in runs]
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(difference(pairs, column) for column in COLUMNS[:4])} |")
     return "\n".join(lines)
+
+
+def difference(pairs: list[tuple[dict[str, Any], dict[str, Any]]], column: str) -> str:
+    """Mean difference of pairs of runs in %, with its interval."""
+    if all("ranks" in run for pair in pairs for run in pair):
+        found = 100 * np.array([outcomes(ours, column) - outcomes(theirs, column) for ours, theirs in pairs])
+        low, high = bootstrap_ci(found)
+        return f"{found.mean():.1f} [{low:.1f}, {high:.1f}]"
+    found = np.array([100 * (ours[column] - theirs[column]) for ours, theirs in pairs])
+    width = stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / len(found) ** 0.5
+    return f"{found.mean():.1f} ± {width:.1f}"
+
+
+def outcomes(run: dict[str, Any], column: str) -> np.ndarray:
+    """`(Q,)` of each query, of R@k or MRR@k."""
+    name, k = column.split("@")
+    ranks = np.array(run["ranks"])
+    return (ranks <= int(k)) / (ranks if name == "MRR" else 1)
 
 
 def measure_targets(bench: Bench, count: int = 400) -> str:
