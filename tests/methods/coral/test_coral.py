@@ -168,9 +168,10 @@ def test_the_state_alone_carries_the_gradient(folder, tmp_path):
         assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [touched]
 
 
-def test_a_batch_without_pictures_has_no_vision_loss_but_all_gradients(folder, tmp_path):
+@pytest.mark.parametrize("mask_by_position", [False, True])
+def test_a_batch_without_pictures_has_no_vision_loss_but_all_gradients(folder, tmp_path, mask_by_position):
     model, processor = make_model(folder)
-    objective = make_objective(model, processor, tmp_path)
+    objective = make_objective(model, processor, tmp_path, mask_by_position=mask_by_position)
     batch = make_batch(processor, 4)
     batch["positives"] = processor(["one", "two", "three", "four"])
     terms = objective(**batch)

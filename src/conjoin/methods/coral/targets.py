@@ -134,7 +134,7 @@ def unpack_targets(packed: Mapping[str, Tensor], rows: slice) -> TargetTokens:
 def draw_noise(seeds: Sequence[int], length: int) -> Tensor:
     """Return uniform noise `(N, length)`, each row from its own seed: its first values do not depend on `length`."""
     rows = [torch.rand(length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    return torch.stack(rows)
+    return torch.stack(rows) if rows else torch.empty(0, length)
 
 
 def choose_masked(kind: Tensor, noise: Tensor, ratio: float) -> Tensor:
