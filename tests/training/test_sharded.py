@@ -14,6 +14,8 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from accelerate.state import AcceleratorState
 from PIL import Image
+from torch.distributed.fsdp import FSDPModule
+from transformers import TrainerCallback
 
 from conjoin.data import EpochRows
 from conjoin.hub import load_model
@@ -32,7 +34,8 @@ CASES = {
     "gcl-cached-lora": {"method": "gcl", "gradient_cache_chunk_size": 2, "lora": True},
     "queries-cached": {"method": "queries", "gradient_cache_chunk_size": 2},
 }
-OTHER_METHODS = ("GCL, MLLM", "SOLAR 1", "SOLAR 2", "PUMA 1", "PUMA 1, shared", "PUMA 2", "Coral")
+OTHER_METHODS = ("GCL, MLLM", "SOLAR 1", "SOLAR 2", "PUMA 1", "PUMA 1, shared", "PUMA 2", "Coral", "Coral, cached")
+CACHED = ", cached"
 TRAINERS = METHODS | {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
 
 
@@ -64,6 +67,21 @@ def run_case(checkpoints, folder, batch_size, method, lora=False, resume=None, *
     return trainer
 
 
+class ReshardRoot(TrainerCallback):
+    """Gathers the weights outside the layers for each forward alone, as FSDP does with accelerate before 1.15.
+
+    Args:
+        objective: Of the trainer.
+    """
+
+    def __init__(self, objective):
+        self.objective = objective
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if isinstance(self.objective, FSDPModule):
+            self.objective.set_reshard_after_forward(True)
+
+
 def shard_on_cpus():
     """Let accelerate use FSDP, which it refuses for processes on CPUs."""
     original = AcceleratorState.__init__
@@ -81,7 +99,10 @@ def run_method(name, spec, rank):
     settings = {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.1, "per_device_train_batch_size": 4}
     own = Path(spec["folder"]) / f"{name}-{rank}"
     own.mkdir()
-    trainer = make_any(name, spec["checkpoints"], spec["mllm"], own, rows=16, **settings)
+    if name.endswith(CACHED):
+        settings["gradient_cache_chunk_size"] = 2
+    trainer = make_any(name.removesuffix(CACHED), spec["checkpoints"], spec["mllm"], own, rows=16, **settings)
+    trainer.add_callback(ReshardRoot(trainer.objective))
     trainer.train()
     trainer.save_model(f"{spec['folder']}/{name}")
     assert trainer.sharding.fsdp == spec["fsdp"]
@@ -96,9 +117,7 @@ def main(spec):
     for name in spec["cases"]:
         trainer = run_case(spec["checkpoints"], f"{spec['folder']}/{name}", 4, **CASES[name])
         found = {"fsdp": trainer.sharding.fsdp, "metrics": trainer.evaluate()}
-        found["units"] = sum(
-            isinstance(module, torch.distributed.fsdp.FSDPModule) for module in trainer.model.modules()
-        )
+        found["units"] = sum(isinstance(module, FSDPModule) for module in trainer.model.modules())
         Path(f"{spec['folder']}/{name}-{rank}.json").write_text(json.dumps(found))
     if spec["cases"]:  # the optimiser has a state
         for name, resume in (("whole", None), ("resumed", f"{spec['folder']}/whole/checkpoint-1")):
@@ -151,7 +170,7 @@ def test_sharded_ranks_equal_ranks_with_whole_weights(tiny_checkpoints, mllm_che
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
         whole, sharded = (load_model(tmp_path / kind / name)[0].state_dict() for kind in ("whole", "sharded"))
         assert all(torch.allclose(sharded[key], weight, atol=2e-6) for key, weight in whole.items()), name
-        trainer = make_any(name, tiny_checkpoints, mllm, tmp_path / "untrained", rows=4)
+        trainer = make_any(name.removesuffix(CACHED), tiny_checkpoints, mllm, tmp_path / "untrained", rows=4)
         trainer.save_model(tmp_path / "untrained" / name)
         before = load_model(tmp_path / "untrained" / name)[0].state_dict()
         assert max((sharded[key] - weight).abs().max().item() for key, weight in before.items()) > 1e-4, name
