@@ -146,12 +146,30 @@ def test_the_log_has_the_scores_of_coral_after_600_steps(claims):
     coral, read = claims("coral"), claims("common").Record
     log = (ROOT / "docs/LOG.md").read_text(encoding="utf-8")
     columns = [*coral.COLUMNS[:4], *(f"OOD {kind}" for kind in coral.KINDS)]
+    baseline = read(RECORDS / "coral_4_layers_paper_600_steps.json")
     for record, ending in (("600_steps", ""), ("600_steps_normalized", ", normalised targets")):
-        runs = read(RECORDS / f"coral_4_layers_paper_{record}.json").content["runs"]
-        assert runs and all(run["seed"] == 0 for run in runs)
-        for run in runs:
-            scores = " | ".join(f"{100 * run[column]:.1f}" for column in columns)
-            assert f"| {run['name'].split(', ')[1]}{ending} | {scores} |" in log
+        runs = read(RECORDS / f"coral_4_layers_paper_{record}.json")
+        rows = runs.table(columns).splitlines()[2:] + coral.compare(runs, baseline).splitlines()[2:]
+        assert rows
+        for row in rows:
+            name, scores = row.removeprefix("| 4 layers, ").split(", full ")
+            assert f"\n| {name}{ending} {scores}\n" in log
+
+
+def test_coral_is_compared_with_contrastive_training_of_the_same_start_and_precision(claims, tmp_path):
+    coral, record = claims("coral"), claims("common").Record(tmp_path / "runs.json", {})
+    for seed in range(2):
+        for method, rank in (("contrastive", 2), ("+ both", 1)):
+            scores = dict.fromkeys(coral.COLUMNS[:4], 0.0) | {"ranks": [rank, 3], "float32": seed == 0}
+            record.add(f"4 layers, PUMA stage 1, {method}, full", seed, **scores)
+        record.add("4 layers, + both, full, without class", seed, **{"OOD class": 0.5})
+    assert coral.compare(record, record).splitlines()[2:] == [
+        "| 4 layers, PUMA stage 1, + both, full | 2 "
+        "| 50.0 [0.0, 100.0] | 0.0 [0.0, 0.0] | 0.0 [0.0, 0.0] | 25.0 [0.0, 50.0] |"
+    ]
+    record.content["runs"][0]["float32"] = False
+    with pytest.raises(ValueError, match="seed 0: not of the precision of its baseline"):
+        coral.compare(record, record)
 
 
 def test_the_readme_has_the_numbers_of_the_demo(claims):

@@ -235,7 +235,8 @@ def choose_rate(run: Run, bench: Bench, record: Record) -> dict[str, Any]:
             seconds = round(time.time() - begin)
             found = bench.measure(model, ("seq",), "validation")
             test = bench.measure(model, run.inputs, "test")
-            record.add(name, RATE_SEED, **found, rate=rate, terms=terms, seconds=seconds, test=test)
+            extra = {"rate": rate, "terms": terms, "seconds": seconds, "float32": bench.args.float32}
+            record.add(name, RATE_SEED, **found, **extra, test=test)
             _say(f"{name}: validation MRR@10 {100 * found['MRR@10']:.1f}, {_short(terms)}")
         trials.append(next(trial for trial in record.content["runs"] if trial["name"] == name))
     return max(trials, key=lambda trial: trial["MRR@10"])
@@ -251,7 +252,7 @@ def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) 
         trials = bench.args.rates
         trial = choose_rate(run, bench, rates) if len(trials) > 1 else {"rate": trials[0]}
         if run == run.tuned and seed == RATE_SEED and "test" in trial:
-            found, extra = trial["test"], {name: trial[name] for name in ("rate", "terms", "seconds")}
+            found, extra = trial["test"], {name: trial[name] for name in ("rate", "terms", "seconds", "float32")}
         else:
             begin, rate = time.time(), trial["rate"]
             model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
@@ -312,9 +313,9 @@ def compare(record: Record, baseline: Record) -> str:
     """
     lines = [f"| run − contrastive | seeds | {' | '.join(COLUMNS[:4])} |", "|---" * 6 + "|"]
     known = {(run["name"], run["seed"]): run for run in baseline.content["runs"]}
-    for name in dict.fromkeys(run["name"] for run in record.content["runs"]):
-        parts = name.split(", ")
-        reference = ", ".join([parts[0], "contrastive", *parts[2:]])
+    for name in dict.fromkeys(run["name"] for run in record.content["runs"] if COLUMNS[0] in run):
+        methods = ("zero-shot", *RECONSTRUCT, "GCL")
+        reference = ", ".join("contrastive" if part in methods else part for part in name.split(", "))
         runs = [run for run in record.content["runs"] if run["name"] == name and (reference, run["seed"]) in known]
         if name == reference or len(runs) < 2:
             continue
@@ -324,7 +325,14 @@ def compare(record: Record, baseline: Record) -> str:
 
 
 def difference(pairs: list[tuple[dict[str, Any], dict[str, Any]]], column: str) -> str:
-    """Mean difference of pairs of runs in %, with its interval."""
+    """Mean difference of pairs of runs in %, with its interval.
+
+    Raises:
+        ValueError: The runs of a pair have different precisions.
+    """
+    for ours, theirs in pairs:
+        if ours.get("float32", False) != theirs.get("float32", False):
+            raise ValueError(f"{ours['name']}, seed {ours['seed']}: not of the precision of its baseline")
     if all("ranks" in run for pair in pairs for run in pair):
         found = 100 * np.array([outcomes(ours, column) - outcomes(theirs, column) for ours, theirs in pairs])
         low, high = bootstrap_ci(found)
@@ -399,7 +407,8 @@ def main() -> None:
     }
     settings |= projector | {"device": DEVICE.type}
     record = Record(args.out, settings)
-    rates = Record(args.out.with_name(f"{args.out.stem}-rates.json"), settings)
+    precision = {"float32": True} if args.float32 else {}
+    rates = Record(args.out.with_name(f"{args.out.stem}-rates.json"), settings | precision)
     for part in args.parts:
         for seed in args.seeds:
             for run in runs_of(part, args.depth, args.kept, args.full):
