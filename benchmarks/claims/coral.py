@@ -235,8 +235,7 @@ def choose_rate(run: Run, bench: Bench, record: Record) -> dict[str, Any]:
             seconds = round(time.time() - begin)
             found = bench.measure(model, ("seq",), "validation")
             test = bench.measure(model, run.inputs, "test")
-            extra = {"rate": rate, "terms": terms, "seconds": seconds, "float32": bench.args.float32}
-            record.add(name, RATE_SEED, **found, **extra, test=test)
+            record.add(name, RATE_SEED, **found, rate=rate, terms=terms, seconds=seconds, test=test)
             _say(f"{name}: validation MRR@10 {100 * found['MRR@10']:.1f}, {_short(terms)}")
         trials.append(next(trial for trial in record.content["runs"] if trial["name"] == name))
     return max(trials, key=lambda trial: trial["MRR@10"])
@@ -252,13 +251,13 @@ def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) 
         trials = bench.args.rates
         trial = choose_rate(run, bench, rates) if len(trials) > 1 else {"rate": trials[0]}
         if run == run.tuned and seed == RATE_SEED and "test" in trial:
-            found, extra = trial["test"], {name: trial[name] for name in ("rate", "terms", "seconds", "float32")}
+            found, extra = trial["test"], {name: trial[name] for name in ("rate", "terms", "seconds")}
         else:
             begin, rate = time.time(), trial["rate"]
             model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
             extra = {"rate": rate, "terms": terms, "seconds": round(time.time() - begin)}
-            extra |= {"float32": bench.args.float32}
             found = bench.measure(model, run.inputs, "test")
+        extra["float32"] = bench.args.float32
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
     record.add(run.name, seed, **found, **extra)
@@ -313,8 +312,8 @@ def compare(record: Record, baseline: Record) -> str:
     """
     lines = [f"| run − contrastive | seeds | {' | '.join(COLUMNS[:4])} |", "|---" * 6 + "|"]
     known = {(run["name"], run["seed"]): run for run in baseline.content["runs"]}
+    methods = ("zero-shot", *RECONSTRUCT, "GCL")
     for name in dict.fromkeys(run["name"] for run in record.content["runs"] if COLUMNS[0] in run):
-        methods = ("zero-shot", *RECONSTRUCT, "GCL")
         reference = ", ".join("contrastive" if part in methods else part for part in name.split(", "))
         runs = [run for run in record.content["runs"] if run["name"] == name and (reference, run["seed"]) in known]
         if name == reference or len(runs) < 2:

@@ -68,7 +68,7 @@ def run_case(checkpoints, folder, batch_size, method, lora=False, resume=None, *
 
 
 class ReshardRoot(TrainerCallback):
-    """Gathers the weights outside the layers for each forward alone, as FSDP does with accelerate before 1.15.
+    """Gathers the weights outside the layers for each forward alone, as FSDP does with accelerate 1.13 and earlier.
 
     Args:
         objective: Of the trainer.
