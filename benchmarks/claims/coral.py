@@ -161,6 +161,9 @@ class Bench:
             model.text_model.requires_grad_(True)
         else:
             add_lora(model, LORA)
+        if self.args.compile:
+            for layer in model.text_model.layers[:-1]:
+                layer.compile(dynamic=True)
         settings = self.settings(seed, self.args.steps, rate, self.args.batch_size)
         settings |= {"gradient_cache_chunk_size": self.args.chunk, "bf16": run.full and not self.args.float32}
         torch.manual_seed(seed)
@@ -189,7 +192,7 @@ class Bench:
     def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, Any]:
         """Scores of a model under each input type: R@1, and all scores and the rank of each query under the first."""
         found: dict[str, Any] = {}
-        for input_type in inputs:
+        for input_type in inputs[:1] if self.args.one_input else inputs:
             encoder = ItemEncoder(model.eval(), self.processor, batch_size=64, input_type=input_type)
             with tempfile.TemporaryDirectory() as out:
                 scores = evaluate_merit(encoder, self.data, out, split=split)
@@ -257,7 +260,7 @@ def carry_out(run: Run, seed: int, bench: Bench, rates: Record, record: Record) 
             model, terms = bench.train(run, rate / 10 if run.full else rate, seed)
             extra = {"rate": rate, "terms": terms, "seconds": round(time.time() - begin)}
             found = bench.measure(model, run.inputs, "test")
-        extra["float32"] = bench.args.float32
+        extra |= {"float32": bench.args.float32, "compile": bench.args.compile}
     if run.ood is not None:
         found = {name: found[name] for name in (f"OOD {run.ood}",)}
     record.add(run.name, seed, **found, **extra)
@@ -297,6 +300,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kept", type=int, default=12, help="layers of the pruned model")
     parser.add_argument("--full", action="store_true", help="train all weights; part full is then by LoRA")
     parser.add_argument("--float32", action="store_true", help="train all weights without bfloat16")
+    parser.add_argument("--compile", action="store_true", help="compile all layers but the last by torch.compile")
+    parser.add_argument("--one-input", action="store_true", help="evaluate each run as it was trained alone")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     parser.add_argument("--targets", action="store_true", help="only say how large the image embeddings are")
     parser.add_argument("--compare", type=Path, help="only compare --out with contrastive training in this record")
@@ -402,7 +407,20 @@ def main() -> None:
     settings = {
         name: value
         for name, value in vars(args).items()
-        if name not in ("seeds", "parts", "only", "out", "full", "kept", "targets", "float32", "compare")
+        if name
+        not in (
+            "seeds",
+            "parts",
+            "only",
+            "out",
+            "full",
+            "kept",
+            "targets",
+            "float32",
+            "compile",
+            "compare",
+            "one_input",
+        )
     }
     settings |= projector | {"device": DEVICE.type}
     record = Record(args.out, settings)
