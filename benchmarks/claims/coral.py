@@ -54,6 +54,8 @@ RECONSTRUCT: dict[str, tuple[str, ...]] = {
 KINDS = ("language", "attribute", "class")
 SPLITS = ("train", "validation", "test")
 RATE_SEED = 0
+# Options that a record may mix; the others are its settings.
+MIXED = ("seeds", "parts", "only", "out", "full", "kept", "targets", "float32", "compile", "compare", "one_input")
 
 
 @dataclass(frozen=True)
@@ -404,24 +406,7 @@ def main() -> None:
     if args.targets:
         print(measure_targets(bench))
         return
-    settings = {
-        name: value
-        for name, value in vars(args).items()
-        if name
-        not in (
-            "seeds",
-            "parts",
-            "only",
-            "out",
-            "full",
-            "kept",
-            "targets",
-            "float32",
-            "compile",
-            "compare",
-            "one_input",
-        )
-    }
+    settings = {name: value for name, value in vars(args).items() if name not in MIXED}
     settings |= projector | {"device": DEVICE.type}
     record = Record(args.out, settings)
     precision = {"float32": True} if args.float32 else {}
