@@ -142,18 +142,19 @@ def test_the_log_has_the_differences_of_coral(claims):
     assert len(rows) == 4 and all(row.split(", full ")[1] in log for row in rows)
 
 
-def test_the_log_has_the_scores_of_coral_after_600_steps(claims):
+@pytest.mark.parametrize("of", ["4_layers_paper_600_steps", "30_layers_paper"])
+def test_the_log_has_the_scores_of_coral(claims, of):
     coral, read = claims("coral"), claims("common").Record
     log = (ROOT / "docs/LOG.md").read_text(encoding="utf-8")
     columns = [*coral.COLUMNS[:4], *(f"OOD {kind}" for kind in coral.KINDS)]
-    baseline = read(RECORDS / "coral_4_layers_paper_600_steps.json")
-    for record, ending in (("600_steps", ""), ("600_steps_normalized", ", normalised targets")):
-        runs = read(RECORDS / f"coral_4_layers_paper_{record}.json")
+    baseline = read(RECORDS / f"coral_{of}.json")
+    for record, ending in ((of, ""), (f"{of}_normalized", ", normalised targets")):
+        runs = read(RECORDS / f"coral_{record}.json")
         rows = runs.table(columns).splitlines()[2:] + coral.compare(runs, baseline).splitlines()[2:]
         assert rows
         for row in rows:
-            name, scores = row.removeprefix("| 4 layers, ").split(", full ")
-            assert f"\n| {name}{ending} {scores}\n" in log
+            name, scores = row.split(", ", 1)[1].split(" | ", 1)
+            assert f"\n| {name.removesuffix(', full')}{ending} | {scores}\n" in log
 
 
 def test_coral_is_compared_with_contrastive_training_of_the_same_start_and_precision(claims, tmp_path):
