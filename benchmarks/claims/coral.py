@@ -55,7 +55,7 @@ KINDS = ("language", "attribute", "class")
 SPLITS = ("train", "validation", "test")
 RATE_SEED = 0
 # Options that a record may mix; the others are its settings.
-MIXED = ("seeds", "parts", "only", "out", "full", "kept", "targets", "float32", "compile", "compare", "one_input")
+MIXED = ("seeds", "parts", "only", "out", "full", "kept", "targets", "float32", "compile", "compare")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Bench:
     def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, Any]:
         """Scores of a model under each input type: R@1, and all scores and the rank of each query under the first."""
         found: dict[str, Any] = {}
-        for input_type in inputs[:1] if self.args.one_input else inputs:
+        for input_type in inputs:
             encoder = ItemEncoder(model.eval(), self.processor, batch_size=64, input_type=input_type)
             with tempfile.TemporaryDirectory() as out:
                 scores = evaluate_merit(encoder, self.data, out, split=split)
@@ -303,7 +303,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="train all weights; part full is then by LoRA")
     parser.add_argument("--float32", action="store_true", help="train all weights without bfloat16")
     parser.add_argument("--compile", action="store_true", help="compile all layers but the last by torch.compile")
-    parser.add_argument("--one-input", action="store_true", help="evaluate each run as it was trained alone")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
     parser.add_argument("--targets", action="store_true", help="only say how large the image embeddings are")
     parser.add_argument("--compare", type=Path, help="only compare --out with contrastive training in this record")
