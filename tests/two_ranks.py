@@ -26,6 +26,7 @@ def run_two_ranks(module, folder, *arguments, **variables):
     environment = os.environ | variables | {
         "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(sys.path), "LOCAL_WORLD_SIZE": "2",
+        "ACCELERATE_TORCH_DEVICE": "cpu",  # transformers 5.17 cannot resume on Accelerate's own "cpu:0"
     }  # fmt: skip
     ranks = [
         subprocess.Popen(
