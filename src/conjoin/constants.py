@@ -18,6 +18,8 @@ INDEX_KINDS = {
     "ivf_hnsw_pq": "IvfHnswPq",
 }
 """Lance's indexes of vectors: the names that Lance gives them, and their classes in `lancedb.index`."""
+POOLINGS = ("mean", "cls", "last")
+"""How the last states of a bare checkpoint become one vector."""
 INPUT_TYPES = ("seq", "cat", "avg")
 """Those of `conjoin.processing`, which travels with checkpoints and imports nothing."""
 READOUTS = ("fused", "sum", "intersection")

@@ -93,8 +93,8 @@ def test_the_vectors_in_onnxruntime(kind, exported, batches):
     encoder = load_encoder(folder)
     for batch in batches:
         assert np.abs(encoder.encode(batch) - expected.encode(batch)).max() <= 1e-5
-    told = encoder.encode(["a red box"], instruction="find it")
-    assert np.abs(told - expected.encode(["a red box"], instruction="find it")).max() <= 1e-5
+    told = encoder.encode(["a red box"], prompt="find it")
+    assert np.abs(told - expected.encode(["a red box"], prompt="find it")).max() <= 1e-5
     assert np.abs(told - encoder.encode(["a red box"])).max() > 1e-3
     assert encoder.fingerprint == expected.fingerprint and encoder.device.type == "cpu"
     assert (encoder.processing, encoder.dimension) == (expected.processing, expected.dimension)

@@ -98,7 +98,7 @@ class TestContents:
         np.testing.assert_allclose(collection.vectors(), encoder.encode(items), atol=1e-6)
         assert collection.model == encoder.identity
         key, details = collection.metadata["key"], collection.metadata["details"]
-        assert (key["dtype"], key["fingerprint"], key["instruction"]) == ("float32", encoder.fingerprint, None)
+        assert (key["dtype"], key["fingerprint"], key["prompt"]) == ("float32", encoder.fingerprint, None)
         assert details["model"] == "tiny" and details["parts"] == ["image", "text"] and not details["several"]
         assert set(details["versions"]) == {"conjoin", "torch", "transformers"}
 
@@ -513,7 +513,7 @@ class TestErrors:
             (tiny_encoder(dtype=torch.bfloat16), {}, "was made with precision 'full', not 'bfloat16'"),
             (tiny_encoder(dims=4), {}, "was made with dims None, not 4"),
             (tiny_encoder(input_type="avg"), {}, "was made with input_type 'seq', not 'avg'"),
-            (tiny_encoder(), {"instruction": "find it"}, "was made with instruction None, not 'find it'"),
+            (tiny_encoder(), {"prompt": "find it"}, "was made with prompt None, not 'find it'"),
             (tiny_encoder(), {"settings": {"only": "text"}}, "was made with only 'image', not 'text'"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -128,7 +128,7 @@ class TestErrors:
 
         encoder = ItemEncoder(TinyModel(), processor, batch_size=3)
         with pytest.raises(ValueError, match=r"^item 'b': the instruction is too long$"):
-            encoder.encode(["a long text", "b", "c"], ["a", "b", "c"], instruction=["short", "a long one", None])
+            encoder.encode(["a long text", "b", "c"], ["a", "b", "c"], prompt=["short", "a long one", None])
 
     def test_what_the_processor_accepts_is_not_blamed(self):
         def processor(batch):

@@ -53,8 +53,8 @@ def test_models_of_one_image_answer_queries_of_several(kind, folders, query, pic
 def test_the_average_of_an_mllm_and_its_instruction(exports, query):
     _, model, processor = exports("mllm_retriever")
     encoders = {name: ItemEncoder(model, processor, input_type=name) for name in ("seq", "cat", "avg")}
-    found = {name: encoder.encode([query], instruction="Find it.") for name, encoder in encoders.items()}
-    parts = encoders["seq"].encode(apply_input_type(query, "avg"), instruction="Find it.")
+    found = {name: encoder.encode([query], prompt="Find it.") for name, encoder in encoders.items()}
+    parts = encoders["seq"].encode(apply_input_type(query, "avg"), prompt="Find it.")
     np.testing.assert_allclose(found["avg"][0], unit(parts.mean(axis=0)), atol=1e-5)
     for one, other in (("seq", "cat"), ("seq", "avg"), ("cat", "avg")):
         assert np.abs(found[one] - found[other]).max() > 1e-4

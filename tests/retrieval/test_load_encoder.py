@@ -34,6 +34,10 @@ def items_for(kind, pictures):
     return [*texts, *images, *({"image": image, "text": text} for image, text in mixed)]
 
 
+def load(kind, folder, **options):
+    return load_encoder(folder, device="cpu", pooling="cls" if kind == "bert" else None, **options)
+
+
 def sentence_transformer(folder):
     from sentence_transformers import SentenceTransformer
 
@@ -43,7 +47,7 @@ def sentence_transformer(folder):
 @pytest.mark.parametrize("kind", KINDS)
 class TestEveryKind:
     def test_has_one_interface(self, kind, folders, pictures):
-        encoder: Encoder = load_encoder(folders[kind], batch_size=2, device="cpu", num_workers=0)
+        encoder: Encoder = load(kind, folders[kind], batch_size=2, num_workers=0)
         items = items_for(kind, pictures)
         done = []
         vectors = encoder.encode(items, [f"id{n}" for n in range(len(items))], on_batch=done.append)
@@ -57,7 +61,7 @@ class TestEveryKind:
         assert encoder.device == torch.device("cpu") and encoder.identity[:2] == (encoder.name, encoder.fingerprint)
 
     def test_its_processing_is_stable_and_tells_settings_apart(self, kind, folders, pictures, tmp_path):
-        encoder = load_encoder(folders[kind], device="cpu")
+        encoder = load(kind, folders[kind])
         before = encoder.processing
         encoder.encode(items_for(kind, pictures))
         moved = shutil.copytree(folders[kind], tmp_path / "moved", ignore=shutil.ignore_patterns("SHA256SUMS"))
@@ -69,15 +73,15 @@ class TestEveryKind:
             elif value is not None:
                 settings.get("image_processor", settings)["image_mean"] = [value] * 3
             path.write_text(json.dumps(settings))
-            again = load_encoder(moved, device="cpu").processing
+            again = load(kind, moved).processing
             assert again is not None and (again == before) == (value is None)
         assert encoder.processing == before
 
     def test_fingerprint_is_stable_and_tells_weights_apart(self, kind, folders, tmp_path):
-        first = load_encoder(folders[kind], device="cpu").fingerprint
+        first = load(kind, folders[kind]).fingerprint
         moved = shutil.copytree(folders[kind], tmp_path / "moved")
-        assert load_encoder(moved, device="cpu", batch_size=3).fingerprint == first
-        changed = load_encoder(moved, device="cpu")
+        assert load(kind, moved, batch_size=3).fingerprint == first
+        changed = load(kind, moved)
         weight = next(parameter for parameter in changed.model.parameters() if parameter.ndim > 1)
         with torch.no_grad():
             weight[0, 0] += 1e-3
@@ -85,15 +89,13 @@ class TestEveryKind:
 
     def test_workers_and_bf16(self, kind, folders, pictures):
         items = items_for(kind, pictures)
-        exact = load_encoder(folders[kind], batch_size=3, device="cpu").encode(items)
-        np.testing.assert_array_equal(
-            load_encoder(folders[kind], batch_size=3, device="cpu", num_workers=1).encode(items), exact
-        )
-        rough = load_encoder(folders[kind], batch_size=3, device="cpu", dtype=torch.bfloat16).encode(items)
+        exact = load(kind, folders[kind], batch_size=3).encode(items)
+        np.testing.assert_array_equal(load(kind, folders[kind], batch_size=3, num_workers=1).encode(items), exact)
+        rough = load(kind, folders[kind], batch_size=3, dtype=torch.bfloat16).encode(items)
         assert rough.dtype == np.float32 and 1e-6 < np.abs(rough - exact).max() < 0.1
 
     def test_bad_items_are_named(self, kind, folders, pictures):
-        encoder = load_encoder(folders[kind], device="cpu")
+        encoder = load(kind, folders[kind])
         good = items_for(kind, pictures)[0]
         with pytest.raises(ValueError, match=r"^item 'bad': text is empty"):
             encoder.encode([good, {"text": " "}], ["good", "bad"])
@@ -102,18 +104,18 @@ class TestEveryKind:
             with pytest.raises(ValueError, match=r"^item 'bad': .*this model cannot take '(text|image)'"):
                 encoder.encode([good, foreign], ["good", "bad"])
 
-    def test_instructions_change_texts_and_leave_images(self, kind, folders, pictures):
-        encoder = load_encoder(folders[kind], batch_size=3, device="cpu")
+    def test_prompts_change_texts_and_leave_images(self, kind, folders, pictures):
+        encoder = load(kind, folders[kind], batch_size=3)
         if kind not in MUTE:
-            plain, told = encoder.encode(TEXTS), encoder.encode(TEXTS, instruction="find it: ")
+            plain, told = encoder.encode(TEXTS), encoder.encode(TEXTS, prompt="find it: ")
             assert np.linalg.norm(plain - told, axis=1).min() > 1e-4
-            some = encoder.encode(TEXTS, instruction=["find it: ", None, None, "seek"])
+            some = encoder.encode(TEXTS, prompt=["find it: ", None, None, "seek"])
             np.testing.assert_allclose(some[:3], [told[0], *plain[1:3]], atol=1e-5)
             assert np.linalg.norm(some[3] - told[3]) > 1e-4
             with pytest.raises(ValueError, match="1 instructions for 4 items"):
-                encoder.encode(TEXTS, instruction=["find"])
+                encoder.encode(TEXTS, prompt=["find"])
         if kind not in BLIND | {"own", "mllm"}:  # our processors give the instruction to a picture as its text
-            plain, told = encoder.encode(pictures), encoder.encode(pictures, instruction="find it: ")
+            plain, told = encoder.encode(pictures), encoder.encode(pictures, prompt="find it: ")
             np.testing.assert_allclose(plain, told, atol=1e-6)
 
 
@@ -170,8 +172,8 @@ class TestCodeInTheFolder:
         folder, mark = tmp_path / "folder", tmp_path / "mark"
         code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
         self.poison(tiny_checkpoints["bert"], folder, mark, **code)
-        found = load_encoder(folder, device="cpu").encode(TEXTS)
-        np.testing.assert_array_equal(found, load_encoder(tiny_checkpoints["bert"], device="cpu").encode(TEXTS))
+        found = load("bert", folder).encode(TEXTS)
+        np.testing.assert_array_equal(found, load("bert", tiny_checkpoints["bert"]).encode(TEXTS))
         assert not mark.exists()
 
     @pytest.mark.parametrize("kind", ["stock", "sentence-transformers", "module"])
@@ -200,8 +202,8 @@ class TestCodeInTheFolder:
         path = folder / "config.json"
         code = {"auto_map": {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.MineModel"}, "model_type": "mine"}
         path.write_text(json.dumps(json.loads(path.read_text()) | code))
-        found = load_encoder(folder, device="cpu", trust_remote_code=True).encode(TEXTS)
-        wanted = load_encoder(tiny_checkpoints["bert"], device="cpu").encode(TEXTS)
+        found = load("bert", folder, trust_remote_code=True).encode(TEXTS)
+        wanted = load("bert", tiny_checkpoints["bert"]).encode(TEXTS)
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
@@ -226,7 +228,7 @@ class TestErrors:
 
     def test_a_language_model_has_no_embedding(self, mllm_checkpoints):
         folder, _ = mllm_checkpoints("qwen2_vl")
-        with pytest.raises(ValueError, match="'qwen2_vl' gives no embedding; expected a text encoder"):
+        with pytest.raises(ValueError, match="'qwen2_vl' gives no embedding; expected a model with"):
             load_encoder(folder, device="cpu")
 
 

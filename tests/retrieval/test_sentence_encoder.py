@@ -1,39 +1,142 @@
-"""Models of sentence-transformers give the vectors that the library itself gives."""
+"""Models of sentence-transformers give the vectors that the library's `encode_query` and `encode_document` give."""
 
 import json
 import shutil
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 
-from conjoin.retrieval import load_encoder
-from conjoin.retrieval.sentence_encoder import SentenceTransformerProcessor, load_sentence_transformer
+from conjoin.hub import export
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.retrieval import ItemEncoder, encode_collection, load_encoder, search_items
+from conjoin.retrieval.sentence_encoder import SentenceEncoder, SentenceItems, load_sentence_transformer
+from tiny_checkpoints import bert_tokenizer
 
 TEXTS = ["a red apple", "two green chairs by the sea", "no", "photo.png 12"]
+ROLES = ("encode", "encode_query", "encode_document")
+PROMPTS = {
+    "none": ({}, None),
+    "empty": ({"query": "", "document": ""}, None),
+    "both": ({"query": "find: ", "document": "passage: "}, None),
+    "passage": ({"passage": "passage: "}, None),
+    "corpus": ({"query": "ask ", "corpus": "corpus "}, None),
+    "a default": ({"query": "", "other": "other: "}, "other"),
+}
 
 
-def sentence_transformer(folder):
-    from sentence_transformers import SentenceTransformer
+def changed(source, folder, **settings):
+    """A copy of a model with other settings of sentence-transformers."""
+    shutil.copytree(source, folder)
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return folder
 
-    return SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+
+def saved(folder, *modules, **options):
+    SentenceTransformer(modules=list(modules), device="cpu", **options).save_pretrained(str(folder))
+    return folder
 
 
-@pytest.mark.parametrize("instruction", [None, "query: ", "query:"])
-def test_sentence_transformers_text(sentence_folders, instruction):
-    found = load_encoder(sentence_folders["bert"], batch_size=2, device="cpu").encode(TEXTS, instruction=instruction)
-    prompt = None if instruction is None else "query: "
+def library(folder):
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("given", PROMPTS)
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_gets_the_prompt_that_the_library_gives(given, role, sentence_folders, tmp_path):
+    prompts, default = PROMPTS[given]
+    folder = changed(sentence_folders["bert"], tmp_path / "m", prompts=prompts, default_prompt_name=default)
+    encoder, other = load_encoder(folder, batch_size=2, device="cpu"), library(folder)
+    np.testing.assert_allclose(getattr(encoder, role)(TEXTS), getattr(other, role)(TEXTS), atol=1e-6)
+    for how in [{"prompt": "tell: "}, {"prompt": ""}, *({"prompt_name": name} for name in prompts)]:
+        found = getattr(encoder, role)(TEXTS, **how)
+        np.testing.assert_allclose(found, getattr(other, role)(TEXTS, **how), atol=1e-6)
+    assert encoder.is_symmetric == np.allclose(other.encode_query(TEXTS), other.encode_document(TEXTS))
+
+
+def test_a_prompt_for_each_item(sentence_folders):
+    encoder = load_encoder(sentence_folders["bert"], device="cpu")
+    found = encoder.encode(TEXTS, prompt=["a ", None, "b ", "a "])
+    alone = [
+        encoder.encode([text], prompt=prompt)[0] for text, prompt in zip(TEXTS, ["a ", "", "b ", "a "], strict=True)
+    ]
+    np.testing.assert_allclose(found, alone, atol=1e-6)
+
+
+def test_wrong_prompts(sentence_folders, tmp_path):
+    folder = changed(sentence_folders["bert"], tmp_path / "m", prompts={"query": "find: "})
+    encoder = load_encoder(folder, device="cpu")
+    with pytest.raises(ValueError, match=r"has no prompt 'passage'; its prompts are \['query'"):
+        encoder.encode_document(TEXTS, prompt_name="passage")
+    with pytest.raises(ValueError, match="pass one of them"):
+        encoder.encode_query(TEXTS, prompt="a", prompt_name="query")
+
+
+def body(tiny_checkpoints):
+    return [Transformer(tiny_checkpoints["bert"]), Pooling(24, "mean")]
+
+
+def test_a_router_sends_queries_and_documents_through_their_sides(tiny_checkpoints, tmp_path):
+    static = StaticEmbedding(bert_tokenizer(), embedding_dim=24)
+    router = Router.for_query_document([static], body(tiny_checkpoints), default_route="document")
+    folder = saved(tmp_path / "m", router, Normalize())
+    encoder, other = load_encoder(folder, device="cpu"), library(folder)
+    for role in ROLES:
+        np.testing.assert_allclose(getattr(encoder, role)(TEXTS), getattr(other, role)(TEXTS), atol=1e-6)
+    assert not encoder.is_symmetric
+    assert np.abs(encoder.encode_query(TEXTS) - encoder.encode_document(TEXTS)).max() > 0.01
+    rows = [{"id": str(row), "text": text} for row, text in enumerate(TEXTS)]
+    result = search_items(encode_collection(rows, encoder, tmp_path / "c"), encoder, TEXTS[:2], k=4)
+    scores = other.encode_query(TEXTS[:2]) @ other.encode_document(TEXTS).T
+    assert result.ids == [[str(row) for row in order] for order in (-scores).argsort(1, kind="stable")]
+    np.testing.assert_allclose(result.scores, -np.sort(-scores, 1), atol=1e-5)
+
+
+def test_static_embeddings(tmp_path):
+    folder = saved(tmp_path / "m", StaticEmbedding(bert_tokenizer(), embedding_dim=16))
+    encoder = load_encoder(folder, device="cpu")
     np.testing.assert_allclose(
-        found, sentence_transformer(sentence_folders["bert"]).encode(TEXTS, prompt=prompt), atol=1e-5
+        encoder.encode(TEXTS), library(folder).encode(TEXTS, normalize_embeddings=True), atol=1e-6
     )
+    again = load_encoder(folder, device="cpu")
+    assert (encoder.fingerprint, encoder.processing) == (again.fingerprint, again.processing)
 
 
-def test_sentence_transformers_images(sentence_folders, pictures):
+def test_vectors_are_cut_as_the_model_says(sentence_folders, tmp_path):
+    folder = changed(sentence_folders["bert"], tmp_path / "m", truncate_dim=8)
+    encoder = load_encoder(folder, device="cpu")
+    wanted = library(folder).encode(TEXTS, normalize_embeddings=True)
+    assert wanted.shape == (4, 8) and encoder.dimension == 8
+    np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-6)
+
+
+def test_a_rank_that_cosines_do_not_give_is_refused(tiny_checkpoints, sentence_folders, tmp_path):
+    parts = body(tiny_checkpoints)
+    for similarity in ("dot", "euclidean", "manhattan"):
+        folder = saved(tmp_path / similarity, *parts, similarity_fn_name=similarity)
+        with pytest.raises(ValueError, match=rf"ranks by {similarity} .*collections rank by cosine"):
+            load_encoder(folder, device="cpu")
+    for similarity in ("dot", "euclidean"):  # of unit vectors: the order is the same
+        folder = changed(sentence_folders["bert"], tmp_path / f"unit-{similarity}", similarity_fn_name=similarity)
+        found = load_encoder(folder, device="cpu").encode(TEXTS)
+        np.testing.assert_allclose(found, library(folder).encode(TEXTS), atol=1e-6)
+
+
+def test_settings_are_part_of_the_fingerprint(sentence_folders, tmp_path):
+    plain = load_encoder(sentence_folders["bert"], device="cpu").fingerprint
+    for number, settings in enumerate([{"prompts": {"query": "q: "}}, {"truncate_dim": 8}]):
+        folder = changed(sentence_folders["bert"], tmp_path / str(number), **settings)
+        assert load_encoder(folder, device="cpu").fingerprint != plain
+
+
+def test_images(sentence_folders, pictures):
     found = load_encoder(sentence_folders["clip"], device="cpu").encode([*TEXTS, *pictures])
-    library = sentence_transformer(sentence_folders["clip"])
-    for wanted, rows in ((library.encode(TEXTS, normalize_embeddings=True), found[:4]),
-                         (library.encode(pictures, normalize_embeddings=True), found[4:])):  # fmt: skip
+    for items, rows in ((TEXTS, found[:4]), (pictures, found[4:])):
+        wanted = library(sentence_folders["clip"]).encode(items, normalize_embeddings=True)
         np.testing.assert_allclose(rows, wanted, atol=1e-5)
 
 
@@ -50,10 +153,7 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
     """The library would fetch a URL by itself, without limits."""
     pictures[0].save(tmp_path / "a.png")
     monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
-    seen = []
-    model = SimpleNamespace(
-        supports=lambda modality: True, default_prompt_name=None, preprocess=lambda inputs, prompt: seen.extend(inputs)
-    )
+    items = SentenceItems(frozenset({"text", "image", "image,text"}), True, {}, "")
     content = [
         "plain",
         {"type": "image", "path": str(tmp_path / "a.png")},
@@ -62,7 +162,7 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
         {"type": "image", "image": None},
     ]
     messages = [{"role": "system", "content": "find"}, {"role": "user", "content": content}]
-    SentenceTransformerProcessor(model)([messages, messages[1]])
+    seen = items([messages, messages[1]])["inputs"]
     for found in (seen[0][1], seen[1]):
         assert found["content"][0] == "plain" and found["content"][2::2] == content[2::2]
         for place in (1, 3):
@@ -71,36 +171,14 @@ def test_images_of_messages_reach_the_library_decoded(pictures, tmp_path, monkey
     assert seen[0][0] == messages[0]
     content[1] = {"type": "image", "url": "https://example.org/a.png"}
     with pytest.raises(ValueError, match="URLs are not fetched"):
-        SentenceTransformerProcessor(model)([messages])
-
-
-def test_the_default_prompt_is_part_of_the_model(sentence_folders, tmp_path):
-    folder = shutil.copytree(sentence_folders["bert"], tmp_path / "prompted")
-    path = folder / "config_sentence_transformers.json"
-    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    plain, prompted = load_encoder(sentence_folders["bert"], device="cpu"), load_encoder(folder, device="cpu")
-    np.testing.assert_allclose(prompted.encode(TEXTS), plain.encode(TEXTS, instruction="query:"), atol=1e-6)
-    assert prompted.fingerprint != plain.fingerprint
-
-
-def test_without_the_library_the_extra_is_named(sentence_folders, own_export, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ImportError, match=r'pip install "conjoin\[st\]"'):
-        load_encoder(sentence_folders["bert"], device="cpu")
-    assert load_encoder(own_export[0], device="cpu").encode(["a"]).shape == (1, 16)
+        items([messages])
 
 
 def test_chat_messages_beside_other_items(mllm_checkpoints, pictures, tmp_path):
     """The library cannot mix them in a batch with items of the same modality."""
-    from conjoin.hub import export
-    from conjoin.models.mllm_retriever import MllmRetrieverModel
-    from conjoin.processing import MllmRetrieverProcessor
-    from conjoin.retrieval import ItemEncoder
-
     source, _ = mllm_checkpoints("qwen2_vl")
     model, processor = MllmRetrieverModel.from_mllm(source), MllmRetrieverProcessor.from_mllm(source)
-    other = ItemEncoder(*load_sentence_transformer(export(model, processor, tmp_path), trust_remote_code=True))
+    other = SentenceEncoder(*load_sentence_transformer(export(model, processor, tmp_path), trust_remote_code=True))
     shown = [{"type": "image", "image": picture} for picture in pictures[:2]]
     chat = [{"role": "user", "content": [shown[0], {"type": "text", "text": "but like"}, shown[1]]}]
     items = [chat, {"image": pictures[2], "text": "a box"}, "a box", {"image": pictures[:2], "text": "both"}]

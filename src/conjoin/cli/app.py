@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import add_ranking_options
-from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
+from conjoin.cli.serving_options import add_serving_options, check_collections, read_limits, searcher_options
 
 if TYPE_CHECKING:
     from conjoin.serving import Limits
@@ -33,8 +33,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--model",
         action="append",
         default=[],
-        help="folder or Hub name of the model that made a collection, once for each (default: the folder that the "
-        "collection records, if it holds a model of this package)",
+        help="folder or Hub name of the model that made a collection, once for each (default: the folder on this "
+        "machine that the collection records)",
     )
     parser.add_argument("-k", type=int, default=12, help="results at first (default: %(default)s)")
     parser.add_argument(
@@ -96,5 +96,5 @@ def _load(args: argparse.Namespace, limits: "Limits") -> "list[Searcher]":
     for uri, column in product(args.collections, filter(None, (args.title_column, args.group_by))):
         check_column(open_collection(uri), column)
     models = args.model or [None] * len(args.collections)
-    options = encoder_options(args)
+    options = searcher_options(args)
     return [Searcher.load(uri, model, limits, **options) for uri, model in zip(args.collections, models, strict=True)]

@@ -46,6 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", required=True, metavar="URI", help="the collection: a folder, s3://, gs:// or az://")
     add_data_options(parser)
     add_image_options(parser)
+    add_options(parser, "what rows get", ("--prompt", "--prompt-name"))
     writing = add_options(parser, "what to write", ("--dtype", "--on-error", "--keep-pictures", "--sync"))
     writing.add_argument(
         "--keep",

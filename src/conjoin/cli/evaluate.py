@@ -13,6 +13,7 @@ from .options import (
     MODEL_HELP,
     add_compute_options,
     add_image_options,
+    add_prompt_options,
     add_rerank_options,
     add_revision,
     check_out,
@@ -143,6 +144,7 @@ def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.Ar
         action="store_true",
         help="also draw candidates in the report: t-SNE, colours by modality, shapes by task (needs the extra st)",
     )
+    add_prompt_options(parser)
     add_image_options(parser)
     add_rerank_options(parser)
     computing = add_compute_options(parser)

@@ -11,6 +11,7 @@ from conjoin.cli.options import (
     add_data_options,
     add_image_options,
     add_options,
+    add_prompt_options,
     check_out,
     encoder_loader,
     load_rows,
@@ -85,6 +86,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     reading.add_argument("--anchors", metavar="DATA", help="rows to find negatives for (default: those of DATA)")
     add_image_options(parser)
     add_options(parser, "how to mine", ("-k", "--index", "--dtype"))
+    add_prompt_options(parser)
     computing = add_compute_options(parser)
     computing.add_argument(
         "--estimate", action="store_true", help="print how long it would take, by a probe of every model, and stop"
@@ -117,6 +119,7 @@ def run(args: argparse.Namespace) -> None:
         print(plan_mining(corpus, miners, args.out, **settings))
         return
     settings |= {"load_reranker": reranker, **read_options(MiningOptions, args)}
+    settings |= {"prompt": args.prompt, "prompt_name": args.prompt_name}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)
     print(f"hard negatives of {len(mined)} rows in {mined.path}")
 

@@ -80,6 +80,10 @@ _HELD = {
     "cache.json": "a cache",
     "data/train.lance": "a collection",
 }
+_PROMPT_HELP = (
+    "text before each query, or the instruction of a model that follows instructions (default: the model's own prompt "
+    "for queries, if it has one)"
+)
 _OPTIONS = _DATA | _COMPUTE | _flags(MiningOptions) | _flags(EncodeOptions)
 
 DATA_OPTIONS = tuple(name for name in _DATA if name != "--group-column")
@@ -199,6 +203,21 @@ def load_rows(args: argparse.Namespace, source: str, **changes: Any) -> "AnyData
     return load_pairs(source, **{name: vars(args)[name] for name in names if name in vars(args)} | changes)
 
 
+def encoder_options(args: argparse.Namespace, device: "str | torch.device | None" = None) -> dict[str, Any]:
+    """The arguments of `load_encoder` by the compute options that the command has.
+
+    Args:
+        args: What was parsed.
+        device: In place of `--device`.
+    """
+    import torch
+
+    options = read_options(ComputeOptions, args)
+    if vars(args).get("bf16"):
+        options["dtype"] = AUTO if args.bf16 == AUTO else torch.bfloat16
+    return options if device is None else options | {"device": device}
+
+
 def encoder_loader(
     args: argparse.Namespace, device: "str | torch.device | None" = None
 ) -> "Callable[[str], ItemEncoder]":
@@ -208,15 +227,9 @@ def encoder_loader(
         args: What was parsed.
         device: In place of `--device`.
     """
-    import torch
-
     from conjoin.retrieval import load_encoder
 
-    options = read_options(ComputeOptions, args)
-    if vars(args).get("bf16"):
-        options["dtype"] = AUTO if args.bf16 == AUTO else torch.bfloat16
-    if device is not None:
-        options["device"] = device
+    options = encoder_options(args, device)
 
     def load(model: str) -> "ItemEncoder":
         return load_encoder(model, **options)
@@ -232,6 +245,13 @@ def make_encoder(args: argparse.Namespace, model: str, device: "str | None" = No
 def add_revision(parser: argparse.ArgumentParser) -> None:
     """Add the option for one version of the command's model."""
     parser.add_argument("--revision", **_COMPUTE["--revision"])
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Add which prompt queries get."""
+    group = parser.add_argument_group("what queries get")
+    group.add_argument("--prompt", **_OPTIONS["--prompt"] | {"help": _PROMPT_HELP})
+    group.add_argument("--prompt-name", **_OPTIONS["--prompt-name"])
 
 
 def add_ranking_options(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,11 @@ from conjoin.cli.options import (
     COLLECTION_HELP,
     add_compute_options,
     add_image_options,
+    add_prompt_options,
     add_ranking_options,
     add_rerank_options,
     add_revision,
-    make_encoder,
+    encoder_options,
     make_reranker,
 )
 
@@ -43,8 +44,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("-k", type=int, default=10, help="number of results (default: %(default)s)")
     parser.add_argument(
         "--model",
-        help="folder or Hub name of the model that made the collection (default: the folder that the collection "
-        "records, if it holds a model of this package)",
+        help="folder or Hub name of the model that made the collection (default: the folder on this machine that the "
+        "collection records)",
     )
     add_revision(parser)
     parser.add_argument(
@@ -62,9 +63,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--title-column", metavar="COLUMN", help="column that names the results of --html (default: the text)"
     )
+    add_prompt_options(parser)
     add_ranking_options(parser)
     add_image_options(parser)
-    add_compute_options(parser, ("--device", "--trust-remote-code", "--input"))
+    add_compute_options(parser, ("--device", "--trust-remote-code", "--input", "--pooling", "--preset"))
     add_rerank_options(parser)
     parser.set_defaults(func=run, quiet=True)
 
@@ -124,16 +126,15 @@ def _search(args: argparse.Namespace, collection: "Searchable", item: Any) -> "S
     """Search the collection for the query, best first."""
     from conjoin.retrieval import search_items
     from conjoin.retrieval.reranker import first_results, rerank_rows
-    from conjoin.retrieval.search import check_column, recorded_model
+    from conjoin.retrieval.search import check_column, load_query_encoder
 
     reranker = make_reranker(args)
-    args.input_type = args.input_type or collection.model.input_type
     if args.where is not None:
         collection.check(args.where)  # a mistake in it shows before the model is loaded
     for column in (args.group_by, args.title_column):
         if column is not None:
             check_column(collection, column)
-    encoder = make_encoder(args, args.model or recorded_model(collection))
+    encoder = load_query_encoder(collection, args.model, **encoder_options(args))
     result = search_items(
         collection,
         encoder,
@@ -143,6 +144,8 @@ def _search(args: argparse.Namespace, collection: "Searchable", item: Any) -> "S
         text=args.text if args.hybrid else None,
         weights=dict(args.weight) or None,
         group_by=args.group_by,
+        prompt=args.prompt,
+        prompt_name=args.prompt_name,
     )
     if reranker is None:
         return result

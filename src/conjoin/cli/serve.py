@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import check_counts
-from conjoin.cli.serving_options import add_serving_options, check_collections, encoder_options, read_limits
+from conjoin.cli.serving_options import add_serving_options, check_collections, read_limits, searcher_options
 
 if TYPE_CHECKING:
     from conjoin.serving.searcher import Searcher
@@ -32,8 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument(
         "--model",
-        help="folder or Hub name of the model (default: the folder that the collection records, if it holds a model "
-        "of this package)",
+        help="folder or Hub name of the model (default: the folder on this machine that the collection records)",
     )
     parser.add_argument(
         "--max-items", type=int, default=64, metavar="N", help="items of a request (default: %(default)s)"
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         missing("serve", error)
     from conjoin.serving.searcher import Searcher
 
-    searcher = Searcher.load(args.collection, args.model, limits, **encoder_options(args))
+    searcher = Searcher.load(args.collection, args.model, limits, **searcher_options(args))
     _watch(searcher, args.watch)
     stopping = Stopping(args.grace, searcher.batcher.stop)
     app = make_endpoint(searcher, args.host, keys=keys, origins=args.cors, stopping=stopping)

@@ -3,10 +3,15 @@
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from conjoin.cli.options import add_compute_options, add_image_options, check_counts, read_options
-from conjoin.retrieval.options import ComputeOptions
+from conjoin.cli.options import (
+    add_compute_options,
+    add_image_options,
+    add_prompt_options,
+    check_counts,
+    encoder_options,
+)
 
 if TYPE_CHECKING:
     from conjoin.serving import Limits
@@ -34,8 +39,9 @@ def add_serving_options(parser: argparse.ArgumentParser, port: int) -> None:
     limits.add_argument(
         "--max-results", type=int, default=100, metavar="N", help="results of a query (default: %(default)s)"
     )
+    add_prompt_options(parser)
     add_image_options(parser)
-    add_compute_options(parser, ("--device", "--bf16", "--trust-remote-code", "--input"))
+    add_compute_options(parser, ("--device", "--bf16", "--trust-remote-code", "--input", "--pooling", "--preset"))
 
 
 def read_limits(args: argparse.Namespace, **changes: int) -> "Limits":
@@ -59,8 +65,6 @@ def check_collections(uris: Iterable[str]) -> None:
             raise FileNotFoundError(f"there is no collection in {uri!r}: run `conjoin encode`")
 
 
-def encoder_options(args: argparse.Namespace) -> dict[str, object]:
-    """The arguments of `load_encoder`."""
-    import torch
-
-    return read_options(ComputeOptions, args, dtype=torch.bfloat16 if args.bf16 else None)
+def searcher_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Searcher.load` beside the collection, the model and the limits."""
+    return encoder_options(args) | {"prompt": args.prompt, "prompt_name": args.prompt_name}

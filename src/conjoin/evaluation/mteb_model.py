@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from conjoin.evaluation.task import as_prompt
 from conjoin.hub.local_paths import is_local, public_name
 from conjoin.retrieval import ItemEncoder
 
@@ -17,6 +18,7 @@ class MtebModel:
 
     An item has the text, the image or both of a row. Queries, and the items of tasks without queries, get the task's
     instruction: that of `instructions`, else the one that MTEB has. Documents get one only if MTEB has one for them.
+    Without an instruction, the model's own prompts for queries and documents apply.
 
     Args:
         encoder: The model.
@@ -58,13 +60,14 @@ class MtebModel:
         Raises:
             ValueError: A row has neither text nor image; the message names task, split and row.
         """
-        instruction = self._instruction(task_metadata, prompt_type)
+        prompt = as_prompt(self.encoder, self._instruction(task_metadata, prompt_type))
+        how: dict[str, Any] = {"prompt": prompt, "role": None if prompt_type is None else str(prompt_type.value)}
         rows: list[np.ndarray] = []
         done = 0
         for batch in inputs:
             items = _items(batch)
             names = [f"{done + index} of {task_metadata.name}, {hf_subset}, {hf_split}" for index in range(len(items))]
-            rows.append(self.encoder.encode(items, names, instruction=instruction))
+            rows.append(self.encoder.encode(items, names, **how))
             done += len(items)
         return np.concatenate(rows)
 

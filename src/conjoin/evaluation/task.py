@@ -29,6 +29,7 @@ from conjoin.retrieval import (
     rerank,
     search_exactly,
 )
+from conjoin.retrieval.encoder import OWN_PROCESSORS, Role
 from conjoin.storage import checksummed_path
 from conjoin.storage.fingerprints import text_digest
 
@@ -48,7 +49,8 @@ class Rows:
     Args:
         name: Of the rows and of their collection. In one evaluation, equal names mean equal rows.
         rows: Rows for `encode_collection`, with an id each, that can be read several times.
-        instruction: For all rows; or one for each row, and then the vectors are not stored.
+        instruction: Of the task: for all rows; or one for each row, and then the vectors are not stored. None for the
+            model's own prompt.
         lookup: Returns the row of an id; None finds it in `rows`.
         view: What is seen of each row; None for all of it. Rows without the part are skipped.
     """
@@ -162,6 +164,8 @@ class EvaluateOptions:
         rerank_top: How many of them.
         baselines: Also score parts of the items, and the model's towers: see `baseline_table`. None: if the corpora
             are small.
+        prompt: Of queries without an instruction, in place of the model's own prompt.
+        prompt_name: The name of one of the model's prompts, likewise.
         vector_map: Also draw candidates in two dimensions, see `conjoin.evaluation.report.vector_map`.
     """
 
@@ -175,6 +179,8 @@ class EvaluateOptions:
     reranker: Reranker | None = None
     rerank_top: int = 100
     baselines: bool | None = False
+    prompt: str | None = None
+    prompt_name: str | None = None
     vector_map: bool = False
 
 
@@ -209,6 +215,11 @@ class _Corpus:
             yield from part.batches()
 
 
+def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
+    """The prompt that gives an encoder an instruction: other models than ours read it before the text as it is."""
+    return instruction and (instruction if isinstance(encoder.processor, OWN_PROCESSORS) else f"{instruction} ")
+
+
 class TaskVectors:
     """The vectors of rows, each encoded once.
 
@@ -222,31 +233,47 @@ class TaskVectors:
         self.encoder, self.folder, self.options = encoder, folder, options
         self._encoded: dict[str, Collection | _Vectors] = {}
 
-    def of(self, rows: Rows) -> Collection | _Vectors:
-        """Encode rows, or return what was encoded before."""
-        if rows.folder not in self._encoded:
-            self._encoded[rows.folder] = self._encode(rows)
-        return self._encoded[rows.folder]
+    def of(self, rows: Rows, role: Role = "document") -> Collection | _Vectors:
+        """Encode rows in their role, or return what was encoded before."""
+        how = self._how(rows, role)
+        encodes_alike = self.encoder.is_symmetric and set(how) == {"role"}
+        folder = rows.folder if role == "document" or encodes_alike else f"{rows.folder}-queries"
+        if folder not in self._encoded:
+            self._encoded[folder] = self._encode(
+                rows, folder, how if folder != rows.folder else how | {"role": "document"}
+            )
+        return self._encoded[folder]
 
-    def _encode(self, rows: Rows) -> Collection | _Vectors:
+    def _how(self, rows: Rows, role: Role) -> dict[str, Any]:
+        """How rows are encoded: their instruction as the prompt; else that of the options, for queries."""
+        prompt, name = (self.options.prompt, self.options.prompt_name) if role == "query" else (None, None)
+        if isinstance(rows.instruction, str):
+            return {"role": role, "prompt": as_prompt(self.encoder, rows.instruction)}
+        if rows.instruction is not None:
+            given = [as_prompt(self.encoder, each) for each in rows.instruction]
+            return {"role": role, "prompt": [prompt if each is None else each for each in given], "prompt_name": name}
+        how = {"role": role, "prompt": prompt, "prompt_name": name}
+        return {name: value for name, value in how.items() if value is not None}
+
+    def _encode(self, rows: Rows, folder: str, how: dict[str, Any]) -> Collection | _Vectors:
         show = self.options.show_progress
         if rows.view == "sum":
-            return self._sum(rows)
+            return self._sum(rows, how["role"])
         if rows.instruction is not None and not isinstance(rows.instruction, str):
-            named = zip(rows.rows, rows.instruction, strict=True)
+            named = zip(rows.rows, how["prompt"], strict=True)
             shown = [pair for pair in named if rows.view is None or pair[0].get(rows.view) is not None]
             ids = [row["id"] for row, _ in shown]
             items = [_item(_part(row, rows.view) if rows.view else row, row["id"]) for row, _ in shown]
-            instructions = [instruction for _, instruction in shown]
-            return _Vectors(ids, self.encoder.encode(items, ids, show, instruction=instructions))
-        options: dict[str, Any] = {"instruction": rows.instruction, "dtype": self.options.dtype, "show_progress": show}
-        return encode_collection(rows.seen(), self.encoder, self.folder / rows.folder, sync=True, **options)
+            prompts = [prompt for _, prompt in shown]
+            return _Vectors(ids, self.encoder.encode(items, ids, show, **how | {"prompt": prompts}))
+        options: dict[str, Any] = {**how, "dtype": self.options.dtype, "show_progress": show}
+        return encode_collection(rows.seen(), self.encoder, self.folder / folder, sync=True, **options)
 
-    def _sum(self, rows: Rows) -> _Vectors:
+    def _sum(self, rows: Rows, role: Role) -> _Vectors:
         """Add the vectors of the parts of each row, L2-normalised."""
         total: dict[str, np.ndarray] = {}
         for part in sorted(set[Part]().union(*rows.parts.values())):
-            for ids, vectors in self.of(replace(rows, view=part)).batches():
+            for ids, vectors in self.of(replace(rows, view=part), role).batches():
                 for id_, vector in zip(ids.to_pylist(), vectors.astype(np.float32), strict=True):
                     total[id_] = total.get(id_, 0) + vector
         matrix = np.stack(list(total.values()))
@@ -258,7 +285,7 @@ class TaskVectors:
 
     def queries(self, task: RetrievalTask) -> np.ndarray:
         """The vectors `(N, D)` of the queries that are scored."""
-        vectors = np.asarray(self.of(task.queries).vectors(list(task.qrels)), dtype=np.float32)
+        vectors = np.asarray(self.of(task.queries, "query").vectors(list(task.qrels)), dtype=np.float32)
         return penalise_hubs(vectors, self.options.hubness_penalty)
 
 

@@ -37,7 +37,7 @@ from conjoin.retrieval.collection_table import (
     write_metadata,
     writing,
 )
-from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.vectors import SearchResult, check_search, exact_search
 
 _BYTES_AT_ONCE = 2**26
@@ -119,8 +119,7 @@ class Collection:
     @property
     def model(self) -> ModelIdentity:
         """The model that made the vectors, and its input type if there are items with several images."""
-        key, details = self._metadata["key"], self._metadata["details"]
-        return ModelIdentity(details["model"], key["fingerprint"], key["input_type"] if details["several"] else None)
+        return recorded_identity(self._metadata)
 
     @property
     def metadata(self) -> Mapping[str, Any]:

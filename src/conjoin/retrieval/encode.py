@@ -95,7 +95,8 @@ def encode_collection(
         processes: Accelerate's state of a launched run, whose processes share the rows; each gives the same rows, and
             all return the published collection. None encodes in this process alone.
         show_progress: Show rows done and per second.
-        options: Fields of `EncodeOptions`: `sync`, `instruction`, `dtype`, `on_error`, `keep_pictures`, `settings`.
+        options: Fields of `EncodeOptions`: `sync`, `prompt`, `prompt_name`, `role`, `dtype`, `on_error`,
+            `keep_pictures`, `settings`.
 
     Raises:
         ValueError: No rows, a row without id or content, an id met twice, an unreadable item, a collection that was
@@ -139,7 +140,8 @@ def collection_key(encoder: ItemEncoder, options: EncodeOptions) -> dict[str, An
         "processor": encoder.processing,
         "precision": "full" if encoder.dtype is None else str(encoder.dtype).removeprefix("torch."),
         "dtype": options.dtype,
-        "instruction": options.instruction,
+        "role": options.role,
+        "prompt": encoder.prompt_of(options.role, options.prompt, options.prompt_name),
         "dims": encoder.dims,
         "input_type": encoder.input_type,
         **(options.settings or {}),
@@ -160,7 +162,7 @@ class CollectionWriter:
         self.uri, self.encoder, self.is_shared = uri, encoder, is_shared
         self.key = collection_key(encoder, options)
         self.side, self.skip = options.keep_pictures, check_on_error(options.on_error)
-        self.rows = RowEncoder(encoder, options.instruction, self.skip)
+        self.rows = RowEncoder(encoder, options, self.skip)
         self.changes = Changes()
         self.skipped: list[Skipped] = []
         self._table: Table | None = None
@@ -369,7 +371,8 @@ class CollectionWriter:
             "transformers": transformers.__version__,
         }
         parts = {"parts": sorted(self.rows.parts), "several": self.rows.has_several}
-        return {"model": self.encoder.name, "versions": versions, **parts}
+        how = {"model": self.encoder.name, "load_options": dict(self.encoder.load_options)}
+        return {**how, "versions": versions, **parts}
 
     def _united(self, details: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
         """Details with the parts of rows that this run did not see."""

@@ -20,6 +20,7 @@ from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_inputs import check_parts
 from conjoin.retrieval.collection_table import OWN_COLUMNS, TEXT
 from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.options import EncodeOptions
 from conjoin.storage import item_digest, row_digest
 
 Row = Mapping[str, Any]
@@ -175,7 +176,7 @@ class RowEncoder:
 
     Args:
         encoder: Computes the vectors.
-        instruction: Given to the model with every row.
+        options: Which prompt the rows get, and in which role.
         skip: Whether rows that cannot be used are left out.
 
     Attributes:
@@ -183,8 +184,9 @@ class RowEncoder:
         has_several: Whether one of them had several images.
     """
 
-    def __init__(self, encoder: ItemEncoder, instruction: str | None, skip: bool) -> None:
-        self.encoder, self.instruction, self.skip = encoder, instruction, skip
+    def __init__(self, encoder: ItemEncoder, options: EncodeOptions, skip: bool) -> None:
+        self.encoder, self.skip = encoder, skip
+        self.how: dict[str, Any] = {"role": options.role, "prompt": options.prompt, "prompt_name": options.prompt_name}
         self.parts: set[str] = set()
         self.has_several = False
 
@@ -217,9 +219,9 @@ class RowEncoder:
         def skip_item(position: int, error: Exception) -> None:
             reasons[usable[position]] = str(error)
 
-        options: dict[str, Any] = {"on_unusable": skip_item} if self.skip else {}
+        options: dict[str, Any] = self.how | ({"on_unusable": skip_item} if self.skip else {})
         chosen = [inputs[index] for index in usable], [ids[index] for index in usable]
-        vectors = self.encoder.encode(*chosen, on_batch=bar.update, instruction=self.instruction, **options)
+        vectors = self.encoder.encode(*chosen, on_batch=bar.update, **options)
         used = [position for position, index in enumerate(usable) if index not in reasons]
         for position in used:
             self.note(parts[usable[position]])
@@ -268,7 +270,7 @@ def kept_values(row: Row, name: str) -> dict[str, Any]:
     Raises:
         ValueError: `"metadata"` is no mapping, or names a column of the collection's own.
     """
-    text = {TEXT: row["text"]} if isinstance(row.get("text"), str) else {}
+    text = {TEXT: row["text"]} if isinstance(row.get(TEXT), str) else {}
     known, kept = {"image": row.get("image"), **text}, row.get("metadata") or {}
     if not kept:
         return known
@@ -278,8 +280,9 @@ def kept_values(row: Row, name: str) -> dict[str, Any]:
         raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be a text')
     if odd := [column for column in kept if "." in column or "`" in column]:
         raise ItemError(name, f'"metadata" holds {odd[0]!r}; the name of a column must be without "." and "`"')
-    if odd := [column for column in kept if column in OWN_COLUMNS or column.startswith("_")]:
-        raise ItemError(name, f'"metadata" holds {odd[0]!r}, the name of a column that the collection has of its own')
+    if odd := [column for column in kept if column in (*OWN_COLUMNS, *known) or column.startswith("_")]:
+        reason = "the name of a column that the collection has of its own; give it another name in the data"
+        raise ItemError(name, f'"metadata" holds {odd[0]!r}, {reason}')
     return known | dict(kept)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,12 +28,15 @@ from conjoin.storage import model_fingerprint, processor_digest
 
 OWN_PROCESSORS = (ImageTextProcessor, MllmRetrieverProcessor)
 Processor = ProcessorMixin | Callable[..., Mapping[str, Any]]
+Role = Literal["query", "document"]
+ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
 BATCH_PIXELS = 2**27
 """Images of a batch that are decoded at one time, in pixels: 400 MB."""
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 class Inputs(NamedTuple):
@@ -124,14 +127,23 @@ class ModelIdentity(NamedTuple):
         name: What messages call the model.
         fingerprint: Of its configuration and weights.
         input_type: How items with several images were read; None if there is no such item, or it is not known.
+        load_options: The options of `load_encoder` without which the model does not load: `pooling` or `preset`.
     """
 
     name: str
     fingerprint: str
     input_type: str | None = None
+    load_options: Mapping[str, str] = {}
 
     def __str__(self) -> str:
         return f"{self.name!r} (fingerprint {self.fingerprint[:12]})"
+
+
+def recorded_identity(metadata: Mapping[str, Any]) -> ModelIdentity:
+    """The model that the metadata of a collection record."""
+    key, details = metadata["key"], metadata["details"]
+    input_type = key["input_type"] if details["several"] else None
+    return ModelIdentity(details["model"], key["fingerprint"], input_type, details["load_options"])
 
 
 class EncoderOutput(NamedTuple):
@@ -175,17 +187,14 @@ class Encoder(Protocol):
     def dimension(self) -> int:
         """Length of an embedding."""
 
-    def encode(
-        self,
-        items: Sequence[Any],
-        ids: Sequence[str] | None = None,
-        show_progress: bool = False,
-        on_batch: Callable[[int], object] | None = None,
-        *,
-        instruction: str | Sequence[str | None] | None = None,
-        on_unusable: Callable[[int, ItemError], object] | None = None,
-    ) -> np.ndarray:
+    def encode(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
         """Encode `N` items into `(N, D)` float32, L2-normalised, in the order given; see `ItemEncoder.encode`."""
+
+    def encode_query(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+        """Encode queries."""
+
+    def encode_document(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+        """Encode what queries search."""
 
 
 class ItemEncoder:
@@ -206,11 +215,12 @@ class ItemEncoder:
             `"avg"` (the mean of the embeddings of each image with its text, L2-normalised). None for what the
             processor was saved with, else `"seq"`.
         dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
+        load_options: As for `ModelIdentity`.
     """
 
     def __init__(
         self,
-        model: "PreTrainedModel",
+        model: "torch.nn.Module",
         processor: Processor,
         batch_size: int = 32,
         device: str | torch.device | None = None,
@@ -220,13 +230,14 @@ class ItemEncoder:
         name: str | None = None,
         input_type: str | None = None,
         dims: int | None = None,
+        load_options: Mapping[str, str] = {},
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if dims is not None and dims < 1:
             raise ValueError(f"dims must be at least 1, got {dims}")
-        self.dims = dims
-        self.model = model
+        self.dims, self.load_options = dims, load_options
+        self.model: Any = model
         self.input_type = _own_input_type(processor) if input_type is None else check_input_type(input_type)
         self.processor = _in_sequence(processor)
         self.batch_size = batch_size
@@ -282,7 +293,7 @@ class ItemEncoder:
     @property
     def identity(self) -> ModelIdentity:
         """Name and fingerprint, as collections record them."""
-        return ModelIdentity(self.name, self.fingerprint)
+        return ModelIdentity(self.name, self.fingerprint, load_options=self.load_options)
 
     @cached_property
     def processing(self) -> str | None:
@@ -299,6 +310,46 @@ class ItemEncoder:
         except ValueError:
             return int(self.encode([Image.new("RGB", (32, 32))]).shape[1])
 
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The model's own prompts by name."""
+        return getattr(self.processor, "prompts", None) or {}
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether queries and documents are encoded alike."""
+        return self.prompt_of("query") == self.prompt_of("document")
+
+    def prompt_of(self, role: Role | None, prompt: str | None = None, prompt_name: str | None = None) -> str | None:
+        """Return the prompt of items: the one given or named, else the model's own of the role.
+
+        None stands for the default prompt of the model, if it has one.
+
+        Args:
+            role: What the items are; None if they are neither queries nor documents.
+            prompt: The prompt itself.
+            prompt_name: Its name among the model's `prompts`.
+
+        Raises:
+            ValueError: Both are given, or the model has no prompt of this name.
+        """
+        if prompt is not None and prompt_name is not None:
+            raise ValueError(f"got prompt={prompt!r} and prompt_name={prompt_name!r}; pass one of them")
+        if prompt_name is not None and prompt_name not in self.prompts:
+            raise ValueError(f"{self.name!r} has no prompt {prompt_name!r}; its prompts are {[*self.prompts]}")
+        if prompt is not None:
+            return prompt
+        names = (prompt_name,) if prompt_name is not None else ROLE_PROMPTS[role] if role is not None else ()
+        return next((self.prompts[name] for name in names if name in self.prompts), None)
+
+    def encode_query(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+        """Encode queries: as `encode`, with the model's prompt `query` and its side for queries, if it has any."""
+        return self.encode(items, ids, role="query", **options)
+
+    def encode_document(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
+        """Encode what queries search: as `encode`, with the prompt `document`, `passage` or `corpus` of the model."""
+        return self.encode(items, ids, role="document", **options)
+
     def encode(
         self,
         items: Sequence[Any],
@@ -306,7 +357,9 @@ class ItemEncoder:
         show_progress: bool = False,
         on_batch: Callable[[int], object] | None = None,
         *,
-        instruction: str | Sequence[str | None] | None = None,
+        prompt: str | Sequence[str | None] | None = None,
+        prompt_name: str | None = None,
+        role: Role | None = None,
         on_unusable: Callable[[int, ItemError], object] | None = None,
     ) -> np.ndarray:
         """Encode items into vectors, in the order given.
@@ -318,7 +371,10 @@ class ItemEncoder:
             ids: Names to report in error messages instead of positions.
             show_progress: Show a progress bar.
             on_batch: Called with the number of items done after every batch.
-            instruction: What to look for: one text for all items, or one (or None) for each.
+            prompt: What stands before each item, or the instruction of a model that follows instructions: one text for
+                all items, or one (or None) for each. None for the model's own.
+            prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
+            role: What the items are; `encode_query` and `encode_document` set it.
             on_unusable: Called with the position of every item that cannot be read and the error, which is raised
                 otherwise; the vector of such an item is NaN.
 
@@ -328,7 +384,7 @@ class ItemEncoder:
         Raises:
             TypeError: `items` is a single item rather than a list.
             ItemError: An item cannot be read or has a vector that is not finite; `MissingFileError` without its file.
-            ValueError: There are no items, or another number of ids or instructions.
+            ValueError: There are no items, another number of ids or prompts, or no prompt of this name.
         """
         check_list(items)
         if not items:
@@ -338,9 +394,11 @@ class ItemEncoder:
             raise ValueError(f"got {len(names)} ids for {len(items)} items")
         order = sorted(range(len(items)), key=lambda position: _similarity_key(items[position]), reverse=True)
         chunks = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        instructions = instructions_of(instruction, len(items))
+        one = prompt if isinstance(prompt, str) else None
+        own = self.prompt_of(role, one, prompt_name)
+        prompts = [own if each is None else each for each in instructions_of(prompt, len(items))]
         known = [None] * len(items) if ids is None else ids
-        named = [_NamedItem(*each) for each in zip(names, items, instructions, known, strict=True)]
+        named = [_NamedItem(*each) for each in zip(names, items, prompts, known, strict=True)]
         batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
         rows: list[np.ndarray] = []
         done: list[int] = []
@@ -349,7 +407,7 @@ class ItemEncoder:
             for chunk, batch in zip(chunks, batches, strict=True):
                 usable = _usable(chunk, batch, on_unusable)
                 if batch.inputs is not None:
-                    rows.append(self._forward(batch.inputs, [names[position] for position in usable]))
+                    rows.append(self._forward(batch.inputs, [names[position] for position in usable], role))
                     done += usable
                 bar.update(len(chunk))
                 if on_batch is not None:
@@ -369,12 +427,16 @@ class ItemEncoder:
             self._workers = key, InputWorkers(prepare, self.num_workers)
         return self._workers[1].map(batches)
 
-    def _forward(self, inputs: Inputs, names: Sequence[str]) -> np.ndarray:
+    def _embed(self, batch: dict[str, Any], role: Role | None) -> torch.Tensor:
+        """The embeddings `(n, D)` of what the processor made of a batch."""
+        return self.model(**send_to_device(batch, self.device)).embeddings
+
+    def _forward(self, inputs: Inputs, names: Sequence[str], role: Role | None) -> np.ndarray:
         """Run a batch; returns `(n, D)` float32."""
         autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
         with torch.inference_mode(), autocast:
-            outputs = [self.model(**send_to_device(batch, self.device)) for batch in inputs.batches]
-        embeddings = np.concatenate([output.embeddings.float().cpu().numpy() for output in outputs])
+            parts = [self._embed(batch, role) for batch in inputs.batches]
+        embeddings = np.concatenate([part.float().cpu().numpy() for part in parts])
         if embeddings.ndim != 2 or len(embeddings) != sum(inputs.counts):
             raise ValueError(f"{self.name!r} gave embeddings of shape {embeddings.shape} for {len(names)} items")
         embeddings = _mean_embeddings(embeddings, inputs.counts)

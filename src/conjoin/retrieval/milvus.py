@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection, as_result
-from conjoin.retrieval.encoder import ModelIdentity
+from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
 from conjoin.retrieval.vectors import SearchResult, check_search
 
 _LITE = re.compile(r"(.+\.db)/(\w+)")
@@ -73,8 +73,7 @@ class MilvusCollection:
     @property
     def model(self) -> ModelIdentity:
         """As of `Collection`."""
-        key, details = self._metadata["key"], self._metadata["details"]
-        return ModelIdentity(details["model"], key["fingerprint"], key["input_type"] if details["several"] else None)
+        return recorded_identity(self._metadata)
 
     def search(
         self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from conjoin.constants import DTYPES, INPUT_TYPES, ON_ERROR
+from conjoin.constants import DTYPES, INPUT_TYPES, ON_ERROR, POOLINGS
 from conjoin.structure import option
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class ComputeOptions:
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
+        pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
+        preset: Load an MLLM as a published embedder, one of `conjoin.hub.PRESETS`.
         trust_remote_code: Run Python code from the folder where a model of another package needs it.
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
     """
@@ -52,6 +54,19 @@ class ComputeOptions:
         metavar="N",
         help="keep the N leading numbers of each vector, normalised again, for models trained so (Matryoshka)",
     )
+    pooling: str | None = option(
+        None,
+        "--pooling",
+        choices=POOLINGS,
+        help="how a bare checkpoint such as BERT or DINOv2 becomes one vector: the mean of its tokens, the CLS token "
+        "or the last token (models that say it themselves take none)",
+    )
+    preset: str | None = option(
+        None,
+        "--preset",
+        metavar="NAME",
+        help="load an MLLM as the published embedder NAME: qwen3_vl_embedding, gme_qwen2_vl or vlm2vec",
+    )
     trust_remote_code: bool = option(
         False,
         "--trust-remote-code",
@@ -72,7 +87,9 @@ class EncodeOptions:
 
     Args:
         sync: Remove the rows of the collection that are not among those given.
-        instruction: Given to the model with every row.
+        prompt: Given to the model with every row, in place of its own prompt for documents.
+        prompt_name: The name of one of the model's prompts, likewise.
+        role: What the rows are: `"document"`, or `"query"` for queries whose vectors are stored.
         dtype: Type of the stored numbers, `"float32"` or `"float16"`.
         on_error: `"skip"` leaves out the rows that cannot be used: whose image or text cannot be read, or that have a
             `problem` (see `load_pairs`); `Collection.skipped` lists them, and they are removed if they were there.
@@ -86,7 +103,17 @@ class EncodeOptions:
     sync: bool = option(
         False, "--sync", action="store_true", help="also remove the rows of the collection that are no longer in DATA"
     )
-    instruction: str | None = None
+    prompt: str | None = option(
+        None,
+        "--prompt",
+        metavar="TEXT",
+        help="text before each item, or the instruction of a model that follows instructions (default: the model's "
+        "own prompt for documents, if it has one)",
+    )
+    prompt_name: str | None = option(
+        None, "--prompt-name", metavar="NAME", help="one of the prompts that the model has by name"
+    )
+    role: Literal["query", "document"] = "document"
     dtype: str = option("float32", "--dtype", choices=DTYPES, help="type of the stored numbers (default: %(default)s)")
     on_error: str = option(
         "raise",
@@ -121,6 +148,8 @@ class MiningOptions:
         device: Where `"exact"` ranks, such as `"cuda"`.
         block: Anchors that are searched at once.
         dtype: Type of the stored embeddings, `"float32"` or `"float16"`.
+        prompt: Of the anchors, in place of each model's own prompt for queries.
+        prompt_name: The name of one of the model's prompts, likewise.
     """
 
     k: int = option(10, "-k", type=int, help="negatives per row and miner (default: %(default)s)")
@@ -133,3 +162,5 @@ class MiningOptions:
     device: str = "cpu"
     block: int = 4096
     dtype: str = option("float32", "--dtype", choices=DTYPES, help="type of the stored numbers (default: %(default)s)")
+    prompt: str | None = None
+    prompt_name: str | None = None

@@ -27,16 +27,17 @@ class SampleTowers(torch.nn.Module):
             self.vision_model.config, self.text_model.config, vision_hidden_layer=SAMPLE_VISION_LAYER
         )
 
-    def forward(self, items: Tensor, **inputs: Tensor) -> EncoderOutput:
+    def forward(
+        self, items: Tensor, images: dict[str, Tensor] | None = None, texts: dict[str, Tensor] | None = None
+    ) -> EncoderOutput:
         """Embed a batch of `StockProcessor`; `items` `(N, 2)` says which have an image and which a text."""
         parts = torch.zeros(len(items), 2, self.text_model.config.hidden_size, device=items.device)
-        pixels = inputs.pop("pixel_values", None)
-        if pixels is not None:
-            states = self.vision_model(pixels, output_hidden_states=True).hidden_states[SAMPLE_VISION_LAYER]
+        if images is not None:
+            states = self.vision_model(**images, output_hidden_states=True).hidden_states[SAMPLE_VISION_LAYER]
             parts[items[:, 0], 0] = F.normalize(states[:, 0].float(), dim=1)
-        if inputs:
-            mask = inputs["attention_mask"][..., None]
-            words = (self.text_model(**inputs).last_hidden_state.float() * mask).sum(1)  # normalised: as their mean
+        if texts is not None:
+            mask = texts["attention_mask"][..., None]
+            words = (self.text_model(**texts).last_hidden_state.float() * mask).sum(1)  # normalised: as their mean
             parts[items[:, 1], 1] = F.normalize(words, dim=1)
         return EncoderOutput(F.normalize(parts.flatten(1), dim=1))
 

@@ -1,6 +1,5 @@
 """From an address to something that is searched, and from items to results."""
 
-import os
 from collections.abc import Collection as Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,11 +9,11 @@ import pyarrow as pa
 import torch
 
 from conjoin.constants import SAMPLE_MODEL
-from conjoin.hub.load import is_own_model
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection import Collection, as_result
 from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
 from conjoin.retrieval.faiss_index import FaissIndex
+from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
 from conjoin.retrieval.vectors import SearchResult, exact_search, truncate
 
@@ -87,8 +86,10 @@ def search_items(
     text: str | Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
     group_by: str | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
 ) -> SearchResult:
-    """Encode items and search a collection for them.
+    """Encode items as queries and search a collection for them.
 
     Args:
         collection: What to search.
@@ -100,6 +101,8 @@ def search_items(
         weights: Of the parts `"image"` and `"text"`: an item `{"text", "image"}` then has the vector
             Σ weight · vector of the part, L2-normalised, in place of the model's vector of both.
         group_by: A column: only the best row of each of its values is a result; see `search_groups`.
+        prompt: Of the queries, in place of the model's own; see `ItemEncoder.encode`.
+        prompt_name: The name of one of the model's prompts, likewise.
 
     Raises:
         ItemError: There are `weights`, and an item has no parts, or a part without a weight.
@@ -107,11 +110,12 @@ def search_items(
             and `Collection.search`.
     """
     check_model(collection, encoder)
+    how: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name}
     if weights is None:
-        vectors = query_vectors(collection, encoder.encode(items))
+        vectors = query_vectors(collection, encoder.encode_query(items, **how))
     else:
         parts = weighted_parts(items, weights)
-        encoded = encoder.encode([{part: items[index][part]} for index, part in parts])
+        encoded = encoder.encode_query([{part: items[index][part]} for index, part in parts], **how)
         vectors = weighted_sums(query_vectors(collection, encoded), parts, weights)
     if group_by is not None:
         return search_groups(collection, vectors, k, group_by, where=where, text=text)
@@ -281,14 +285,35 @@ def check_model(collection: Searchable, encoder: ItemEncoder) -> None:
         )
 
 
-def recorded_model(collection: Searchable) -> str:
-    """The local folder that a collection records, if it holds a model of this package; or `"sample"`.
+def load_query_encoder(collection: Searchable, model: str | None = None, **options: Any) -> ItemEncoder:  # noqa: ANN401
+    """Load the model that made a collection, to encode queries for it.
 
-    A collection may come from anywhere, so nothing else is loaded on its word.
+    What the options leave open is as the collection records it: the input type, the pooling, the preset.
+
+    Args:
+        collection: Its vectors are to be compared with those of queries.
+        model: Folder or Hub name; None for the one that the collection records, whose code never runs.
+        options: As for `load_encoder`.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ValueError: A model elsewhere is recorded; and as `load_encoder`.
+    """
+    recorded = {**collection.model.load_options, "input_type": collection.model.input_type}
+    options |= {name: value for name, value in recorded.items() if options.get(name) is None}
+    if model is None:
+        model, options["trust_remote_code"] = recorded_model(collection), False
+    return load_encoder(model, **options)
+
+
+def recorded_model(collection: Searchable) -> str:
+    """The local folder of a model that a collection records; or `"sample"`.
+
+    A collection may come from anywhere, so nothing is fetched on its word, and no code of the folder runs.
 
     Raises:
         FileNotFoundError: The folder is gone.
-        ValueError: Another model is recorded.
+        ValueError: A model elsewhere is recorded.
     """
     name = collection.model.name
     if name == SAMPLE_MODEL:
@@ -296,9 +321,6 @@ def recorded_model(collection: Searchable) -> str:
     is_local = Path(name).is_absolute()
     if is_local and not Path(name).is_dir():
         raise FileNotFoundError(f"the model that made the collection is no longer at {name!r}: pass --model")
-    if not is_local or not os.path.isfile(Path(name) / "config.json") or not is_own_model(name):
-        raise ValueError(
-            f"the collection was made with {name!r}, which is not a local model of this package: pass --model {name} "
-            "to load it"
-        )
+    if not is_local:
+        raise ValueError(f"the collection was made with {name!r}, which is not on this machine: pass --model {name}")
     return name

@@ -182,7 +182,7 @@ class SearchPage:
         query = query._replace(found=[_above(hits, asked.min_score) for hits in results])
         given = {name: value for name, value in ranking._asdict().items() if value is not None}
         codes = [
-            python_code(each.source, each.encoder.name, query.text, names, k, where, each.encoder.input_type, given)
+            python_code(each.source, each.encoder.name, query.text, names, k, where, *each.code_options(names, given))
             for each in searchers
         ]
         return self._results(query.found, results, times), "\n".join(codes), query

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from conjoin.processing import item_error
     from conjoin.retrieval import ItemEncoder
+    from conjoin.retrieval.encoder import Role
 
 
 class BusyError(RuntimeError):
@@ -22,8 +23,9 @@ class BusyError(RuntimeError):
 
 class _Request(NamedTuple):
     items: Sequence[Any]
-    instruction: str | None
+    prompt: str | None
     pixels: int
+    role: "Role | None"
     answer: "Future[np.ndarray]"
 
 
@@ -47,15 +49,19 @@ class MicroBatcher:
         self._thread = threading.Thread(target=self._run, name="conjoin-batches", daemon=True)
         self._thread.start()
 
-    def encode(self, items: Sequence[Any], instruction: str | None = None, pixels: int = 0) -> "np.ndarray":
+    def encode(
+        self, items: Sequence[Any], prompt: str | None = None, pixels: int = 0, role: "Role | None" = None
+    ) -> "np.ndarray":
         """Encode the items of a request, whose images have so many pixels, into `(N, D)`; blocks until that is done.
+
+        Requests of one role share a forward pass.
 
         Raises:
             BusyError: Too many items or pixels wait, or `stop` was called.
             ItemError: An item cannot be used.
             ValueError: As `ItemEncoder.encode`.
         """
-        request = _Request(items, instruction, pixels, Future())
+        request = _Request(items, prompt, pixels, role, Future())
         with self._changed:
             if self._stopped:
                 raise BusyError("the server stops")
@@ -80,7 +86,11 @@ class MicroBatcher:
                 if self._stopped:
                     return
                 taken = [self._requests.popleft()]
-                while self._requests and sum(len(each.items) for each in [*taken, self._requests[0]]) <= self.batch:
+                while (
+                    self._requests
+                    and self._requests[0].role == taken[0].role
+                    and sum(len(each.items) for each in [*taken, self._requests[0]]) <= self.batch
+                ):
                     taken.append(self._requests.popleft())
                 self._running = taken
             self._answer(taken)
@@ -103,9 +113,10 @@ class MicroBatcher:
         """Encode the items of some requests; an item that cannot be used fails its own request alone."""
         failed: dict[int, item_error.ItemError] = {}
         items = [item for request in requests for item in request.items]
-        told = [request.instruction for request in requests for _ in request.items]
+        prompts = [request.prompt for request in requests for _ in request.items]
+        how: dict[str, Any] = {"role": requests[0].role, "on_unusable": failed.__setitem__}
         try:
-            vectors = self.encoder.encode(items, instruction=told, on_unusable=failed.__setitem__)
+            vectors = self.encoder.encode(items, prompt=prompts, **how)
         except Exception as error:  # the model's own; whoever asked gets it
             for request in requests:
                 if len(requests) > 1:

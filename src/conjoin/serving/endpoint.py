@@ -54,12 +54,22 @@ class EmbedRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     items: list[Any] = Field(description=_ITEMS, examples=[["a red apple"]], json_schema_extra=_ITEM_SCHEMA)
-    instruction: str | None = Field(None, description="what to look for, for models that take instructions")
+    prompt: str | None = Field(
+        None, description="before each item, or an instruction, in place of the model's own prompt"
+    )
+    role: Literal["query", "document"] | None = Field(
+        None, description="what the items are: a model with a prompt for queries or documents gives it to them"
+    )
 
 
-class SearchRequest(EmbedRequest):
+class SearchRequest(BaseModel):
     """Queries."""
 
+    model_config = ConfigDict(extra="forbid")
+    items: list[Any] = Field(description=_ITEMS, examples=[["a red apple"]], json_schema_extra=_ITEM_SCHEMA)
+    prompt: str | None = Field(
+        None, description="before each query, or an instruction, in place of the model's own prompt for queries"
+    )
     k: int | None = Field(None, description="results for each query; by default 10, or the server's limit if lower")
     where: str | None = Field(None, description="a condition on the columns of the collection: price < 50")
     weights: dict[Literal["image", "text"], FiniteFloat] | None = Field(
@@ -198,7 +208,7 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
     def embed(request: EmbedRequest) -> Embeddings:
         """Embed items."""
         items, pixels = read_items(request.items, limits)
-        vectors = searcher.encode(items, _instruction(request, searcher), pixels)
+        vectors = searcher.encode(items, request.role, _prompt(request, searcher), pixels)
         return Embeddings(model=searcher.model_name, fingerprint=encoder.fingerprint, embeddings=vectors.tolist())
 
     @app.post("/v1/embeddings", dependencies=checks)
@@ -222,7 +232,7 @@ def _add_work(app: FastAPI, searcher: Searcher, checks: Sequence[Any]) -> None:
         items, pixels = read_items(request.items, limits)
         where = None if request.where is None else check_where(request.where, limits)
         weights: Any = request.weights
-        ranking = Ranking(_instruction(request, searcher), weights, request.group_by)
+        ranking = Ranking(_prompt(request, searcher), weights, request.group_by)
         results = searcher.search(items, k, where, ranking, pixels=pixels)
         least = -math.inf if request.min_score is None else request.min_score
         return SearchResults(
@@ -333,10 +343,8 @@ def _stop_check(stopping: Stopping | None) -> Callable[[], Coroutine[Any, Any, N
     return check
 
 
-def _instruction(request: EmbedRequest, searcher: Searcher) -> str | None:
-    if request.instruction is None:
-        return None
-    return check_length(request.instruction, searcher.limits, "the instruction")
+def _prompt(request: EmbedRequest | SearchRequest, searcher: Searcher) -> str | None:
+    return None if request.prompt is None else check_length(request.prompt, searcher.limits, "the prompt")
 
 
 def _answer_errors(app: FastAPI) -> None:

@@ -10,12 +10,13 @@ from PIL import Image
 
 from conjoin.retrieval import Collection, ItemEncoder, Searchable, check_model, load_encoder, open_collection
 from conjoin.retrieval.collection_table import PICTURE, open_table, published_version
+from conjoin.retrieval.encoder import Role
 from conjoin.retrieval.pictures import has_picture, hidden_pictures, make_thumbnail, picture_folders, read_picture
 from conjoin.retrieval.search import (
     SERVED_BYTES,
     check_column,
+    load_query_encoder,
     query_vectors,
-    recorded_model,
     search_groups,
     weighted_parts,
     weighted_sums,
@@ -41,12 +42,12 @@ class Ranking(NamedTuple):
     """How the rows are ranked for a query.
 
     Attributes:
-        instruction: What to look for, for models that take instructions.
+        prompt: Of the query; None for the server's, or the model's own.
         weights: Of the parts `"image"` and `"text"` of the query; see `search_items`.
         group_by: A column: only the best row of each of its values is a result.
     """
 
-    instruction: str | None = None
+    prompt: str | None = None
     weights: Mapping[str, float] | None = None
     group_by: str | None = None
 
@@ -58,17 +59,25 @@ class Searcher:
         encoder: The model.
         collection: What it made; None to encode only.
         limits: What is accepted.
+        prompt: Of queries, in place of the model's own, where a request gives none.
+        prompt_name: The name of one of the model's prompts, likewise.
 
     Raises:
-        ValueError: The collection was made with another model.
+        ValueError: The collection was made with another model, or there is no prompt of this name.
     """
 
     def __init__(
-        self, encoder: ItemEncoder, collection: Searchable | None = None, limits: Limits | None = None
+        self,
+        encoder: ItemEncoder,
+        collection: Searchable | None = None,
+        limits: Limits | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> None:
         if collection is not None:
             check_model(collection, encoder)
         self.encoder, self.collection = encoder, collection
+        self.query_prompt = encoder.prompt_of("query", prompt, prompt_name)
         self.limits = limits or Limits()
         self.batcher = MicroBatcher(encoder, self.limits.items, self.limits)
 
@@ -78,6 +87,9 @@ class Searcher:
         collection: str | Path | None,
         model: str | None = None,
         limits: Limits | None = None,
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         **options: Any,  # noqa: ANN401
     ) -> "Searcher":
         """Open a collection and load its model.
@@ -89,6 +101,8 @@ class Searcher:
             collection: Its address, as for `open_collection`; None to encode only.
             model: Folder or Hub name of the model; the one that the collection records if None.
             limits: What is accepted.
+            prompt: As for the class.
+            prompt_name: As for the class.
             options: As for `load_encoder`.
 
         Raises:
@@ -96,16 +110,15 @@ class Searcher:
             ValueError: The collection or the model is damaged, or they do not belong together.
         """
         opened = None if collection is None else open_collection(collection, memory=SERVED_BYTES)
-        if opened is not None and options.get("input_type") is None:
-            options["input_type"] = opened.model.input_type
-        if model is None:
-            if opened is None:
-                raise ValueError("there is nothing to serve: pass a collection, a model or both")
-            model = recorded_model(opened)
-        searcher = cls(load_encoder(model, **options), opened, limits)
-        encoder = searcher.encoder
+        if opened is None and model is None:
+            raise ValueError("there is nothing to serve: pass a collection, a model or both")
+        encoder = (
+            load_encoder(str(model), **options) if opened is None else load_query_encoder(opened, model, **options)
+        )
+        searcher = cls(encoder, opened, limits, prompt, prompt_name)
         _ = encoder.dimension  # the first forward pass is slow
-        if options.get("input_type") is None and encoder.input_type == "seq" and not _takes_several(encoder):
+        several = options.get("input_type") or (opened and opened.model.input_type)
+        if several is None and encoder.input_type == "seq" and not _takes_several(encoder):
             encoder.input_type = "avg"
         return searcher
 
@@ -149,6 +162,14 @@ class Searcher:
         self.collection = opened
         return True
 
+    def code_options(self, images: Sequence[str], ranking: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What code that repeats a search gives to `load_encoder` and to `search_items`."""
+        loading = dict(self.encoder.load_options)
+        if len(images) > 1:
+            loading["input_type"] = self.encoder.input_type
+        is_own = self.query_prompt == self.encoder.prompt_of("query")
+        return loading, dict(ranking) | ({} if is_own else {"prompt": self.query_prompt})
+
     def picture(self, id_: str, side: int = 512) -> bytes | None:
         """A JPEG file of the picture of a row, at most `side` pixels wide and high; None without one.
 
@@ -161,9 +182,20 @@ class Searcher:
             return None
         return make_thumbnail(read_picture(row, picture_folders(self.source)), side, "the row")
 
-    def encode(self, items: Sequence[Any], instruction: str | None = None, pixels: int = 0) -> np.ndarray:
-        """Encode items, whose images have so many pixels, into `(N, D)`, together with those of concurrent calls."""
-        return self.batcher.encode(items, instruction, pixels)
+    def encode(
+        self, items: Sequence[Any], role: Role | None = None, prompt: str | None = None, pixels: int = 0
+    ) -> np.ndarray:
+        """Encode items into `(N, D)`, together with those of concurrent calls.
+
+        Args:
+            items: Of a request.
+            role: What they are; None for the model's default prompt, if it has one.
+            prompt: Theirs, in place of that of the role.
+            pixels: Of their images.
+        """
+        if prompt is None:
+            prompt = self.query_prompt if role == "query" else self.encoder.prompt_of(role)
+        return self.batcher.encode(items, prompt, pixels, role)
 
     def search(
         self,
@@ -214,10 +246,12 @@ class Searcher:
     ) -> np.ndarray:
         """The vectors `(N, D)` of queries, of their parts by weight if there are weights."""
         if ranking.weights is None:
-            return query_vectors(collection, self.encode(items, ranking.instruction, pixels))
+            return query_vectors(collection, self.encode(items, "query", ranking.prompt, pixels))
         parts = weighted_parts(items, ranking.weights)
         try:
-            vectors = self.encode([{part: items[index][part]} for index, part in parts], ranking.instruction, pixels)
+            vectors = self.encode(
+                [{part: items[index][part]} for index, part in parts], "query", ranking.prompt, pixels
+            )
         except ItemError as error:
             raise ItemError(parts[error.item][0], error.problem) from error
         return weighted_sums(query_vectors(collection, vectors), parts, ranking.weights)

@@ -12,7 +12,7 @@ def python_code(
     images: Sequence[str],
     k: int,
     where: str | None,
-    input_type: str = "seq",
+    loading: Mapping[str, Any] = MappingProxyType({}),
     ranking: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The code that repeats a search.
@@ -24,7 +24,7 @@ def python_code(
         images: Names of the image files of the query.
         k: Number of results.
         where: The condition, if any.
-        input_type: How several images are read.
+        loading: Further arguments of `load_encoder`.
         ranking: Further arguments of `search_items`.
     """
     lines = ["from conjoin import load_encoder, open_collection, search_items"]
@@ -37,13 +37,13 @@ def python_code(
         if text is not None:
             parts.append(f'"text": {text!r}')
         query = "{" + ", ".join(parts) + "}"
-    several = f", input_type={input_type!r}" if len(images) > 1 else ""
+    how = "".join(f", {name}={value!r}" for name, value in loading.items())
     given = {"k": k} | ({"where": where} if where else {}) | dict(ranking)
     arguments = ", ".join(["collection, encoder, [query]", *(f"{name}={value!r}" for name, value in given.items())])
     lines += [
         "",
         f"collection = open_collection({collection!r})",
-        f"encoder = load_encoder({model!r}{several})",
+        f"encoder = load_encoder({model!r}{how})",
         f"query = {query}",
         f"found = search_items({arguments})",
         "for id_, score in zip(found.ids[0], found.scores[0]):",

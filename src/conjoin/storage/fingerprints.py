@@ -10,8 +10,9 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
 from torch import nn
-from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import ImageProcessingMixin, PreTrainedTokenizerBase, ProcessorMixin
 
 from conjoin.processing.item_images import array_to_image
 
@@ -44,11 +45,15 @@ def weights_digest(model: nn.Module, prefixes: tuple[str, ...] = ("",)) -> str:
     return digest.hexdigest()
 
 
-def model_fingerprint(model: PreTrainedModel) -> str:
-    """A fingerprint of a model's configuration and weights, wherever it is stored."""
-    return text_digest(
-        json.dumps(_essential(model.config.to_dict()), sort_keys=True, default=str) + weights_digest(model)
-    )
+def model_fingerprint(model: Any, settings: Mapping[str, Any] | None = None) -> str:  # noqa: ANN401 - an nn.Module
+    """A fingerprint of a model's configuration and weights, wherever it is stored.
+
+    Args:
+        model: The model.
+        settings: What decides its vectors beside the weights; None for its configuration.
+    """
+    known = model.config.to_dict() if settings is None else dict(settings)
+    return text_digest(json.dumps(_essential(known), sort_keys=True, default=str) + weights_digest(model))
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
@@ -71,6 +76,8 @@ def part_digest(part: Any) -> str:  # noqa: ANN401
         return settings_digest({"words": tokenizer_digest(part), "longest": part.model_max_length})
     if isinstance(part, ImageProcessingMixin):
         return settings_digest(part.to_dict())
+    if isinstance(part, Tokenizer):  # of a static model
+        return settings_digest(json.loads(part.to_str()))
     if isinstance(part, ProcessorMixin):
         return settings_digest({name: part_digest(vars(part)[name]) for name in part.get_attributes()})
     return text_digest(type(part).__name__)

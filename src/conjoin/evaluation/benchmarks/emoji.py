@@ -142,10 +142,12 @@ def evaluate_emoji_triplets(
     triplets = symmetric_triplets(split, query_style=query_style, positive_style=positive_style)
     roles = ("query", "positive", "negative")
     items = [{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for role in roles for row in triplets]
-    vectors = torch.from_numpy(encoder.encode(items, show_progress=show_progress)).chunk(3)
+    count = len(triplets)
+    anchor = torch.from_numpy(encoder.encode_query(items[:count], show_progress=show_progress))
+    others = encoder.encode_document(items[count:], show_progress=show_progress)
+    positive, negative = torch.from_numpy(others).chunk(2)
     artists = {role: query_style if role == "query" else positive_style for role in roles}
     names = [[f"{row[f'{role}_text']}/{artists[role]}" for row in triplets] for role in roles]
-    anchor, positive, negative = vectors
     embedded = TripletVectors(anchor, positive, negative, ids=list(zip(*names, strict=True)))
     return evaluate_symmetric(embedded, seed=seed, name=name)
 

@@ -39,6 +39,7 @@ def evaluate_mmeb(
     subsets: Sequence[str] | None = None,
     seed: int = 0,
     show_progress: bool = False,
+    **prompt: Any,  # noqa: ANN401 - of `ItemEncoder.encode_query`
 ) -> Results:
     """Evaluate an encoder on MMEB. A row has one query and its targets, the first of which is right.
 
@@ -52,6 +53,7 @@ def evaluate_mmeb(
         subsets: Names of the subsets to evaluate; all when None.
         seed: Of the bootstrap.
         show_progress: Show progress bars.
+        prompt: `prompt` or `prompt_name` of `ItemEncoder.encode_query`, beside the instruction in the texts.
 
     Raises:
         FileNotFoundError: As `find_subsets`, or a missing image.
@@ -60,7 +62,7 @@ def evaluate_mmeb(
     files = find_subsets(folder, subsets)
     root = Path(folder if images is None else images)
     with progress(files.items(), desc="MMEB", unit="subset", show=show_progress) as named:
-        scores = [evaluate_subset(encoder, name, path, root, show_progress) for name, path in named]
+        scores = [evaluate_subset(encoder, name, path, root, show_progress, **prompt) for name, path in named]
     rows: list[Any] = [
         [score.name, len(score.wins), Metric.from_values(score.wins, score.chance, seed=seed)] for score in scores
     ]
@@ -77,7 +79,12 @@ def evaluate_mmeb(
 
 
 def evaluate_subset(
-    encoder: ItemEncoder, name: str, path: Path, images: Path, show_progress: bool = False
+    encoder: ItemEncoder,
+    name: str,
+    path: Path,
+    images: Path,
+    show_progress: bool = False,
+    **prompt: Any,  # noqa: ANN401 - as for `evaluate_mmeb`
 ) -> MmebSubset:
     """Score one subset.
 
@@ -96,8 +103,9 @@ def evaluate_subset(
     items = [
         mmeb_item(text, image, images, f"{path.name}, target {index}") for index, (text, image) in enumerate(index_of)
     ]
-    targets_vectors = unit_rows(encoder.encode(items, None, show_progress), "targets")
-    query_vectors = unit_rows(encoder.encode(queries, [where for where, _ in rows], show_progress), "queries")
+    targets_vectors = unit_rows(encoder.encode_document(items, None, show_progress=show_progress), "targets")
+    names, how = [where for where, _ in rows], {"show_progress": show_progress, **prompt}
+    query_vectors = unit_rows(encoder.encode_query(queries, names, **how), "queries")
     wins = np.zeros(len(rows), dtype=np.float64)
     for index, pool in enumerate(pools):
         similarity = targets_vectors[pool] @ query_vectors[index]
@@ -125,9 +133,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
-    return evaluate_mmeb(
-        encoder, args.data, args.images, subsets=args.subsets, seed=args.seed, show_progress=not args.quiet
-    )
+    how = {"seed": args.seed, "show_progress": not args.quiet, "prompt": args.prompt, "prompt_name": args.prompt_name}
+    return evaluate_mmeb(encoder, args.data, args.images, subsets=args.subsets, **how)
 
 
 BENCHMARKS.register(

@@ -26,6 +26,7 @@ from conjoin.evaluation.results import Headline, Results, Symmetric, Table, Tabl
 from conjoin.evaluation.symmetric import TripletVectors, evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, Rows, TaskVectors, View
 from conjoin.retrieval import Collection, ItemEncoder, check_model
+from conjoin.retrieval.encoder import Role
 
 _ROLES = ("query", "positive", "negative")
 _HEADLINE = {"average": "Avg", "mean_recall": "mR", "precision": "Precision"}
@@ -101,11 +102,13 @@ class _Triplets:
 
     def evaluate(self, vectors: TaskVectors, view: View | None = None) -> tuple[Symmetric, int]:
         """The scores under a view, and how many distractors there are."""
-        anchor, positive, negative = (vectors.of(rows).vectors(list(rows.parts)) for rows in self._roles(view))
+        anchor, positive, negative = (
+            vectors.of(rows, role).vectors(list(rows.parts)) for rows, role in self._roles(view)
+        )
         variant = anchor.copy()
         if any(self.is_varied):
-            (rows,) = self._roles(view, ["variant"])
-            variant[self.is_varied] = vectors.of(rows).vectors(list(rows.parts))
+            ((rows, role),) = self._roles(view, ["variant"])
+            variant[self.is_varied] = vectors.of(rows, role).vectors(list(rows.parts))
         others = self.distractors
         if others is not None and not isinstance(others, Collection):
             others = vectors.of(Rows("distractors", others, self.instruction, view=view))  # type: ignore[assignment]
@@ -129,7 +132,7 @@ class _Triplets:
         """The table of the baselines."""
         runs = {"this model": symmetric}
         for view, label in VIEWS.items():
-            if view == "sum" or all(view in parts for rows in self._roles(None) for parts in rows.parts.values()):
+            if view == "sum" or all(view in parts for rows, _ in self._roles(None) for parts in rows.parts.values()):
                 runs[label] = self.evaluate(vectors, view)[0]
         towers = tower_encoder(vectors.encoder)
         if towers is not None:
@@ -140,13 +143,14 @@ class _Triplets:
         ]
         return [Table("Baselines", ["", "", "n", *_HEADLINE.values()], rows, NOTE)]
 
-    def _roles(self, view: View | None, roles: Iterable[str] = _ROLES) -> Iterable[Rows]:
-        """The rows of some roles; their vectors are not stored."""
+    def _roles(self, view: View | None, roles: Iterable[str] = _ROLES) -> Iterable[tuple[Rows, Role]]:
+        """The rows of some roles in the triplets; their vectors are not stored. A variant takes the query's place."""
         for role in roles:
             rows = [{"id": f"{row['id']}, {role}", **_item(row, role)} for row in self.rows]
             if role == "variant":
                 rows = list(itertools.compress(rows, self.is_varied))
-            yield Rows(f"{self.name}, {role}", rows, [self.instruction] * len(rows), view=view)
+            shown = Rows(f"{self.name}, {role}", rows, [self.instruction] * len(rows), view=view)
+            yield shown, "query" if role in ("query", "variant") else "document"
 
 
 def _item(row: Mapping[str, Any], role: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from conjoin.data.pair_sources import AnyDataset
 from conjoin.progress import progress
 from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encode import encode_collection
-from conjoin.retrieval.encoder import ItemEncoder
+from conjoin.retrieval.encoder import ItemEncoder, Role
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.miners import (
     Miner,
@@ -64,7 +64,7 @@ def mine_hard_negatives(
         load_encoder: Makes the encoder of a model.
         load_reranker: Makes the reranker of a miner that has one.
         show_progress: Show progress bars.
-        options: Fields of `MiningOptions`: `k`, `index`, `device`, `block`, `dtype`.
+        options: Fields of `MiningOptions`: `k`, `index`, `device`, `block`, `dtype`, `prompt`, `prompt_name`.
 
     Raises:
         ValueError: Two miners of one name, `k` < 1, a row without the view of a miner, or a folder that was begun with
@@ -74,7 +74,7 @@ def mine_hard_negatives(
     check_miners(miners, chosen.k)
     folder = Path(folder)
     sources = {"corpus": corpus} | ({} if anchors is None else {"anchors": anchors})
-    collections = _encode_views(sources, miners, folder, load_encoder, chosen.dtype, show_progress)
+    collections = _encode_views(sources, miners, folder, load_encoder, chosen, show_progress)
     of_anchors = "corpus" if anchors is None else "anchors"
     excluded = Excluded(_groups(corpus), _groups(sources[of_anchors]))
     by_corpus = sorted(miners, key=_corpus_of)
@@ -82,10 +82,10 @@ def mine_hard_negatives(
     results: dict[Miner, MinerResults] = {}
     with locked(folder):
         for (model, view), same_corpus in itertools.groupby(by_corpus, _corpus_of):
-            candidates = Embedded.load(collections["corpus", model, view], corpus)
+            candidates = Embedded.load(collections["corpus", model, view, "document"], corpus)
             search = MinerSearch(candidates, chosen, excluded, load_reranker)
             for miner in same_corpus:
-                queries = Embedded.load(collections[of_anchors, model, miner.query], sources[of_anchors])
+                queries = Embedded.load(collections[of_anchors, model, miner.query, "query"], sources[of_anchors])
                 results[miner] = search.run(miner, queries, items, miner_folder(folder, miner), show_progress)
             candidate_ids, anchor_ids = candidates.ids, queries.ids
             del search, candidates, queries  # one corpus at a time in memory
@@ -104,17 +104,22 @@ def _encode_views(
     miners: Sequence[Miner],
     folder: Path,
     load_encoder: Callable[[str], ItemEncoder],
-    dtype: str,
+    chosen: MiningOptions,
     show_progress: bool,
-) -> dict[tuple[str, str, str], Collection]:
-    """The collection of every (source, model, view); one model at a time in memory."""
-    collections = {}
+) -> dict[tuple[str, str, str, Role], Collection]:
+    """The collection of every (source, model, view, role); one model at a time in memory."""
+    collections: dict[tuple[str, str, str, Role], Collection] = {}
+    prompt = {"prompt": chosen.prompt, "prompt_name": chosen.prompt_name}
     for model, views in needed_views(miners, "anchors" in sources).items():
         encoder = load_encoder(model)
-        for source, view in views:
-            rows, target = view_rows(sources[source], view), collection_folder(folder, source, model, view)
-            options: dict[str, Any] = {"sync": True, "dtype": dtype, "show_progress": show_progress}
-            collections[source, model, view] = encode_collection(rows, encoder, target, **options)
+        encodes_alike = encoder.is_symmetric and not any(prompt.values())
+        for source, view, role in views:
+            stored: Role = "document" if encodes_alike else role
+            rows, target = view_rows(sources[source], view), collection_folder(folder, source, model, view, stored)
+            options: dict[str, Any] = {"sync": True, "dtype": chosen.dtype, "show_progress": show_progress}
+            options |= {"role": stored} | (prompt if stored == "query" else {})
+            known = collections.get((source, model, view, "document")) if encodes_alike else None
+            collections[source, model, view, role] = known or encode_collection(rows, encoder, target, **options)
         del encoder
     return collections
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conjoin.data.pair_sources import AnyDataset
+from conjoin.retrieval.encoder import Role
 
 VIEWS = {"image": ("image",), "text": ("text",), "fused": ("image", "text")}
 """The views of an item, and the columns of each."""
@@ -122,23 +123,23 @@ def view_rows(rows: AnyDataset, view: str) -> AnyDataset:
     return rows.select_columns(["id", *VIEWS[view]])
 
 
-def needed_views(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, list[tuple[str, str]]]:
-    """For each model the `(source, view)` to encode, source `"corpus"` or `"anchors"`; each once."""
-    needed: dict[str, list[tuple[str, str]]] = {}
+def needed_views(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, list[tuple[str, str, Role]]]:
+    """For each model the `(source, view, role)` to encode, source `"corpus"` or `"anchors"`; each once."""
+    needed: dict[str, list[tuple[str, str, Role]]] = {}
     of_anchors = "anchors" if separate_anchors else "corpus"
     for miner in miners:
         views = needed.setdefault(miner.model, [])
-        for pair in (("corpus", miner.candidate), (of_anchors, miner.query)):
-            if pair not in views:
-                views.append(pair)
+        pair: tuple[tuple[str, str, Role], ...]
+        pair = ("corpus", miner.candidate, "document"), (of_anchors, miner.query, "query")
+        views += [each for each in pair if each not in views]
     return needed
 
 
 def needed_parts(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, Literal["image", "text"] | None]:
     """The one part that the miners compare of the rows of each source, None for both: `only` of `load_pairs`."""
     views: dict[str, set[str]] = {}
-    for pairs in needed_views(miners, separate_anchors).values():
-        for source, view in pairs:
+    for needed in needed_views(miners, separate_anchors).values():
+        for source, view, _ in needed:
             views.setdefault(source, set()).add(view)
     return {
         source: "image" if seen == {"image"} else "text" if seen == {"text"} else None
@@ -146,10 +147,10 @@ def needed_parts(miners: Sequence[Miner], separate_anchors: bool) -> dict[str, L
     }
 
 
-def collection_folder(folder: Path, source: str, model: str, view: str) -> Path:
-    """Where the embeddings of a view of `source`, `"corpus"` or `"anchors"`, are kept."""
+def collection_folder(folder: Path, source: str, model: str, view: str, role: Role) -> Path:
+    """Where the embeddings of a view of `source`, `"corpus"` or `"anchors"`, in a role are kept."""
     short = re.sub(r"\W+", "-", Path(model).name) + "-" + hashlib.blake2b(model.encode(), digest_size=4).hexdigest()
-    return folder / "embeddings" / f"{source}-{view}-{short}"
+    return folder / "embeddings" / f"{source}-{view}-{short}{'-queries' if role == 'query' else ''}"
 
 
 def miner_folder(folder: Path, miner: Miner) -> Path:
