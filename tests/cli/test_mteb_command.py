@@ -39,8 +39,8 @@ class Recorder:
     def __getattr__(self, name):
         return getattr(self.encoder, name)
 
-    def encode(self, items, ids=None, *, instruction=None):
-        self.seen.append((items, ids, instruction))
+    def encode(self, items, ids=None, *, prompt=None, role=None):
+        self.seen.append((items, role, prompt))
         return self.encoder.encode(items, ids)
 
 
@@ -78,11 +78,12 @@ def test_instructions_go_to_queries(mteb, monkeypatch):
         model = MtebModel(recorder, **options)
         recorder.seen.clear()
         mteb.evaluate(model, [task], cache=None)
-        found.append({("image" in items[0], told) for items, _, told in recorder.seen})
+        found.append({("image" in items[0], role, told) for items, role, told in recorder.seen})
+    picture = (True, "document", None)
     assert found == [
-        {(False, "Find the picture."), (True, None)},
-        {(False, "Mine."), (True, None)},
-        {(False, None), (True, None)},
+        {(False, "query", "Find the picture."), picture},
+        {(False, "query", "Mine."), picture},
+        {(False, "query", None), picture},
     ]
 
 
@@ -106,7 +107,7 @@ def test_rows_become_items_and_errors_name_the_row(pictures):
 def test_meta_says_what_the_model_is(tiny_checkpoints):
     from conjoin import load_encoder
 
-    meta = MtebModel(load_encoder(tiny_checkpoints["bert"])).mteb_model_meta
+    meta = MtebModel(load_encoder(tiny_checkpoints["bert"], pooling="cls")).mteb_model_meta
     assert meta.modalities == ["text"] and meta.name.startswith("conjoin/bert") and meta.embed_dim == 24
     assert MtebModel(load_encoder(tiny_checkpoints["clip"])).mteb_model_meta.modalities == ["text", "image"]
 

@@ -304,14 +304,22 @@ class TestErrors:
         ):
             conjoin("search", recorded(tmp_path / "gone"), "--text", "a")
 
-    @pytest.mark.parametrize("kind", ["hub name", "stock", "empty"])
-    def test_only_a_local_model_of_this_package_is_loaded_on_the_word_of_a_collection(
-        self, recorded, tiny_checkpoints, tmp_path, kind
-    ):
-        (tmp_path / "empty").mkdir()
-        models = {"hub name": "someone/model", "stock": tiny_checkpoints["clip"], "empty": str(tmp_path / "empty")}
-        with pytest.raises(ValueError, match=f"not a local model of this package: pass --model {models[kind]} to"):
-            conjoin("search", recorded(models[kind]), "--text", "a")
+    def test_nothing_is_fetched_on_the_word_of_a_collection(self, recorded, tmp_path):
+        with pytest.raises(ValueError, match="is not on this machine: pass --model someone/model"):
+            conjoin("search", recorded("someone/model"), "--text", "a")
+
+    def test_another_model_than_the_recorded_one_is_refused(self, recorded, tiny_checkpoints):
+        with pytest.raises(ValueError, match="their vectors cannot be compared"):
+            conjoin("search", recorded(tiny_checkpoints["clip"]), "--text", "a")
+
+    def test_a_recorded_model_runs_no_code_of_its_own(self, recorded, tiny_checkpoints, tmp_path):
+        folder = shutil.copytree(tiny_checkpoints["bert"], tmp_path / "evil")
+        code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
+        (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | code))
+        (folder / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+        with pytest.raises(ValueError, match="needs Python code from its own folder"):
+            conjoin("search", recorded(folder), "--text", "a", "--trust-remote-code")
+        assert not (tmp_path / "mark").exists()
 
     def test_code_beside_the_recorded_model_is_not_run(self, model, data, shop, tmp_path, search):
         shutil.copytree(model, tmp_path / "model")

@@ -200,7 +200,7 @@ def test_encoders_take_every_item(embedder, items):
     encoder = load_encoder(embedder, device="cpu")
     model, processor = load_embedder(embedder)
     expected = embed(model, processor, items, instruction=INSTRUCTION)
-    assert np.abs(encoder.encode(items, instruction=INSTRUCTION) - expected).max() <= 1e-5
+    assert np.abs(encoder.encode(items, prompt=INSTRUCTION) - expected).max() <= 1e-5
 
 
 @pytest.mark.parametrize(

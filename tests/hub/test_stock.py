@@ -247,5 +247,5 @@ def test_encoders_of_this_package_read_it(retriever, items, tmp_path):
     model, processor = retriever("qwen2_vl")
     encoder = load_encoder(export_stock(model, processor, tmp_path / "stock"))
     for batch in items:
-        found = encoder.encode(batch, instruction=QUERY)
+        found = encoder.encode(batch, prompt=QUERY)
         assert np.abs(found - embed(model, processor, batch, instruction=QUERY)).max() <= 1e-5

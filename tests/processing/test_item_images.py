@@ -290,6 +290,7 @@ def test_a_batch_holds_one_decoded_picture(tiny_checkpoints, mllm_checkpoints, t
         alive.append(weakref.ref(rgb))
         return rgb
 
+    _, stock = load_stock_model(tiny_checkpoints["clip"])
     monkeypatch.setattr(item_images, "to_rgb", watched)
     for number in range(3):
         Image.new("RGB", (30, 20 + number), RED).save(tmp_path / f"{number}.png")
@@ -299,8 +300,7 @@ def test_a_batch_holds_one_decoded_picture(tiny_checkpoints, mllm_checkpoints, t
     for name in ("qwen2_vl", "llava"):
         batch = MllmRetrieverProcessor.from_mllm(mllm_checkpoints(name)[0])([{"image": paths}, paths[0]])
         assert len(batch["pixel_values"]) == 2
-    _, stock = load_stock_model(tiny_checkpoints["clip"])
-    assert len(stock(paths)["pixel_values"]) == 3
+    assert len(stock(paths)["images"]["pixel_values"]) == 3
     assert len(alive) == 3 + 4 + 4 + 3
 
 

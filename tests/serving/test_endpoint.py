@@ -83,7 +83,7 @@ def test_concurrent_requests_get_their_own_answers(client, searcher):
             1,
             "item 1: image 'image 1': cannot read",
         ),
-        ("/embed", {"items": ["a"], "instruction": "b" * 201}, 422, None, "the instruction has 201 characters"),
+        ("/embed", {"items": ["a"], "prompt": "b" * 201}, 422, None, "the prompt has 201 characters"),
         ("/search", {"items": ["a"], "k": 11}, 422, None, "k must be an integer from 1 to 10, got 11"),
         ("/search", {"items": ["a"], "where": "colour = 'red'"}, 422, None, "No field named colour"),
         ("/search", {"items": ["a"], "where": "1+" * 500 + "1 = price"}, 422, None, "condition has 1,009 characters"),
@@ -328,7 +328,7 @@ def test_health_and_readiness_do_not_wait_for_workers(searcher, monkeypatch):
     """More requests than threads wait for the model: what asks for the state is answered at once."""
     held, stopping = Searcher(searcher.encoder, searcher.collection, LIMITS), Stopping()
     go = threading.Event()
-    monkeypatch.setattr(held.batcher, "encode", lambda *args: go.wait(60) and searcher.encode(*args))
+    monkeypatch.setattr(held.batcher, "encode", lambda items, *args: go.wait(60) and searcher.encode(items))
     with (
         TestClient(make_endpoint(held, stopping=stopping), base_url="http://127.0.0.1") as client,
         ThreadPoolExecutor(50) as pool,

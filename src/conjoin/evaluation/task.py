@@ -29,7 +29,7 @@ from conjoin.retrieval import (
     rerank,
     search_exactly,
 )
-from conjoin.retrieval.encoder import OWN_PROCESSORS, Role
+from conjoin.retrieval.encoder import DescribedProcessor, Role
 from conjoin.storage import checksummed_path
 from conjoin.storage.fingerprints import text_digest
 
@@ -216,8 +216,8 @@ class _Corpus:
 
 
 def as_prompt(encoder: ItemEncoder, instruction: str | None) -> str | None:
-    """The prompt that gives an encoder an instruction: other models than ours read it before the text as it is."""
-    return instruction and (instruction if isinstance(encoder.processor, OWN_PROCESSORS) else f"{instruction} ")
+    """The prompt that gives an encoder an instruction: models of other libraries read it before the text as it is."""
+    return f"{instruction} " if instruction and isinstance(encoder.processor, DescribedProcessor) else instruction
 
 
 class TaskVectors:

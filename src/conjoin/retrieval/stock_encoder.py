@@ -219,7 +219,8 @@ class StockModel(torch.nn.Module):
             return states[rows, mask.sum(1) - 1]
         if "input_ids" not in inputs:
             return states[:, 0]
-        return states[rows, torch.eq(inputs["input_ids"], self.cls_token_id).int().argmax(1)]
+        is_cls: Tensor = inputs["input_ids"] == self.cls_token_id  # type: ignore[assignment]
+        return states[rows, is_cls.int().argmax(1)]
 
 
 class StockProcessor(NamedTuple):
