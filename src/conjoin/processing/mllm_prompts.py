@@ -362,8 +362,6 @@ class ChatPromptWriter(PromptWriter):
         options = named | self.options
         try:
             rendered: Any = render_jinja_template([messages], chat_template=self.chat_template, **options)[0]
-        except ImportError:
-            raise
         except Exception as error:  # a template can raise any
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template of {self.tokenizer.name_or_path!r} fails: {problem}") from error
