@@ -73,21 +73,22 @@ def export_stock(
     """
     if isinstance(model, ScoreFusionModel) and isinstance(processor, ImageTextProcessor):
         return export_stock_clip(model, processor, folder, prompts)
-    retriever, mllm_processor = _check_kind(model, processor)
-    _check_exportable(retriever, mllm_processor)
-    if mllm_processor.max_text_length is not None:
-        logger.warning(
-            "max_text_length=%d is not exported: longer texts get other vectors", mllm_processor.max_text_length
+    if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
+        raise ValueError(
+            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
+            f"with {type(processor).__name__} is of no architecture of transformers"
         )
+    _check_exportable(model, processor)
+    if processor.max_text_length is not None:
+        logger.warning("max_text_length=%d is not exported: longer texts get other vectors", processor.max_text_length)
     with staged(folder) as staging:
-        stock = _stock_model(retriever, weights or retriever.state_dict())
+        stock = _stock_model(model, weights or model.state_dict())
         stock.save_pretrained(staging, state_dict=_with_published_names(stock))
         (staging / "generation_config.json").unlink()
         drop_local_paths(staging / "config.json")
-        save_processor(mllm_processor, retriever.config, staging)
+        save_processor(processor, model.config, staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
-        asked = mllm_processor.prompts if prompts is None else prompts
-        save_modules(retriever.config, mllm_processor, staging, asked)
+        save_modules(model.config, processor, staging, processor.prompts if prompts is None else prompts)
     return Path(folder)
 
 
@@ -111,17 +112,6 @@ def save_model(
     if is_embedder and isinstance(model, MllmRetrieverModel) and model.config.position_mode == "mrope":
         return export_stock(model, processor, folder, weights=weights)
     return export(model, processor, folder, weights=weights)
-
-
-def _check_kind(
-    model: PreTrainedModel, processor: ProcessorMixin
-) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
-    if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
-        raise ValueError(
-            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
-            f"with {type(processor).__name__} is of no architecture of transformers"
-        )
-    return model, processor
 
 
 def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcessor) -> None:

@@ -28,7 +28,7 @@ from .item_inputs import (
     parse_item,
 )
 from .mllm_prompts import Ask, ChatPromptWriter, Piece, PromptWriter
-from .sentence_files import SentenceFilesMixin, default_prompt, default_prompts, template_options
+from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -43,6 +43,8 @@ TEMPLATES = {
     "qwen3_vl": QWEN,
 }
 """The text around and between the parts of an item, by architecture."""
+_NO_VARIABLES = ("restore_suffix", "padding", "truncation", "max_length")
+"""Options of sentence-transformers that stand beside the variables of a chat template."""
 
 
 class Picture(NamedTuple):
@@ -109,7 +111,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.sentence_files = sentence_files
-        self.set_prompts(default_prompts(sentence_files) if prompts is None else prompts)
+        self.set_prompts((sentence_files or {}).get(SETTINGS, {}).get("prompts") if prompts is None else prompts)
         self.image_token = image_token
         self.ret_token = ret_token
         self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)
@@ -232,7 +234,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         items = concatenated(items, self.input_type, ids)
         parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
         if self.sentence_files is not None:
-            default = default_prompt(self.sentence_files)
+            settings = self.sentence_files.get(SETTINGS, {})
+            default = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or None
             instructions = [default if each is None else each for each in instructions]
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
@@ -277,7 +280,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
     def _writer(self) -> PromptWriter:
         if self.sentence_files is None:
             return PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token)
-        options = template_options(self.sentence_files)
+        options = self.sentence_files.get(TRANSFORMER, {}).get("processing_kwargs", {}).get("chat_template", {})
+        options = {name: value for name, value in options.items() if name not in _NO_VARIABLES}
         return ChatPromptWriter(self.tokenizer, str(self.chat_template), options, self.image_token)
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
