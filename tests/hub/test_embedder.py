@@ -129,12 +129,9 @@ def kinds(pictures, folder):
     white = Image.new("RGBA", palette.size, "white")
     white.alpha_composite(palette.convert("RGBA"))
 
-    def chat(*content, told=None):
-        system = [] if told is None else [{"role": "system", "content": [{"type": "text", "text": told}]}]
-        parts = [{"type": "text" if isinstance(part, str) else "image"} for part in content]
-        for part, value in zip(parts, content, strict=True):
-            part[part["type"]] = value
-        return [*system, {"role": "user", "content": parts}]
+    def chat(*content):
+        kinds = ["text" if isinstance(part, str) else "image" for part in content]
+        return [{"role": "user", "content": [{"type": k, k: part} for k, part in zip(kinds, content, strict=True)]}]
 
     return {
         "text": ("a red box", [], ["a red box"]),
