@@ -10,6 +10,7 @@ from tiny_mllms import save_mllm
 
 INSTRUCTION = "Find an image that matches the text."
 DEFAULT = "Represent the user's input."
+"""What Qwen3-VL-Embedding's template says; a folder with it embeds as the publisher's code does."""
 
 # ChatML with the vision tokens of Qwen-VL; the default instruction is the template's own.
 CHATML = """\
@@ -33,11 +34,13 @@ def drop_video(monkeypatch):
         monkeypatch.setattr(processing_utils.ProcessorMixin, "get_attributes", kept)
 
 
-def save_embedder(folder, name="qwen3_vl", pooling="lasttoken", prompts=None, default=None, **options):
-    """Write a tiny embedder, with the files that Qwen3-VL-Embedding has."""
+def save_embedder(
+    folder, name="qwen3_vl", pooling="lasttoken", prompts=None, default=None, told="Embed the input.", **options
+):
+    """Write a tiny embedder, with the files that Qwen3-VL-Embedding has; its own if `told` is `DEFAULT`."""
     folder = Path(folder)
     model = save_mllm(name, folder)
-    (folder / "chat_template.jinja").write_text(CHATML.replace("default_system", json.dumps(DEFAULT)))
+    (folder / "chat_template.jinja").write_text(CHATML.replace("default_system", json.dumps(told)))
     modules = ["", "1_Pooling", "2_Normalize"]
     kinds = ["models.Transformer", "sentence_transformer.modules.pooling.Pooling", "models.Normalize"]
     kinds = [f"sentence_transformers.{kind}" for kind in kinds]

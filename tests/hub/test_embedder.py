@@ -1,17 +1,21 @@
 """Published embedders: the vectors of the publisher's code and of sentence-transformers, saved as what they were."""
 
 import json
+import math
+import unicodedata
 
 import numpy as np
 import pytest
 import sentence_transformers
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForImageTextToText
 
-from conjoin.hub import export_stock, load_embedder, load_model
+from conjoin.hub import export_stock, load_embedder, load_model, save_model
 from conjoin.hub.embedder import PRESETS
+from conjoin.processing import ItemError
 from conjoin.retrieval import load_encoder
 from tiny_embedders import DEFAULT, INSTRUCTION, save_embedder, stock_processor
 from tiny_mllms import save_mllm
@@ -37,30 +41,9 @@ def items(pictures):
     return [*texts, *pictures[:2], *both]
 
 
-def parts(item):
-    """The images and the texts of an item."""
-    item = item if isinstance(item, dict) else {"text" if isinstance(item, str) else "image": item}
-    listed = [item.get(name, []) for name in ("image", "text")]
-    return [value if isinstance(value, list) else [value] for value in listed]
-
-
 @torch.no_grad()
 def embed(model, processor, batch, **options):
     return model(**processor(batch, **options)).embeddings.numpy()
-
-
-@torch.no_grad()
-def publisher(folder, prompts, images, side="right", positions=None, **size):
-    """What the publishers' code does: the stock processor and model on whole prompts, the last token, unit length."""
-    processor, model = stock_processor(folder, **size), AutoModel.from_pretrained(folder).eval()
-    processor.tokenizer.padding_side = side
-    flat = [image for group in images for image in group]
-    inputs = processor(text=prompts, images=flat or None, padding=True, return_tensors="pt")
-    if positions == "1d":
-        inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1]).expand(3, len(prompts), -1)
-    states, mask = model(**inputs).last_hidden_state, inputs["attention_mask"]
-    last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-    return F.normalize(states[torch.arange(len(last)), last], dim=-1).numpy()
 
 
 def chatml(told, images, texts, end=""):
@@ -68,9 +51,17 @@ def chatml(told, images, texts, end=""):
     return f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n{end}"
 
 
-PIXELS = {"shortest_edge": 8 * 8, "longest_edge": 24 * 24}
+def closed(told):
+    """An instruction as Qwen3VLEmbedder closes it."""
+    return told if unicodedata.category(told[-1]).startswith("P") else f"{told}."
+
+
+SIDE = 8
+"""Pixels of a side of a token of the tiny models."""
+LEAST, MOST = 8 * SIDE**2, 16 * SIDE**2
+LIMITS = {"min_pixels": LEAST, "max_pixels": MOST}
 WRITTEN = {
-    "qwen3_vl_embedding": ("qwen3_vl", lambda told, *item: chatml(told or DEFAULT, *item)),
+    "qwen3_vl_embedding": ("qwen3_vl", lambda told, *item: chatml(closed(told) if told else DEFAULT, *item)),
     "gme_qwen2_vl": (
         "qwen2_vl",
         lambda told, *item: chatml(told or "You are a helpful assistant.", *item, end="<|endoftext|>"),
@@ -82,31 +73,171 @@ WRITTEN = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("told", [None, INSTRUCTION])
+def resized(image, least, most):
+    """An image in the size that qwen-vl-utils chooses."""
+    sides = [max(SIDE, round(side / SIDE) * SIDE) for side in image.size]
+    pixels = image.width * image.height
+    if math.prod(sides) > most:
+        sides = [math.floor(side / math.sqrt(pixels / most) / SIDE) * SIDE for side in image.size]
+    elif math.prod(sides) < least:
+        sides = [math.ceil(side * math.sqrt(least / pixels) / SIDE) * SIDE for side in image.size]
+    return image.convert("RGB").resize(sides)
+
+
+class Publisher:
+    """What the code that is published beside the weights does, with the library's classes: one prompt at a time."""
+
+    def __init__(self, preset, folder):
+        self.preset, self.write = preset, WRITTEN[preset][1]
+        self.processor = stock_processor(folder, shortest_edge=LEAST, longest_edge=MOST)
+        self.model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+
+    @torch.no_grad()
+    def __call__(self, told, images, texts):
+        prompt, options = self.write(told, images, texts), {}
+        if self.preset == "qwen3_vl_embedding":
+            images, options = [resized(image, LEAST, MOST) for image in images], {"do_resize": False}
+        if self.preset == "gme_qwen2_vl":
+            images = [resized(image, 4 * SIDE**2, 16384 * SIDE**2) for image in images]
+        inputs = self.processor(text=[prompt], images=images or None, return_tensors="pt", **options)
+        if self.preset == "qwen3_vl_embedding":
+            states = self.model.model(**inputs).last_hidden_state
+        else:  # the inner model gets embeddings without ids, so that its positions count tokens
+            ids = inputs["input_ids"]
+            embeds = self.model.get_input_embeddings()(ids)
+            if images:
+                features = self.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+                embeds[ids == self.model.config.image_token_id] = torch.cat(list(features.pooler_output))
+            states = self.model.model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"]).last_hidden_state
+        return F.normalize(states[0, -1], dim=-1).numpy()
+
+
+def kinds(pictures, folder):
+    """Items, each with the images and the texts of which the publisher's code writes the prompt."""
+    random = np.random.default_rng(1)
+    wide, large, small = (
+        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in ((9, 96), (90, 70), (11, 9))
+    )
+    first, second = pictures[:2]
+    turned = second.transpose(Image.Transpose.ROTATE_90)  # and marked so that viewers turn it back
+    marks = Image.Exif()
+    marks[0x0112] = 6
+    turned.save(folder / "turned.png", exif=marks)
+    palette = first.quantize(8)
+    palette.info["transparency"] = 0
+    palette.save(folder / "palette.png")
+    white = Image.new("RGBA", palette.size, "white")
+    white.alpha_composite(palette.convert("RGBA"))
+
+    def chat(*content):
+        kinds = ["text" if isinstance(part, str) else "image" for part in content]
+        return [{"role": "user", "content": [{"type": k, k: part} for k, part in zip(kinds, content, strict=True)]}]
+
+    return {
+        "text": ("a red box", [], ["a red box"]),
+        "lines": (" two\nlines, ", [], [" two\nlines, "]),
+        "long text": ("words " * 60, [], ["words " * 60]),
+        "Chinese": ("红色的盒子。", [], ["红色的盒子。"]),
+        "emoji": ("a 🟥 box", [], ["a 🟥 box"]),
+        "two texts": ({"text": ["a", "b"]}, [], ["a", "b"]),
+        "picture": (first, [first], []),
+        "small": (small, [small], []),
+        "wide": (wide, [wide], []),
+        "large": (large, [large], []),
+        "grey": (first.convert("L"), [first.convert("L").convert("RGB")], []),
+        "turned": (folder / "turned.png", [second], []),
+        "palette": (folder / "palette.png", [white.convert("RGB")], []),
+        "array": (np.asarray(first), [first], []),
+        "two pictures": ({"image": [first, second]}, [first, second], []),
+        "both": ({"image": second, "text": "a red box"}, [second], ["a red box"]),
+        "text first": ({"text": "a red box", "image": second}, [second], ["a red box"]),
+        "several": ({"image": [first, wide], "text": ["a", "b"]}, [first, wide], ["a", "b"]),
+        "message": (chat(second, "a red box"), [second], ["a red box"]),
+        "interleaved": (chat("a", second, "b", first), [second, first], ["a", "b"]),
+    }
+
+
+@pytest.mark.parametrize("told", [None, INSTRUCTION, "Find it"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_embed_as_the_publishers_code(preset, told, items, tmp_path):
-    name, write = WRITTEN[preset]
-    save_mllm(name, tmp_path)
-    limits = {"min_pixels": PIXELS["shortest_edge"], "max_pixels": PIXELS["longest_edge"]}
-    model, processor = load_embedder(tmp_path, preset=preset, processor=limits | {"max_length": 1000})
-    found = embed(model, processor, items, instruction=told)
-    positions = "1d" if preset == "vlm2vec" else None
-    side = "left" if preset == "gme_qwen2_vl" else "right"
-    listed = [parts(item) for item in items]
-    prompts, images = [write(told, *item) for item in listed], [item[0] for item in listed]
-    alone = [publisher(tmp_path, [p], [i], side, positions, **PIXELS) for p, i in zip(prompts, images, strict=True)]
-    assert np.abs(found - np.concatenate(alone)).max() <= 1e-5
-    assert np.abs(found - publisher(tmp_path, prompts, images, side, positions, **PIXELS)).max() <= 1e-5
-    own = np.concatenate([embed(model, processor, [item], instruction=told) for item in items])
+def test_presets_embed_as_the_publishers_code(preset, told, pictures, tmp_path):
+    save_mllm(WRITTEN[preset][0], tmp_path)
+    model, processor = load_embedder(tmp_path, preset=preset, processor=LIMITS)
+    publisher, items = Publisher(preset, tmp_path), kinds(pictures, tmp_path)
+    found = embed(model, processor, [item for item, *_ in items.values()], instruction=told)
+    expected = [publisher(told, images, texts) for _, images, texts in items.values()]
+    differences = {name: np.abs(row - other).max() for name, row, other in zip(items, found, expected, strict=True)}
+    assert max(differences.values()) <= 1e-6, differences
+    own = np.concatenate([embed(model, processor, [item], instruction=told) for item, *_ in items.values()])
     assert np.abs(own - found).max() <= 1e-5 and np.abs(found[0] - found[1]).max() > 1e-3
 
 
-def test_the_instruction_of_qwen3_vl_embedding_ends_in_punctuation(tmp_path):
+def test_gme_is_saved_with_its_code(pictures, tmp_path):
+    """A stock Qwen2-VL has other positions."""
+    save_mllm("qwen2_vl", tmp_path / "source")
+    model, processor = load_embedder(tmp_path / "source", preset="gme_qwen2_vl", processor=LIMITS)
+    save_model(model, processor, tmp_path / "saved")
+    items = [item for item, *_ in kinds(pictures, tmp_path).values()]
+    assert np.array_equal(embed(*load_model(tmp_path / "saved"), items), embed(model, processor, items))
+    with pytest.raises(ValueError, match="gives pictures three-dimensional positions, so other vectors"):
+        export_stock(model, processor, tmp_path / "stock")
+
+
+def test_an_item_without_a_prompt_is_named(tmp_path):
+    save_mllm("qwen2_vl", tmp_path)
+    _, processor = load_embedder(tmp_path, preset="vlm2vec", processor={"empty_text": "embed"})
+    with pytest.raises(ItemError, match="item 1: the prompt is empty"):
+        processor(["a", ""])
+    assert processor(["", "a"], instruction="Find it.")["attention_mask"].sum(1).tolist() == [8, 10]
+
+
+def test_instructions_of_qwen3_vl_embedding_end_in_punctuation(tmp_path):
     save_mllm("qwen3_vl", tmp_path)
-    model, processor = load_embedder(tmp_path, preset="qwen3_vl_embedding")
-    closed, opened, asked = (embed(model, processor, ["a"], instruction=f"Find it{end}") for end in (".", "", "?"))
-    assert np.array_equal(closed, opened) and np.abs(closed - asked).max() > 1e-4
+    _, processor = load_embedder(tmp_path, preset="qwen3_vl_embedding")
+    every = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)).startswith("P")]
+    told = [f"Find it{end}" for end in [*every, "", "$", "+", "♥", "1"]]
+    ids = processor(["a"] * len(told), instruction=told)["input_ids"]
+    for words, row in zip(told, ids, strict=True):
+        prompt = unicodedata.normalize("NFC", f"system\n{closed(words)}<|im_end|>")  # as the tokenizer does
+        assert prompt in processor.tokenizer.decode(row), words
+
+
+def test_a_folder_of_qwen3_vl_embedding_embeds_as_its_preset(pictures, tmp_path):
+    """As its publisher's code does; sentence-transformers leaves the instruction open."""
+    save_embedder(tmp_path / "source", told=DEFAULT, prompts={"query": "Find it"})
+    model, processor = load_embedder(tmp_path / "source", processor=LIMITS)
+    items = kinds(pictures, tmp_path)
+    preset = load_embedder(tmp_path / "source", preset="qwen3_vl_embedding", processor=LIMITS)
+    for told in (None, "Find it", INSTRUCTION):
+        batch = [item for item, *_ in items.values()]
+        assert np.array_equal(
+            embed(model, processor, batch, instruction=told), embed(*preset, batch, instruction=told)
+        )
+    assert processor.prompts == {"query": "Find it"}
+    assert processor(["a " * 5000])["input_ids"].shape[1] == 8192
+    encoder = SentenceTransformer(str(tmp_path / "source"), device="cpu")
+    encoder[0].processor.image_processor.size = {"shortest_edge": LEAST, "longest_edge": MOST}
+    saved = SentenceTransformer(str(export_stock(model, processor, tmp_path / "saved")), device="cpu")
+    for name in ("text", "long text", "picture", "both", "message", "text first", "interleaved"):
+        item, (found,) = items[name][0], embed(model, processor, [items[name][0]])
+        assert np.abs(saved.encode([item])[0] - found).max() <= 1e-5, name
+        is_ordered = name not in ("text first", "interleaved")  # images before texts
+        assert (np.abs(encoder.encode([item])[0] - found).max() <= 1e-5) == is_ordered, name
+    (found,) = embed(model, processor, ["a"], instruction="Find it")
+    assert np.abs(saved.encode_query(["a"])[0] - found).max() <= 1e-5
+    assert np.abs(encoder.encode(["a"], prompt="Find it.")[0] - found).max() <= 1e-5
+    assert np.abs(encoder.encode_query(["a"])[0] - found).max() > 1e-4
+
+
+@pytest.mark.parametrize(("files", "most"), [(1280 * 32 * 32, 1800 * 32 * 32), (600 * 600, 600 * 600)])
+def test_the_largest_picture_of_qwen3_vl_embedding(files, most, tmp_path):
+    """The publisher's code takes larger pictures than the files say; whoever trained with other limits has them."""
+    save_embedder(tmp_path, told=DEFAULT)
+    pixels = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(pixels | {"size": {"shortest_edge": 4096, "longest_edge": files}})
+    )
+    _, processor = load_embedder(tmp_path)
+    assert processor.image_processor.size["longest_edge"] == most
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
@@ -147,7 +278,7 @@ def test_special_tokens_in_a_text_are_words(embedder):
 def test_long_texts_keep_the_end_of_the_prompt(embedder):
     _, processor = load_embedder(embedder, processor={"max_length": 120})
     (short,), (long,) = (processor([text])["input_ids"].tolist() for text in ("a", "a b " * 90))
-    assert len(long) == 120 and long[-13:] == short[-13:] and long[:40] == short[:40]
+    assert len(long) == 120 and long[-13:] == short[-13:] and long[:30] == short[:30]
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean"])

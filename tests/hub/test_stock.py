@@ -212,7 +212,9 @@ def test_special_tokens_can_be_words(retriever, tmp_path):
 
 def test_what_no_stock_checkpoint_can_have(retriever, tiny_checkpoints, mllm_checkpoints, tmp_path):
     out = tmp_path / "stock"
-    with pytest.raises(ValueError, match="position_mode='1d' cannot be exported: 'qwen2_vl' has three-dimensional"):
+    with pytest.raises(
+        ValueError, match="a stock 'qwen2_vl' gives pictures three-dimensional positions, so other vectors"
+    ):
         export_stock(*retriever("qwen2_vl", position_mode="1d"), out)
     model, processor = retriever("qwen2_vl")
     with pytest.raises(ValueError, match=r"'\[RET\]' is token 262 of the processor, but 7 of the model"):

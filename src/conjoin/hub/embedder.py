@@ -1,11 +1,13 @@
 """Published embedders around an MLLM, such as Qwen3-VL-Embedding: what their own files say, and presets for others."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
+from transformers import AutoImageProcessor
 
 from conjoin.hub.stock import module_files
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -36,43 +38,17 @@ _CHATML = (
     "{{- '<|im_start|>system\\n' + told + '<|im_end|>\\n<|im_start|>user\\n' + seen.image + seen.text "
     "+ '<|im_end|>\\n<|im_start|>assistant\\n%s' -}}"
 )
-_CLOSED = """\
-{%- set told = (seen.told or "Represent the user's input.") | trim -%}
-{%- set closing = "!#%&*,-./:;?@_\\"'()[]{}\\u3002\\uff01\\uff0c\\uff1a\\uff1b\\uff1f" -%}
-{%- set told = told if told[-1] in closing else told + '.' -%}
+_DEFAULT = "Represent the user's input."
+# Jinja cannot ask Unicode for a character's category. No plane after the second has punctuation.
+_PUNCTUATION = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("P"))
+_CLOSED = f"""\
+{{%- set told = seen.told | trim or "{_DEFAULT}" -%}}
+{{%- set told = told if told[-1] in {json.dumps(_PUNCTUATION, ensure_ascii=False)} else told + '.' -%}}
 """
-PRESETS: dict[str, dict[str, Any]] = {
-    # Qwen3VLEmbedder of the repository QwenLM/Qwen3-VL-Embedding: the instruction ends in punctuation.
-    "qwen3_vl_embedding": {
-        "pooling": "lasttoken",
-        "chat_template": _IMAGES_THEN_TEXTS % {"image": _QWEN_IMAGE, "prompt": _CLOSED + _CHATML % ""},
-        "processor": {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32, "max_length": 8192},
-    },
-    # gme_inference.py of the repositories Alibaba-NLP/gme-Qwen2-VL-*.
-    "gme_qwen2_vl": {
-        "pooling": "lasttoken",
-        "chat_template": _IMAGES_THEN_TEXTS
-        % {
-            "image": _QWEN_IMAGE,
-            "prompt": "{%- set told = seen.told or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
-        },
-        "processor": {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800},
-    },
-    # VLM2Vec on Qwen2-VL: no chat template, and positions count tokens, since no token marks the start of an image.
-    "vlm2vec": {
-        "pooling": "lasttoken",
-        "chat_template": _IMAGES_THEN_TEXTS
-        % {
-            "image": "<|image_pad|> ",
-            "prompt": "{{- seen.image + seen.told + (' ' if seen.told and seen.text else '') + seen.text -}}",
-        },
-        "processor": {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28},
-        "config": {"position_mode": "1d"},
-    },
-}
-"""Of each preset the pooling, the chat template, the limits of images and prompts, fields of `MllmRetrieverConfig`."""
 READOUTS = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 """Readouts of the retriever, by the name of the pooling in sentence-transformers."""
+_PUBLISHED_PIXELS = 1280 * 32 * 32
+"""The most pixels of a picture in the files of Qwen3-VL-Embedding; its publisher's code takes more."""
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 """Modules of sentence-transformers that the retriever has."""
 
@@ -87,16 +63,47 @@ class EmbedderFiles(NamedTuple):
     Args:
         sentence_files: The content of the files of sentence-transformers, by path.
         chat_template: Its chat template.
-        readout: As for `MllmRetrieverConfig`.
-        embedding_dim: Likewise.
-        max_length: Longest prompt in tokens; None for the tokenizer's limit.
+        config: Fields of `MllmRetrieverConfig`.
+        processor: Arguments of `MllmRetrieverProcessor.from_mllm`.
     """
 
     sentence_files: dict[str, Any]
     chat_template: str
-    readout: str
-    embedding_dim: int | None = None
-    max_length: int | None = None
+    config: dict[str, Any]
+    processor: dict[str, Any]
+
+
+def _preset(image: str, prompt: str, processor: dict[str, Any], **config: str) -> EmbedderFiles:
+    """Return what an embedder would say that reads the last token."""
+    files = module_files() | {SETTINGS: sentence_settings() | {"prompts": {}}}
+    template = _IMAGES_THEN_TEXTS % {"image": image, "prompt": prompt}
+    return EmbedderFiles(files, template, {"readout": "last"} | config, processor)
+
+
+PRESETS: dict[str, EmbedderFiles] = {
+    # Qwen3VLEmbedder of the repository QwenLM/Qwen3-VL-Embedding: the instruction ends in punctuation.
+    "qwen3_vl_embedding": _preset(
+        _QWEN_IMAGE,
+        _CLOSED + _CHATML % "",
+        {"min_pixels": 4 * 32 * 32, "max_pixels": 1800 * 32 * 32, "max_length": 8192},
+    ),
+    # gme_inference.py and custom_st.py of the repositories Alibaba-NLP/gme-Qwen2-VL-*: positions count tokens, since
+    # the language model gets embeddings without ids.
+    "gme_qwen2_vl": _preset(
+        _QWEN_IMAGE,
+        "{%- set told = seen.told or 'You are a helpful assistant.' -%}" + _CHATML % "<|endoftext|>",
+        {"min_pixels": 256 * 28 * 28, "max_pixels": 1280 * 28 * 28, "max_length": 1800, "resize_first": True},
+        position_mode="1d",
+    ),
+    # VLM2Vec on Qwen2-VL: no chat template, and positions count tokens, since no token marks the start of an image.
+    "vlm2vec": _preset(
+        "<|image_pad|> ",
+        "{{- seen.image + seen.told + (' ' if seen.told and seen.text else '') + seen.text -}}",
+        {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28},
+        position_mode="1d",
+    ),
+}
+"""What the code of a publisher does whose files do not say it."""
 
 
 def load_embedder(
@@ -112,8 +119,8 @@ def load_embedder(
 
     All of it is read from the files of the checkpoint: `modules.json` and the modules that it names,
     `sentence_bert_config.json`, `config_sentence_transformers.json`, the chat template and the image processor. The
-    embeddings equal those of sentence-transformers on the same folder. `export_stock` writes them back as such a
-    folder.
+    embeddings equal those of sentence-transformers on the same folder, but for Qwen3-VL-Embedding, whose folder embeds
+    as its preset, which is its publisher's own code. `export_stock` writes them back as such a folder.
 
     Args:
         checkpoint: A folder or the name of a repository on the Hub.
@@ -128,20 +135,19 @@ def load_embedder(
         UnsupportedEmbedderError: The embedder does what the MLLM retriever cannot.
         ValueError: There is no such preset.
     """
-    files = read_embedder(checkpoint, revision) if preset is None else _preset_files(preset)
-    more = {} if preset is None else dict(PRESETS[preset].get("config", {}))
-    settings = {"readout": files.readout, "embedding_dim": files.embedding_dim, "ret_token_id": None} | more
-    model = MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings | config)
-    options = {} if preset is None else dict(PRESETS[preset].get("processor", {}))
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f"preset={preset!r}; expected one of {sorted(PRESETS)}")
+    files = read_embedder(checkpoint, revision) if preset is None else PRESETS[preset]
+    settings = {"ret_token_id": None} | files.config | config
+    model = MllmRetrieverModel.from_mllm(checkpoint, keep_layers, revision=revision, **settings)
     given = {name: value for name, value in (processor or {}).items() if value is not None}
-    options |= {"max_length": files.max_length} | given
     reader = MllmRetrieverProcessor.from_mllm(
         checkpoint,
         ret_token=None,
         revision=revision,
         chat_template=files.chat_template,
         sentence_files=files.sentence_files,
-        **options,
+        **files.processor | given,
     )
     return model, reader
 
@@ -174,21 +180,22 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
     if readout is None:
         raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {MODULES} names no pooling")
     longest = files[TRANSFORMER].get("max_seq_length")
-    return EmbedderFiles(files, _chat_template(folder, checkpoint), readout, cut, longest)
+    template = _chat_template(folder, checkpoint)
+    found = EmbedderFiles(files, template, {"readout": readout, "embedding_dim": cut}, {"max_length": longest})
+    is_published = _DEFAULT in template and "seen.told" not in template  # nor saved by this package
+    return _as_its_code(found, folder) if is_published else found
 
 
-def _preset_files(name: str) -> EmbedderFiles:
-    """Return what a preset says, in the form of the files of sentence-transformers.
-
-    Raises:
-        ValueError: There is no such preset.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"preset={name!r}; expected one of {sorted(PRESETS)}")
-    preset = PRESETS[name]
-    settings = sentence_settings() | {"prompts": {}}
-    files = module_files(preset["pooling"]) | {SETTINGS: settings}
-    return EmbedderFiles(files, preset["chat_template"], READOUTS[preset["pooling"]])
+def _as_its_code(files: EmbedderFiles, folder: Path) -> EmbedderFiles:
+    """Return how Qwen3-VL-Embedding is read: as by its publisher's code, in the limits with which it was trained."""
+    if _read(folder / "config.json")["model_type"] != "qwen3_vl":
+        return files
+    _, template, _, limits = PRESETS["qwen3_vl_embedding"]
+    limits = limits | {name: value for name, value in files.processor.items() if value is not None}
+    size = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False).size
+    if size["longest_edge"] != _PUBLISHED_PIXELS:
+        limits |= {"min_pixels": None, "max_pixels": None}
+    return files._replace(chat_template=template, processor=limits)
 
 
 def _readout(pooling: dict[str, Any], checkpoint: str | Path) -> str:

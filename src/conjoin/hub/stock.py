@@ -21,7 +21,6 @@ from conjoin.processing.sentence_files import (
     SETTINGS,
     TRANSFORMER,
     sentence_settings,
-    write_json_file,
     write_json_file as write,
 )
 from conjoin.storage import write_checksums
@@ -74,21 +73,22 @@ def export_stock(
     """
     if isinstance(model, ScoreFusionModel) and isinstance(processor, ImageTextProcessor):
         return export_stock_clip(model, processor, folder, prompts)
-    retriever, mllm_processor = _check_kind(model, processor)
-    _check_exportable(retriever, mllm_processor)
-    if mllm_processor.max_text_length is not None:
-        logger.warning(
-            "max_text_length=%d is not exported: longer texts get other vectors", mllm_processor.max_text_length
+    if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
+        raise ValueError(
+            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
+            f"with {type(processor).__name__} is of no architecture of transformers"
         )
+    _check_exportable(model, processor)
+    if processor.max_text_length is not None:
+        logger.warning("max_text_length=%d is not exported: longer texts get other vectors", processor.max_text_length)
     with staged(folder) as staging:
-        stock = _stock_model(retriever, weights or retriever.state_dict())
+        stock = _stock_model(model, weights or model.state_dict())
         stock.save_pretrained(staging, state_dict=_with_published_names(stock))
         (staging / "generation_config.json").unlink()
         drop_local_paths(staging / "config.json")
-        save_processor(mllm_processor, retriever.config, staging)
+        save_processor(processor, model.config, staging)
         write_checksums(staging, sorted(file.name for file in staging.iterdir()))
-        asked = mllm_processor.prompts if prompts is None else prompts
-        save_modules(retriever.config, mllm_processor, staging, asked)
+        save_modules(model.config, processor, staging, processor.prompts if prompts is None else prompts)
     return Path(folder)
 
 
@@ -114,22 +114,14 @@ def save_model(
     return export(model, processor, folder, weights=weights)
 
 
-def _check_kind(
-    model: PreTrainedModel, processor: ProcessorMixin
-) -> tuple[MllmRetrieverModel, MllmRetrieverProcessor]:
-    if not isinstance(model, MllmRetrieverModel) or not isinstance(processor, MllmRetrieverProcessor):
-        raise ValueError(
-            f"a stock checkpoint is for the MLLM retriever and for score fusion over CLIP; {type(model).__name__} "
-            f"with {type(processor).__name__} is of no architecture of transformers"
-        )
-    return model, processor
-
-
 def _check_exportable(model: MllmRetrieverModel, processor: MllmRetrieverProcessor) -> None:
     config, tokenizer = model.config, processor.tokenizer
     kind = config.backbone_config.model_type
     if config.position_mode == "1d" and kind.startswith("qwen"):
-        raise ValueError(f"position_mode='1d' cannot be exported: {kind!r} has three-dimensional positions")
+        raise ValueError(
+            f"position_mode='1d' cannot be exported: a stock {kind!r} gives pictures three-dimensional positions, so "
+            "other vectors; export it with its code (--format code)"
+        )
     tokens = {processor.image_token: config.backbone_config.image_token_id}
     if processor.ret_token is not None:
         tokens[processor.ret_token] = config.ret_token_id
@@ -247,7 +239,7 @@ def _save_processor(processor: ImageTextProcessor, folder: Path) -> None:
     drop_local_paths(folder / "tokenizer_config.json", "auto_map")
     pixels = processor.image_processor.to_dict() | {"processor_class": "CLIPProcessor"}
     pixels["image_processor_type"] = pixels["image_processor_type"].removesuffix("Pil")
-    write_json_file(folder / "preprocessor_config.json", pixels)
+    write(folder / "preprocessor_config.json", pixels)
     drop_local_paths(folder / "preprocessor_config.json", "auto_map")
 
 
@@ -292,7 +284,7 @@ def save_modules(
     """
     files = processor.sentence_files
     if files is None:
-        files = module_files("lasttoken", _processing(config.backbone_config.model_type, processor.image_processor))
+        files = module_files(_processing(config.backbone_config.model_type, processor.image_processor))
         files |= {SETTINGS: sentence_settings(prompts)}
     settings = files[SETTINGS] | ({} if processor.sentence_files is None else {"prompts": prompts or {}})
     modules, width = [dict(entry) for entry in files[MODULES]], config.get_text_config().hidden_size
@@ -314,11 +306,10 @@ def save_modules(
         write(folder / name, content | {"word_embedding_dimension": width} if is_pooling else content)
 
 
-def module_files(pooling: str, processing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the files of a `SentenceTransformer` of messages with a pooling and a normalisation, by path.
+def module_files(processing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the files of a `SentenceTransformer` of messages that reads the last token and normalises it, by path.
 
     Args:
-        pooling: `"lasttoken"` or `"mean"`.
         processing: `processing_kwargs` of the first module.
     """
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
@@ -330,7 +321,7 @@ def module_files(pooling: str, processing: dict[str, Any] | None = None) -> dict
     }
     if processing:
         transformer["processing_kwargs"] = processing
-    flags = {f"pooling_mode_{mode}": mode.removesuffix("_tokens") == pooling for mode in _POOLING_MODES}
+    flags = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in _POOLING_MODES}
     return {
         MODULES: [
             {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}

@@ -26,11 +26,6 @@ class Ask(NamedTuple):
     instruction: str | None = None
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether the item has images and texts."""
-        return self.modalities == (True, True)
-
-    @property
     def modalities(self) -> tuple[bool, bool]:
         """Whether the item has images, and texts."""
         return None in self.parts, any(part is not None for part in self.parts)
@@ -125,7 +120,7 @@ class PromptWriter:
         prompts = self._tokenize(asks)
         if max_length is not None:
             self._shorten_prompts(asks, prompts, image_lengths, max_length, names)
-        mixed = [ask for ask in asks if ask.is_mixed]
+        mixed = [ask for ask in asks if all(ask.modalities)]
         others = (iter(self._tokenize([ask.view(image=image) for ask in mixed])) for image in (True, False))
         return list(self._packed(asks, prompts, image_lengths, *others))
 
@@ -160,7 +155,7 @@ class PromptWriter:
         placeholder = self.tokenizer.convert_tokens_to_ids(self.image_token)
         for ask, prompt, lengths in zip(asks, prompts, image_lengths, strict=True):
             images = [[placeholder] * length for length in lengths] + [[]]
-            if not ask.is_mixed:
+            if not all(ask.modalities):
                 yield [Piece([*gap, *image], VIEWS) for gap, image in zip(prompt, images, strict=True)]
                 continue
             pieces = []
@@ -362,8 +357,6 @@ class ChatPromptWriter(PromptWriter):
         options = named | self.options
         try:
             rendered: Any = render_jinja_template([messages], chat_template=self.chat_template, **options)[0]
-        except ImportError:
-            raise
         except Exception as error:  # a template can raise any
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template of {self.tokenizer.name_or_path!r} fails: {problem}") from error

@@ -78,25 +78,18 @@ class ImageTextProcessor(SentenceFilesMixin):
 
         A loaded image processor or tokenizer may replace its checkpoint.
         """
-        tokenizer = (
-            AutoTokenizer.from_pretrained(text, trust_remote_code=False) if isinstance(text, str | Path) else text
-        )
-        image_processor = (
-            AutoImageProcessor.from_pretrained(vision, trust_remote_code=False)
-            if isinstance(vision, str | Path)
-            else vision
-        )
-        config = (
-            AutoConfig.from_pretrained(text, trust_remote_code=False).get_text_config()
-            if isinstance(text, str | Path)
-            else None
-        )
+        config = None
+        if isinstance(text, str | Path):
+            config = AutoConfig.from_pretrained(text, trust_remote_code=False).get_text_config()
+            text = AutoTokenizer.from_pretrained(text, trust_remote_code=False)
+        if isinstance(vision, str | Path):
+            vision = AutoImageProcessor.from_pretrained(vision, trust_remote_code=False)
         if config is not None and config.model_type.startswith("siglip"):  # SigLIP 2's tokenizer has another name
             kwargs["max_text_length"] = kwargs.get("max_text_length") or config.max_position_embeddings
             kwargs.setdefault("text_padding", "max_length")
-        elif "siglip" in type(tokenizer).__name__.lower():
+        elif "siglip" in type(text).__name__.lower():
             kwargs.setdefault("text_padding", "max_length")
-        return cls(image_processor, tokenizer, **kwargs)
+        return cls(vision, text, **kwargs)
 
     @property
     def model_input_names(self) -> list[str]:

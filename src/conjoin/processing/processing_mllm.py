@@ -1,17 +1,19 @@
 """The processor of the MLLM retriever: items become prompts that end in the readout token."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
 
 from .input_types import check_processor_type, concatenated
 from .item_error import ItemError
-from .item_images import process_image
+from .item_images import load_image, process_image
 from .item_inputs import (
     EMPTY_TEXTS,
     OFF,
@@ -26,7 +28,7 @@ from .item_inputs import (
     parse_item,
 )
 from .mllm_prompts import Ask, ChatPromptWriter, Piece, PromptWriter
-from .sentence_files import SentenceFilesMixin, default_prompt, default_prompts, template_options
+from .sentence_files import SETTINGS, TRANSFORMER, SentenceFilesMixin
 
 ASK = "Summarize above {} in one word: "
 """The request of every prompt (PUMA, after LamRA); `{}` is "image", "sentence" or "image and sentence"."""
@@ -41,6 +43,8 @@ TEMPLATES = {
     "qwen3_vl": QWEN,
 }
 """The text around and between the parts of an item, by architecture."""
+_NO_VARIABLES = ("restore_suffix", "padding", "truncation", "max_length")
+"""Options of sentence-transformers that stand beside the variables of a chat template."""
 
 
 class Picture(NamedTuple):
@@ -77,6 +81,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             images concatenated into one picture, then the texts joined).
         prompts: Instructions by name, which sentence-transformers reads: `encode_query` uses `query`,
             `encode_document` uses `document`; those of `sentence_files` when None.
+        resize_first: Resize each image to whole tokens, 4 to 16,384 of them, before the image processor resizes it to
+            its own limits (GME).
         sentence_files: Of a published embedder, the content of the files by which sentence-transformers reads it, by
             path. Prompts are then those of `chat_template`, an instruction is the system message, and an item without
             one gets the embedder's default prompt, if it has one. See `conjoin.hub.load_embedder`.
@@ -100,11 +106,12 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         empty_text: str = "error",
         input_type: str = "seq",
         prompts: dict[str, str] | None = None,
+        resize_first: bool = False,
         sentence_files: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
         self.sentence_files = sentence_files
-        self.set_prompts(default_prompts(sentence_files) if prompts is None else prompts)
+        self.set_prompts((sentence_files or {}).get(SETTINGS, {}).get("prompts") if prompts is None else prompts)
         self.image_token = image_token
         self.ret_token = ret_token
         self.template = dict(TEMPLATES["qwen2_vl"] if template is None else template)
@@ -112,6 +119,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         self.max_length = max_length
         self.max_text_length = max_text_length
         self.empty_text = empty_text
+        self.resize_first = resize_first
         self.input_type = check_processor_type(input_type)
         if max_text_length is not None and max_text_length < 1:
             raise ValueError(f"max_text_length={max_text_length} must be at least 1")
@@ -226,7 +234,8 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         items = concatenated(items, self.input_type, ids)
         parsed, instructions = _read_items(items, instruction, names, self.empty_text, self._read_image)
         if self.sentence_files is not None:
-            default = default_prompt(self.sentence_files)
+            settings = self.sentence_files.get(SETTINGS, {})
+            default = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or None
             instructions = [default if each is None else each for each in instructions]
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
@@ -240,6 +249,9 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         prompts = writer.write(
             asks, image_lengths, limit if cuts else None, self.max_text_length if cuts else None, names
         )
+        for name, prompt in zip(names, prompts, strict=True):
+            if not any(piece.ids for piece in prompt):
+                raise ItemError(name, "the prompt is empty: this model adds nothing to a text, and the text is empty")
         if padding in OFF and len({sum(len(piece.ids) for piece in prompt) for prompt in prompts}) > 1:
             raise ValueError(f"padding={padding!r}, but the prompts differ in length; pass items one by one")
         batch = self._pad(prompts)
@@ -268,11 +280,16 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
     def _writer(self) -> PromptWriter:
         if self.sentence_files is None:
             return PromptWriter(self.tokenizer, self.template, self.image_token, self.ret_token)
-        options = template_options(self.sentence_files)
+        options = self.sentence_files.get(TRANSFORMER, {}).get("processing_kwargs", {}).get("chat_template", {})
+        options = {name: value for name, value in options.items() if name not in _NO_VARIABLES}
         return ChatPromptWriter(self.tokenizer, str(self.chat_template), options, self.image_token)
 
     def _read_image(self, source: Any, name: str) -> Picture:  # noqa: ANN401
         """Run the image processor on one image."""
+        if self.resize_first:
+            source = _to_tokens(
+                load_image(source, name), self.image_processor.patch_size * self.image_processor.merge_size
+            )
         output = process_image(self.image_processor, source, name)
         pixels, grid = output["pixel_values"], output.get("image_grid_thw")
         if grid is not None:
@@ -298,6 +315,19 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
             )
             for name, values in rows.items()
         }
+
+
+def _to_tokens(image: Image.Image, side: int) -> Image.Image:
+    """Resize an image to 4 to 16,384 whole tokens of `side` pixels, as GME's code does first."""
+    tokens = [max(1, round(length / side)) for length in image.size]
+    pixels = image.width * image.height
+    if tokens[0] * tokens[1] > 16384:
+        scale = sqrt(pixels / (16384 * side**2))
+        tokens = [int(length / scale / side) for length in image.size]
+    elif tokens[0] * tokens[1] < 4:
+        scale = sqrt(4 * side**2 / pixels)
+        tokens = [ceil(length * scale / side) for length in image.size]
+    return image.resize((tokens[0] * side, tokens[1] * side))
 
 
 def _read_items(

@@ -23,8 +23,6 @@ _FILES: dict[str, Any] = {
 }
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
-_NO_VARIABLES = ("restore_suffix", "padding", "truncation", "max_length")
-"""Options of sentence-transformers that stand beside the variables of a template."""
 SENTENCE_FILES = (*_FILES, SETTINGS)
 
 
@@ -66,23 +64,6 @@ def sentence_settings(prompts: dict[str, str] | None = None) -> dict[str, Any]:
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
-
-
-def default_prompts(files: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return the prompts of an embedder by name; None if there is no embedder."""
-    return None if files is None else dict(files.get(SETTINGS, {}).get("prompts") or {})
-
-
-def default_prompt(files: dict[str, Any]) -> str | None:
-    """Return the instruction of an embedder for items without one; None if it has none."""
-    settings = files.get(SETTINGS, {})
-    return (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or None
-
-
-def template_options(files: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables of an embedder's chat template, such as `add_generation_prompt`."""
-    options = dict(files.get(TRANSFORMER, {}).get("processing_kwargs", {}).get("chat_template", {}))
-    return {name: value for name, value in options.items() if name not in _NO_VARIABLES}
 
 
 class SentenceFilesMixin(ProcessorMixin):
@@ -130,10 +111,7 @@ __all__ = [
     "SETTINGS",
     "TRANSFORMER",
     "SentenceFilesMixin",
-    "default_prompt",
-    "default_prompts",
     "save_sentence_files",
     "sentence_settings",
-    "template_options",
     "write_json_file",
 ]

@@ -11,11 +11,22 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.hub import load_model
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.storage import write_text
 from conjoin.training.lora import merge_lora
 from conjoin.training.models import build_model
 from conjoin.training.recipe import Recipe
 
 ADAPTER_FILE, CHECKPOINT_FILE = "adapter_config.json", "model.safetensors"
+BASE_CLASS = "AutoModelForImageTextToText"
+"""The class whose names of layers the saved adapters have, as vLLM wants them."""
+CARD = """\
+---
+library_name: peft
+base_model: {base}
+---
+`peft.AutoPeftModel.from_pretrained(FOLDER)` loads these adapters with their base. `peft.PeftModel.from_pretrained`
+needs the base as `transformers.{kind}`; on `AutoModel` it warns of missing keys and adapts nothing.
+"""
 ENCODER = "encoder."
 """Prefix of the encoder's weight names in a training checkpoint."""
 
@@ -65,8 +76,9 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
 def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> None:
     """Save the adapters of an embedder's language model for PEFT, beside the embedder that they adapt.
 
-    PEFT loads them on `AutoModelForImageTextToText.from_pretrained(base)`, and sentence-transformers on the same base.
-    vLLM knows the layers by the names of this class alone, and passes over others.
+    `AutoPeftModel.from_pretrained(folder)` loads both; PEFT loads them on `AutoModelForImageTextToText`, and
+    sentence-transformers on the same base. vLLM knows the layers by the names of this class alone, and passes over
+    others. On `AutoModel`, whose layers have other names, PEFT warns of missing keys; the card in the folder says so.
 
     Args:
         encoder: The embedder with adapters, with all its layers.
@@ -86,11 +98,13 @@ def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> 
     names = sorted({str(path).rpartition(".")[2] for path in config.target_modules or ()})
     config.target_modules = rf".*language_model\.layers\..*\.({'|'.join(names)})"
     config.base_model_name_or_path = base
+    config.auto_mapping = {"base_model_class": BASE_CLASS, "parent_library": "transformers"}
     config.save_pretrained(str(folder))
     weights = get_peft_model_state_dict(text_model)
     prefix = "base_model.model.model.language_model."
     tensors = {prefix + name: value.contiguous().cpu() for name, value in weights.items()}
     save_file(tensors, Path(folder) / "adapter_model.safetensors", {"format": "pt"})
+    write_text(Path(folder) / "README.md", CARD.format(base=base, kind=BASE_CLASS))
 
 
 def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:
