@@ -223,7 +223,9 @@ def test_the_code_searches(searcher, upload, monkeypatch, tmp_path, capsys):
             exec(compile(python_code(searcher.source, "model", text, images, 2, "price > 1"), "code", "exec"), {})
             assert len(capsys.readouterr().out.splitlines()) == 2
         else:
-            compile(python_code(searcher.source, "model", text, images, 2, None, {"input_type": "avg"}), "code", "exec")
+            compile(
+                python_code(searcher.source, "model", text, images, 2, None, {"input_type": "avg"}), "code", "exec"
+            )
 
 
 def test_loading_may_fail_or_take_long():
