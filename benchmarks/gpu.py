@@ -7,7 +7,7 @@ All weights and data are random; the models have the shapes of real ones. The se
 
     forward  a Qwen3-VL of the 2B shape and its first half of layers, in bfloat16: texts, and images within a text
     train    one step of the whole model with LoRA and the gradient cache: InfoNCE from texts to images, then AdamW
-    kernel   GCL forward and backward for N pairs (a matrix of 3N x 3N), and the same loss on the whole matrix
+    kernel   GCL forward and backward for N pairs (a matrix of 3N x 3N) in float32, and the same on the whole matrix
     encode   JPEG files of 640 x 480 by a CLIP of the ViT-B/32 shape into a collection, by number of workers
     search   `exact_search` of float16 vectors in the memory of the machine, which cross to the GPU in every call;
              beside it, not exact, the product and `topk` of torch in float16, the vectors on the GPU
@@ -98,6 +98,7 @@ Size = type[Full]
 
 def timed(call: Callable[[], Any], device: str, runs: int = 5, seconds: float = 8, warm_up: Any = None) -> Row:  # noqa: ANN401
     """Time a call `runs` times; twice, if these take more than some seconds."""
+    gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     found: list[float] = []
@@ -337,7 +338,6 @@ def serve(requests: Connection, toy: bool) -> None:
             for row in SECTIONS[name][0](Toy if toy else Full, device):
                 requests.send(row)
             requests.send({"problem": None, "setup": setup})
-            gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
     except EOFError:
