@@ -219,7 +219,10 @@ def kernel(size: Size, device: str) -> Iterator[Row]:
         value.backward()
         return value.item()
 
-    ways = {"kernel": lambda views, temperatures: gcl(*views, temperatures[0]), "naive": naive_gcl}
+    ways: dict[str, Any] = {
+        "kernel": lambda views, temperatures: gcl(views[0], views[1], views[2], temperatures[0]),
+        "naive": naive_gcl,
+    }
     for pairs in size.pairs:
         for way, loss in ways.items():
             torch.manual_seed(0)
@@ -245,20 +248,21 @@ def encode(size: Size, device: str) -> Iterator[Row]:
 
     try:
         from conjoin.retrieval import encode_collection
-    except ModuleNotFoundError as error:
-        encode_collection, target = None, f"array ({error})"
-    else:
+
+        write: Any = encode_collection
         target = "collection"
+    except ModuleNotFoundError as error:
+        write, target = None, f"array ({error})"
 
     def run(encoder: ItemEncoder, rows: list[dict[str, str]]) -> None:
-        if encode_collection is None:
+        if write is None:
             encoder.encode([{"image": row["image"]} for row in rows])
             return
         with tempfile.TemporaryDirectory() as name:
-            encode_collection(rows, encoder, Path(name) / "collection")
+            write(rows, encoder, Path(name) / "collection")
 
     torch.manual_seed(0)
-    config = CLIPConfig(**size.clip)
+    config: Any = CLIPConfig(**size.clip)
     model, side = ScoreFusionModel.from_clip(CLIPModel(config)), config.vision_config.image_size
     words = {word: place for place, word in enumerate(("a", "a</w>", "<|startoftext|>", "<|endoftext|>"))}
     images = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
@@ -278,8 +282,8 @@ def encode(size: Size, device: str) -> Iterator[Row]:
             encoder = ItemEncoder(model, processor, size.batch, device, dtype, num_workers=workers)
             few = partial(run, encoder, rows[: 4 * size.batch])  # starts the workers
             found = timed(partial(run, encoder, rows), device, runs=3, seconds=20, warm_up=few)
-            row = {"workers": workers, "images": len(rows), "batch": size.batch, "to": target}
-            yield row | found | {"per_second": 1e3 * len(rows) / found["ms"]}
+            found |= {"per_second": 1e3 * len(rows) / found["ms"], "to": target}
+            yield {"workers": workers, "images": len(rows), "batch": size.batch} | found
 
 
 def search(size: Size, device: str) -> Iterator[Row]:
