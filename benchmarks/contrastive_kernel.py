@@ -2,13 +2,10 @@
 
 Each row of the table is one process per loss and batch size N. The kernel and the naive loss alternate in it, and the
 ratio is the median over pairs of consecutive runs. Extra memory is the peak resident size of a process that runs one
-of the two, less that of a process that holds the embeddings only (on a GPU: the peak of the allocator less the
-embeddings). The naive loss is skipped where its matrices exceed `--max-naive-gib`.
+of the two, less that of a process that holds the embeddings only. The naive loss is skipped where its matrices exceed
+`--max-naive-gib`. On a GPU: `gpu.py --sections kernel`.
 
     python benchmarks/contrastive_kernel.py --sizes 256 512 1024 2048 4096 8192 --json kernel.json
-
-With `--device cuda` the table adds two references: the time of the products alone as dense bfloat16 products, and the
-arithmetic floor, which is the kernel's operations at `--peak-tflops`. Not measured yet.
 """
 
 import argparse
@@ -90,9 +87,6 @@ LOSSES: dict[str, tuple[int, Loss, Loss]] = {
 }
 """How many views each loss has, its naive form and the package's."""
 
-HALVED = ("gcl", "multi_positive")
-"""Losses whose matrix is symmetric."""
-
 
 def matrix_width(loss: str, size: int) -> int:
     """Rows and columns of the similarity matrix."""
@@ -103,23 +97,16 @@ def naive_fits(loss: str, size: int, args: argparse.Namespace) -> bool:
     return NAIVE_COPIES * 4 * matrix_width(loss, size) ** 2 <= args.max_naive_gib * GIB
 
 
-def kernel_operations(loss: str, size: int, width: int) -> float:
-    """Floating-point operations of the products: one forward, two backward; forward half if symmetric."""
-    products = 1.5 if loss in HALVED else 3.0
-    return products * 2.0 * matrix_width(loss, size) ** 2 * width
-
-
 class Step:
     """One forward and backward of either form of a loss."""
 
     def __init__(self, loss: str, size: int, args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
         torch.manual_seed(0)
-        self.device = torch.device(args.device)
         views, self.naive, self.kernel = LOSSES[loss]
-        self.embeddings = [torch.randn(size, args.width, device=self.device).requires_grad_() for _ in range(views)]
+        self.embeddings = [torch.randn(size, args.width, requires_grad=True) for _ in range(views)]
         learn = not args.fixed_temperature
-        self.temperatures = [torch.tensor(t, device=self.device, requires_grad=learn) for t in (0.07, 0.05)]
+        self.temperatures = [torch.tensor(t, requires_grad=learn) for t in (0.07, 0.05)]
 
     def run(self, kind: str, rows: int | None = None) -> tuple[float, float]:
         """Seconds and loss."""
@@ -129,8 +116,6 @@ class Step:
         start = time.perf_counter()
         value = function([view[:rows] for view in self.embeddings] if rows else self.embeddings, self.temperatures)
         value.backward()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
         return time.perf_counter() - start, value.item()
 
 
@@ -159,17 +144,14 @@ def measure_peak(loss: str, size: int, kind: str, args: argparse.Namespace) -> d
     step = Step(loss, size, args)
     for leaf in (*step.embeddings, *step.temperatures):
         leaf.grad = torch.ones_like(leaf)
-    held = torch.cuda.memory_allocated() if step.device.type == "cuda" else 0
     step.run("kernel", 64)  # loads what the first step of a process loads
     if kind != "baseline":
         step.run(kind)
-    if step.device.type == "cuda":
-        return {"peak": torch.cuda.max_memory_allocated() - held}
     return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
 def in_child(loss: str, kind: str, size: int, args: argparse.Namespace) -> dict[str, float | None]:
-    command = [sys.executable, __file__, "--child", loss, kind, str(size), "--device", args.device]
+    command = [sys.executable, __file__, "--child", loss, kind, str(size)]
     command += ["--threads", str(args.threads), "--width", str(args.width), "--seconds", str(args.seconds)]
     command += ["--max-naive-gib", str(args.max_naive_gib)] + ["--fixed-temperature"] * args.fixed_temperature
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -181,29 +163,11 @@ Row = dict[str, float | int | str | None]
 def compare(loss: str, size: int, args: argparse.Namespace) -> Row:
     """One row of the table."""
     row: Row = {"loss": loss, "size": size} | in_child(loss, "time", size, args)
-    held = 0.0 if args.device == "cuda" else in_child(loss, "baseline", size, args)["peak"] or 0.0
+    held = in_child(loss, "baseline", size, args)["peak"] or 0.0
     for kind in ("naive", "kernel"):
         peak = in_child(loss, kind, size, args)["peak"] if kind == "kernel" or naive_fits(loss, size, args) else None
         row[f"{kind}_mib"] = None if peak is None else (peak - held) / 2**20
-    row["bf16_products_ms"] = row["floor_ms"] = None
-    if args.device == "cuda":
-        operations = kernel_operations(loss, size, args.width)
-        row["bf16_products_ms"] = 1e3 * operations / bf16_rate(args.width)
-        row["floor_ms"] = 1e3 * operations / (args.peak_tflops * 1e12)
     return row
-
-
-def bf16_rate(width: int, size: int = 8192) -> float:
-    """Operations per second of a dense bfloat16 product on the GPU."""
-    left = torch.randn(size, width, device="cuda", dtype=torch.bfloat16)
-    seconds = []
-    for _ in range(10):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        torch.mm(left, left.T)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2.0 * size * size * width / statistics.median(seconds)
 
 
 COLUMNS = {
@@ -216,15 +180,11 @@ COLUMNS = {
     "naive_mib": "{:.0f}",
     "kernel_mib": "{:.0f}",
     "difference": "{:.0e}",
-    "bf16_products_ms": "{:.3f}",
-    "floor_ms": "{:.3f}",
 }
-CUDA_COLUMNS = ("bf16_products_ms", "floor_ms")
 
 
 def line(row: Row, max_naive_gib: float) -> str:
-    missing = {name: "not measured" if name in CUDA_COLUMNS else "skipped" for name in COLUMNS}
-    cells = [missing[name] if row[name] is None else form.format(row[name]) for name, form in COLUMNS.items()]
+    cells = ["skipped" if row[name] is None else form.format(row[name]) for name, form in COLUMNS.items()]
     note = "" if row["naive_mib"] is not None else f" naive: over {max_naive_gib:g} GiB"
     return "| " + " | ".join(cells) + " |" + note
 
@@ -239,8 +199,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--fixed-temperature", action="store_true", help="the temperatures are not learned")
     parser.add_argument("--max-naive-gib", type=float, default=16.0, help="skip the naive loss above this")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--peak-tflops", type=float, default=989.0, help="of the GPU, for the arithmetic floor")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--child", nargs=3, metavar=("LOSS", "KIND", "SIZE"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -255,7 +213,7 @@ def main() -> None:
         else:
             print(json.dumps(measure_peak(loss, int(size), kind, args)))
         return
-    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, D={args.width}")
+    print(f"torch {torch.__version__}, {args.threads} threads, D={args.width}")
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     rows = []
     for loss in args.losses:
@@ -263,7 +221,7 @@ def main() -> None:
             rows.append(compare(loss, size, args))
             print(line(rows[-1], args.max_naive_gib), flush=True)
     if args.json:
-        setup = {"torch": torch.__version__, "device": args.device, "threads": args.threads, "width": args.width}
+        setup = {"torch": torch.__version__, "threads": args.threads, "width": args.width}
         args.json.write_text(json.dumps({"setup": setup, "rows": rows}, indent=2) + "\n")
 
 

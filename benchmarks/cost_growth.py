@@ -115,7 +115,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    args.device = "cpu"
     torch.set_num_threads(args.threads)
     faiss.omp_set_num_threads(args.threads)
     charts: dict[str, tuple[Mapping[str, Line], str, str]] = {}

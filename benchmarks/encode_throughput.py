@@ -13,15 +13,11 @@ and that of one worker. It is the ratio that workers give when each process has 
 The models are this package's four, which sentence-transformers runs by the code in their folders, and a stock CLIP,
 which it runs by its own. `not model` is the share of ours without workers that is not the model's forward: what
 workers can take off the model. `input` in --sizes is a model so small that nearly all time is spent on its inputs, as
-on a GPU.
+on a GPU. On a GPU: `gpu.py --sections encode`.
 
     python benchmarks/encode_throughput.py --json encode_throughput.json
     python benchmarks/encode_throughput.py --size tiny --rows 8 --turns 1          # a quick test of the script
     python benchmarks/encode_throughput.py --size small --models joint_encoder --kinds text --compile
-
-On a GPU (not measured), with the rate of the device for MFU, the share of its operations that the model uses:
-
-    python benchmarks/encode_throughput.py --device cuda --size base --workers 0 8 --rows 4096 --peak-tflops 989
 """
 
 import argparse
@@ -40,7 +36,6 @@ import pruned_mllm
 import torch
 from PIL import Image, ImageFilter
 from sentence_transformers import SentenceTransformer
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import (
     BertConfig,
     BertModel,
@@ -71,7 +66,6 @@ SIZES: dict[str, dict[str, Any]] = {  # width, layers and heads of the towers; p
     "base": {"vision": (768, 12, 12), "text": (768, 12, 12), "patch": 16, "side": 224, "mllm": "small"},
 }
 LETTERS = string.ascii_lowercase + string.digits
-SDPA_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def write_files(folder: Path, rows: int, pictures: bool = True) -> list[dict[str, str]]:
@@ -182,29 +176,17 @@ def seconds_of_model(encoder: ItemEncoder, rows: list[dict[str, str]], folder: P
     return spent[0], total
 
 
-def operations(encoder: ItemEncoder, rows: list[dict[str, str]], folder: Path) -> float:
-    """Operations of the model for all rows, counted over those of one batch."""
-
-    def sdpa(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:
-        return sdpa_flop_count(query, key, value)
-
-    some = rows[: encoder.batch_size]
-    with FlopCounterMode(display=False, custom_mapping={SDPA_ON_CPU: sdpa}) as counter:
-        ours(encoder, some, folder)()
-    return float(counter.get_total_flops()) * len(rows) / len(some)
-
-
 def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args: argparse.Namespace) -> list[dict]:
     """The table rows of a model and a kind of item."""
     some = [{"id": row["id"]} | {part: row[part] for part in kind.split("+")} for row in rows]
     items: list[Any] = [row[kind] if "+" not in kind else {k: row[k] for k in kind.split("+")} for row in some]
     path = folder / name
-    plain = SentenceTransformer(str(path), device=args.device, trust_remote_code=True)
+    plain = SentenceTransformer(str(path), device="cpu", trust_remote_code=True)
     precision = torch.bfloat16 if args.bf16 else None
-    encoder = load_encoder(path, batch_size=args.batch_size, device=args.device, dtype=precision)
+    encoder = load_encoder(path, batch_size=args.batch_size, device="cpu", dtype=precision)
 
     def theirs() -> None:
-        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.bf16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.bf16):
             plain.encode(items, batch_size=args.batch_size, show_progress_bar=False)
 
     runs: dict[str, Callable[[], object]] = {"sentence-transformers": theirs}
@@ -219,8 +201,7 @@ def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args
     encoders["array"] = encoder
     check_equal(encoder, plain, some, items, name)
     model, total = seconds_of_model(encoder, some, folder)
-    mfu = operations(encoder, some, folder) / (args.peak_tflops * 1e12) if args.peak_tflops else None
-    found = take_turns(runs, args.turns, args.device)
+    found = take_turns(runs, args.turns)
     rows_found = []
     for label in encoders:
         ratio, seconds = speed_up(found["sentence-transformers"], found[label]), median(found[label])
@@ -229,8 +210,7 @@ def compare(name: str, kind: str, rows: list[dict[str, str]], folder: Path, args
         workers = encoders[label].num_workers
         longest = max(seconds.own, (seconds.cpu - seconds.own) / max(1, workers))
         row |= {"cpu": ratio["cpu"], "free_cores": median(found["sentence-transformers"]).cpu / longest}
-        row["not_model"] = 1 - model / total
-        rows_found.append(row | ({} if mfu is None else {"mfu": mfu / seconds.wall, "mfu_model": mfu / model}))
+        rows_found.append(row | {"not_model": 1 - model / total})
     return rows_found
 
 
@@ -262,10 +242,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of ours; each is a row")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in both")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, in both")
     parser.add_argument("--compile", action="store_true", help="also ours with torch.compile")
-    parser.add_argument("--peak-tflops", type=float, help="of the device, for the columns of MFU")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

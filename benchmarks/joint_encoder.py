@@ -10,8 +10,8 @@ negatives, and a frozen copy of the stage-1 model scores the anchors.
     python benchmarks/joint_encoder.py --size tiny --mllm          # a quick test of the script
 
 On a GPU, at the sizes of the paper's Table 1 (its FPS: 922 for SOLAR-C, 520 for SOLAR-B+D, 19 for Qwen2-VL-7B).
-`--peak-tflops`, the rate of the device, adds a column of MFU (not measured yet). Pictures per second with decoding
-are in `encode_throughput.py --device cuda --size base`:
+`--peak-tflops`, the rate of the device, adds a column of MFU (not measured yet). `gpu.py` has pictures per second with
+decoding:
 
     python benchmarks/joint_encoder.py --device cuda --size clip --mllm --peak-tflops 989
     python benchmarks/joint_encoder.py --device cuda --size bge_dino --mllm

@@ -22,19 +22,12 @@ input: seconds, bytes of tensors read, and the peak of resident memory above tha
     python benchmarks/pruned_mllm.py --size 7b --device meta         # counts the operations of Qwen2-VL-7B
 
 `small` has a fourteenth of the 7B model's width and the same 28 layers. The size of its vision tower keeps the share
-of operations of an image as in the 7B model (`--device meta` shows both shares). For a GPU with 80 GB or more (not
-measured yet): weights are made on the device in bfloat16, and nothing is written to disk:
-
-    python benchmarks/pruned_mllm.py --size 7b --device cuda --batch-size 64 --peak-tflops 989 --json mllm_7b.json
-
-`mfu` is the share of `--peak-tflops` that the forward uses. `with_decode` is samples per second with pictures decoded
-from JPEG and made into inputs before each forward, by this process.
+of operations of an image as in the 7B model (`--device meta` shows both shares). On a GPU: `gpu.py`.
 """
 
 import argparse
 import contextlib
 import copy
-import io
 import json
 import math
 import platform
@@ -194,20 +187,10 @@ Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 Variants = dict[str, Forward]
 
 
-def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
-    """All variants: on a CPU loaded from a checkpoint on disk, otherwise made on the device."""
-    if args.device == "cpu":
-        stock = Qwen2VLForConditionalGeneration.from_pretrained(folder).eval()
-        whole, pruned = (MllmRetrieverModel.from_mllm(folder, keep) for keep in (None, KEEP))
-    else:
-        tokenizer = make_tokenizer()
-        config = make_config(args.size, tokenizer)
-        torch.set_default_dtype(torch.bfloat16)
-        with torch.device(args.device):
-            stock = Qwen2VLForConditionalGeneration(config).eval()
-            ret = {"ret_token_id": len(tokenizer)}
-            whole, pruned = (MllmRetrieverModel(MllmRetrieverConfig(config, k, **ret)).eval() for k in (None, KEEP))
-        torch.set_default_dtype(torch.float32)
+def make_variants(folder: Path) -> Variants:
+    """All variants of a checkpoint."""
+    stock = Qwen2VLForConditionalGeneration.from_pretrained(folder).eval()
+    whole, pruned = (MllmRetrieverModel.from_mllm(folder, keep) for keep in (None, KEEP))
     return {
         "stock": StockForward(stock, cache=True, logits=True),
         "no cache": StockForward(stock, logits=True),
@@ -221,12 +204,10 @@ def make_variants(args: argparse.Namespace, folder: Path) -> Variants:
     }
 
 
-def seconds(function: Callable[[], Any], device: str) -> tuple[float, float]:
+def seconds(function: Callable[[], Any]) -> tuple[float, float]:
     """Wall time and processor time of a call."""
     start, cpu_start = time.perf_counter(), time.process_time()
     function()
-    if device == "cuda":
-        torch.cuda.synchronize()
     return time.perf_counter() - start, time.process_time() - cpu_start
 
 
@@ -243,46 +224,23 @@ def operations(function: Callable[[], Any]) -> tuple[int, int]:
     return total, total - sum(sum(counts.values()) for counts in towers.values())
 
 
-def as_jpeg(item: Any) -> Any:  # noqa: ANN401
-    """An item with its picture as the bytes of a JPEG file."""
-    if isinstance(item, dict):
-        return item | {"image": as_jpeg(item["image"])}
-    if not isinstance(item, Image.Image):
-        return item
-    file = io.BytesIO()
-    item.save(file, "JPEG", quality=90)
-    return {"bytes": file.getvalue(), "path": None}
-
-
 def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, args: argparse.Namespace) -> list[dict]:
     """The table rows of one kind of input, one per variant."""
-    batch = dict(processor(make_items(kind, args.batch_size, args.size)).to(args.device))
+    batch = dict(processor(make_items(kind, args.batch_size, args.size)))
     runs: dict[str, Callable[[], Any]] = {
         name: lambda forward=forward: forward(batch) for name, forward in variants.items()
     }
-    counted, peaks, times = {}, {}, {name: [] for name in runs}
-    files = [as_jpeg(item) for item in make_items(kind, args.batch_size, args.size)]
-    prepared = statistics.median(seconds(lambda: processor(files), "cpu")[0] for _ in range(args.turns))
-    for name, run in runs.items():
-        counted[name] = operations(run)  # the first call is also the warm-up
-        if args.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            held = torch.cuda.memory_allocated()
-            run()
-            peaks[name] = torch.cuda.max_memory_allocated() - held
+    counted = {name: operations(run) for name, run in runs.items()}  # the first call is also the warm-up
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(args.turns):
         for name, run in runs.items():
-            times[name].append(seconds(run, args.device))
+            times[name].append(seconds(run))
     return [
         {
             "input": kind,
             "variant": name,
             "tokens": int(batch["attention_mask"].sum(1).max()),
             "samples_per_second": args.batch_size / statistics.median(wall for wall, _ in times[name]),
-            "with_decode": args.batch_size / (prepared + statistics.median(wall for wall, _ in times[name])),
-            "mfu": counted[name][0] / (args.peak_tflops * 1e12) / statistics.median(wall for wall, _ in times[name])
-            if args.peak_tflops
-            else None,
             "over_stock": ratio(times["stock"], times[name]),
             "over_whole": ratio(times["whole"], times[name]),
             "over_whole_all_tokens": ratio(times["whole, all tokens"], times[name]),
@@ -294,7 +252,6 @@ def compare(kind: str, variants: Variants, processor: MllmRetrieverProcessor, ar
             "flops_of_whole": counted[name][0] / counted["whole"][0],
             "language_flops_of_whole": counted[name][1] / counted["whole"][1],
             "language_flops_of_stock": counted[name][1] / counted["stock"][1],
-            "peak_bytes": peaks.get(name),
         }
         for name in runs
     ]
@@ -311,10 +268,10 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
     texts = make_items("text", 4 * size, args.size)
     orders = {"random": texts, "sorted": sorted(texts, key=len)}
     batches = {
-        name: [dict(processor(items[i : i + size]).to(args.device)) for i in range(0, len(items), size)]
+        name: [dict(processor(items[i : i + size])) for i in range(0, len(items), size)]
         for name, items in orders.items()
     }
-    pixels = dict(processor(make_items("image", size, args.size)).to(args.device))
+    pixels = dict(processor(make_items("image", size, args.size)))
     tower = forward.model._image_tokens  # type: ignore[attr-defined]
     grids = pixels["image_grids"]
     rows = [row[mask] for row, mask in zip(pixels["pixel_values"], pixels["pixel_attention_mask"], strict=True)]
@@ -327,7 +284,7 @@ def further_steps(variants: Variants, processor: MllmRetrieverProcessor, args: a
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(args.turns + 1):
         for name, run in runs.items():
-            times[name].append(seconds(run, args.device))
+            times[name].append(seconds(run))
     padding = {
         name: 1 - sum(int(b["attention_mask"].sum()) for b in made) / sum(b["attention_mask"].numel() for b in made)
         for name, made in batches.items()
@@ -456,8 +413,6 @@ COLUMNS = {
     "variant": "{}",
     "tokens": "{}",
     "samples_per_second": "{:.2f}",
-    "with_decode": "{:.2f}",
-    "mfu": "{:.3f}",
     "over_stock": "{:.2f}",
     "over_whole": "{:.2f}",
     "over_whole_all_tokens": "{:.2f}",
@@ -469,7 +424,6 @@ COLUMNS = {
     "flops_of_whole": "{:.3f}",
     "language_flops_of_whole": "{:.3f}",
     "language_flops_of_stock": "{:.3f}",
-    "peak_bytes": "{:,}",
 }
 LOAD_COLUMNS = {
     "input": "{}",
@@ -496,16 +450,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"throughput": []}
     with tempfile.TemporaryDirectory() as name, torch.no_grad():
         folder = Path(name)
-        save_checkpoint("tiny" if args.device == "cuda" else args.size, folder)
+        save_checkpoint(args.size, folder)
         processor = MllmRetrieverProcessor.from_mllm(folder)  # the same at every size
-        variants = make_variants(args, folder)
+        variants = make_variants(folder)
         for kind in args.inputs:
             rows = compare(kind, variants, processor, args)
             show(rows, COLUMNS)
             found["throughput"] += rows
         found["further_steps"] = further_steps(variants, processor, args)
         print("\n" + ", ".join(f"{name} {value:.3f}" for name, value in found["further_steps"].items()))
-        if args.device == "cpu" and not args.no_loading:
+        if not args.no_loading:
             del variants
             found["loading"] = loading_in_children(folder, args)
             show(found["loading"], LOAD_COLUMNS)
@@ -515,13 +469,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--device", choices=["cpu", "cuda", "meta"], default="cpu", help="meta: count operations only")
+    parser.add_argument("--device", choices=["cpu", "meta"], default="cpu", help="meta: count operations only")
     parser.add_argument("--inputs", nargs="+", choices=INPUTS, default=list(INPUTS))
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-loading", action="store_true", help="skip the loading measurement")
-    parser.add_argument("--peak-tflops", type=float, help="of the device, for a column of MFU")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--child", nargs=3, metavar=("MODEL", "INPUT", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -534,7 +487,7 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
-        "processor": torch.cuda.get_device_name() if args.device == "cuda" else platform.processor(),
+        "processor": platform.processor(),
     }
     print(", ".join(f"{name} {value}" for name, value in setup.items() if name not in ("json", "child")))
     found = {"setup": setup} | measure(args)

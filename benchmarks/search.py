@@ -153,7 +153,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     faiss.omp_set_num_threads(args.threads)
-    found: dict[str, Any] = {"setup": setup(argparse.Namespace(**vars(args), device="cpu"))}
+    found: dict[str, Any] = {"setup": setup(args)}
     print(json.dumps(found["setup"]))
     with tempfile.TemporaryDirectory() as folder:
         vectors = unit_vectors(args.rows[0], args.dimension, 0)

@@ -4,7 +4,7 @@ Both train the same model, with random weights, on the same pairs of texts of 3 
 all candidates, then AdamW. Theirs is `CachedMultipleNegativesRankingLoss`. The texts are tokenised before. The steps
 take turns in one process; the order is reversed in every second turn. A ratio is the median over the turns of (time of
 the first variant / time of this one). Memory is the peak of resident memory in one step above that before it, each
-variant in a process of its own; on a GPU the peak of allocated memory. The variants:
+variant in a process of its own. On a GPU: `gpu.py --sections train`. The variants:
 
     sentence-transformers          mini_batch_size=--chunk
     sentence-transformers, tokens  mini_batch_num_tokens, as many as the longest mini-batch of --chunk rows can have
@@ -17,11 +17,6 @@ the first of them `ours, no shortcuts`: the last layer runs for all tokens, and 
 
     python benchmarks/training_step.py --json training_step.json
     python benchmarks/training_step.py --size tiny --rows 16 --chunk 4 --turns 1      # a quick test of the script
-
-On a GPU (not measured):
-
-    python benchmarks/training_step.py --device cuda --size base --rows 4096 --chunk 128 --bf16 --peak-tflops 989
-    python benchmarks/training_step.py --device cuda --mllm 7b --rows 512 --chunk 64 --bf16 --peak-tflops 989
 """
 
 import argparse
@@ -31,7 +26,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -42,7 +37,6 @@ from encode_throughput import bert_tokenizer, layers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, ViTImageProcessorPil
 from turns import median, setup, speed_up, table, take_turns, write_json
 
@@ -108,22 +102,17 @@ def make_texts(rows: int) -> tuple[list[str], list[str]]:
     return texts[:rows], texts[rows:]
 
 
-def to(values: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Move the tensors of a batch."""
-    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
-
-
 def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[[], float]:
     """The step of a variant; it returns the loss."""
     queries, positives = make_texts(args.rows)
 
     def autocast() -> AbstractContextManager[Any]:
-        return torch.autocast(args.device, torch.bfloat16) if args.bf16 else nullcontext()
+        return torch.autocast("cpu", torch.bfloat16) if args.bf16 else nullcontext()
 
     if variant.startswith("sentence"):
         tokens = args.chunk * LONGEST if "tokens" in variant else 0
-        model = SentenceTransformer(str(folder), device=args.device, trust_remote_code=True)
-        columns = [to(model.preprocess(texts), args.device) for texts in (queries, positives)]
+        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+        columns = [model.preprocess(texts) for texts in (queries, positives)]
         loss = CachedMultipleNegativesRankingLoss(
             model, scale=1 / TEMPERATURE, mini_batch_size=args.chunk, mini_batch_num_tokens=tokens or None
         )
@@ -141,11 +130,10 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
             add_lora(encoder, LORA)
             encoder.shortcuts = variant != PLAIN
         objective = QueryContrastiveObjective(
-            encoder.to(args.device),
-            ContrastiveConfig("unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none"),
+            encoder, ContrastiveConfig("unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none")
         )
         parts = {"queries": queries, "positives": positives}
-        batch = {name: to(processor(texts), args.device) for name, texts in parts.items()}
+        batch = {name: dict(processor(texts)) for name, texts in parts.items()}
         longest = max(part["input_ids"].shape[1] for part in batch.values()) if args.mllm else LONGEST
         tokens = args.chunk * longest if "tokens" in variant else 0
         tokens //= 4 if "quarter" in variant else 1
@@ -185,10 +173,6 @@ def resident(name: str) -> int:
 def measure_memory(variant: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """The peak of memory in a step above that before it, and the loss; runs in a process of its own."""
     step = make_step(variant, folder, args)
-    if args.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        return {"loss": step(), "bytes": torch.cuda.max_memory_allocated() - before}
     before = resident("VmRSS")
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
@@ -198,7 +182,7 @@ def measure_memory(variant: str, folder: Path, args: argparse.Namespace) -> dict
 
 def memory_of(variant: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Run `measure_memory` in a process of its own."""
-    options = {"--rows": args.rows, "--chunk": args.chunk, "--device": args.device, "--threads": args.threads}
+    options = {"--rows": args.rows, "--chunk": args.chunk, "--threads": args.threads}
     options |= {"--mllm": args.mllm} if args.mllm else {}
     command = [sys.executable, __file__, "--child", variant, str(folder)]
     command += [str(word) for pair in options.items() for word in pair] + ["--bf16"] * args.bf16
@@ -216,7 +200,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         if abs(found["loss"] - first["loss"]) > (0.05 if args.bf16 else 1e-3):
             raise ValueError(f"{variant}: the loss is {found['loss']}, that of {reference} is {first['loss']}")
     steps = {variant: make_step(variant, folder, args) for variant in memory}
-    times = take_turns(steps, args.turns, args.device)
+    times = take_turns(steps, args.turns)
     rows = []
     for variant in memory:
         ratio, seconds = speed_up(times[reference], times[variant]), median(times[variant])
@@ -224,10 +208,6 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         row |= {"wall": ratio["wall"], "range": f"{ratio['wall_low']:.2f} to {ratio['wall_high']:.2f}"}
         row |= {"cpu": ratio["cpu"], "peak_mib": memory[variant]["bytes"] / 2**20}
         row["memory"] = memory[variant]["bytes"] / first["bytes"]
-        if args.peak_tflops:
-            with FlopCounterMode(display=False) as counter:
-                steps[variant]()
-            row["mfu"] = counter.get_total_flops() / (args.peak_tflops * 1e12) / seconds.wall
         rows.append(row)
     return rows
 
@@ -244,9 +224,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=32, help="rows of a mini-batch")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16, in both")
-    parser.add_argument("--peak-tflops", type=float, help="of the device, for a column of MFU")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--child", nargs=2, metavar=("VARIANT", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()

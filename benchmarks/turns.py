@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import torch
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy", "pillow")
 
@@ -33,21 +32,17 @@ def seconds_of_children() -> float:
     return ended.children_user + ended.children_system + running
 
 
-def timed(function: Callable[[], object], device: str = "cpu") -> Times:
+def timed(function: Callable[[], object]) -> Times:
     """Run a function once."""
     gc.collect()
     started = seconds_of_children()
     start, own_start = time.perf_counter(), time.process_time()
     function()
-    if device == "cuda":
-        torch.cuda.synchronize()
     own, wall = time.process_time() - own_start, time.perf_counter() - start
     return Times(wall, own + max(0.0, seconds_of_children() - started), own)
 
 
-def take_turns(
-    functions: Mapping[str, Callable[[], object]], turns: int, device: str = "cpu"
-) -> dict[str, list[Times]]:
+def take_turns(functions: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[Times]]:
     """Run the functions in turn, `turns` times, after one call of each; the order is reversed in every second turn."""
     for function in functions.values():
         function()
@@ -55,7 +50,7 @@ def take_turns(
     for turn in range(turns):
         names = list(functions) if turn % 2 == 0 else [*functions][::-1]
         for name in names:
-            found[name].append(timed(functions[name], device))
+            found[name].append(timed(functions[name]))
     return found
 
 
@@ -88,8 +83,6 @@ def setup(args: argparse.Namespace) -> dict[str, Any]:
     found = {name: value for name, value in vars(args).items() if name != "json"}
     names = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     machine = names[0].partition(":")[2].strip() if names else platform.processor()
-    if args.device == "cuda":
-        machine = torch.cuda.get_device_name()
     shown: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
     shown |= {"machine": machine, "cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
     return shown | {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}

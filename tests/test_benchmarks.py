@@ -163,7 +163,7 @@ def test_the_life_of_a_collection_is_timed(tmp_path, monkeypatch):
 def test_encoding_is_compared_with_sentence_transformers(tmp_path, run):
     found = tmp_path / "found.json"
     options = ["--size", "tiny", "--rows", 6, "--batch-size", 4, "--turns", 1, "--workers", 0, 1, "--json", found]
-    run("encode_throughput.py", *options, "--models", "stock_clip", "mllm_retriever", "--peak-tflops", 1)
+    run("encode_throughput.py", *options, "--models", "stock_clip", "mllm_retriever")
     rows = json.loads(found.read_text())["rows"]
     assert [(row["model"], row["items"], row["ours"]) for row in rows] == [
         (model, kind, workers)
@@ -171,7 +171,7 @@ def test_encoding_is_compared_with_sentence_transformers(tmp_path, run):
         for kind in ("image", "text")
         for workers in ("0 workers", "1 workers", "array")
     ]
-    assert all(min(row["wall"], row["cpu"], row["free_cores"], row["mfu"]) > 0 for row in rows)
+    assert all(min(row["wall"], row["cpu"], row["free_cores"]) > 0 for row in rows)
     assert all(0 < row["not_model"] < 1 for row in rows)
 
 
@@ -189,7 +189,7 @@ def test_a_training_step_is_compared_with_sentence_transformers(tmp_path, run):
 def test_a_training_step_of_a_pruned_mllm_is_timed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     script = importlib.import_module("training_step")
-    args = SimpleNamespace(mllm="tiny", variants=None, rows=5, chunk=2, device="cpu", bf16=False)
+    args = SimpleNamespace(mllm="tiny", variants=None, rows=5, chunk=2, bf16=False)
     script.save_model(args, tmp_path)
     losses = {}
     for variant in script.variants(args):
@@ -216,6 +216,37 @@ def test_search_is_compared_and_its_growth_is_drawn(tmp_path, run):
     for name in ("vectors", "batch", "length", "layers"):
         picture = (tmp_path / f"cost_{name}.svg").read_text()
         assert picture.count("<circle") == sum(map(len, content[name].values()))
+
+
+def test_every_section_of_the_gpu_benchmark_runs_at_toy_size(tmp_path, run, capsys):
+    found = tmp_path / "found.json"
+    run("gpu.py", "--toy", "--json", found)
+    content = json.loads(found.read_text())
+    assert content["setup"].keys() >= {"device", "date", "torch", "transformers", "sentence-transformers"}
+    rows = {name: part["rows"] for name, part in content.items() if name != "setup" and part["problem"] is None}
+    assert [(row["layers"], row["items"]) for row in rows["forward"]] == [
+        *((4, "text"), (4, "image"), (2, "text"), (2, "image"))
+    ]
+    assert [row["workers"] for row in rows["encode"]] == [0, 1]
+    assert {row["way"] for row in rows["search"]} == {"exact_search", "torch"}
+    assert min(row["ms"] for part in rows.values() for row in part) > 0
+    assert min(row[name] for row in rows["forward"] + rows["train"] for name in ("per_second", "tflops")) > 0
+    losses = [(row["pairs"], row["way"], row["loss"]) for row in rows["kernel"]]
+    assert [loss[:2] for loss in losses] == [(16, "kernel"), (16, "naive"), (64, "kernel"), (64, "naive")]
+    assert [loss[2] for loss in losses[::2]] == pytest.approx([loss[2] for loss in losses[1::2]], rel=1e-5)
+    shown = capsys.readouterr().out
+    assert all(f"## {name}\n" in shown for name in ("forward", "train", "kernel", "encode", "search"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the sections run where there is a GPU")
+def test_a_section_of_the_gpu_benchmark_that_fails_or_has_no_time_is_recorded(tmp_path, run, capsys):
+    found = tmp_path / "found.json"
+    run("gpu.py", "--sections", "kernel,forward,encode", "--minutes", 1.99, "--json", found)
+    problems = {name: part["problem"] for name, part in json.loads(found.read_text()).items() if name != "setup"}
+    no_gpu = "RuntimeError: torch sees no GPU: only --toy runs on a CPU"
+    skipped = "skipped: 120 seconds could pass --minutes 1.99"
+    assert problems == {"kernel": no_gpu, "forward": no_gpu, "encode": skipped}
+    assert no_gpu in capsys.readouterr().out
 
 
 class EngineOfStock:
