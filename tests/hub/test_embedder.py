@@ -9,6 +9,7 @@ import pytest
 import sentence_transformers
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 from PIL import Image
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForImageTextToText
@@ -263,6 +264,33 @@ def test_prompts_of_the_files(tmp_path, items):
     plain = embed(model, processor, items[:2])
     assert np.abs(encoder.encode_query(items[:2]) - told).max() <= 1e-5
     assert np.abs(encoder.encode(items[:2]) - plain).max() <= 1e-5 < np.abs(plain - told).max()
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": INSTRUCTION}, {"query": "", "document": INSTRUCTION}])
+@pytest.mark.parametrize("default", [None, "base"])
+def test_each_role_gets_the_prompt_that_sentence_transformers_gives(prompts, default, tmp_path):
+    save_embedder(tmp_path, prompts=prompts | {"base": "Describe it:"}, default=default)
+    encoder, library = load_encoder(tmp_path, device="cpu"), SentenceTransformer(str(tmp_path), device="cpu")
+    for role in ("encode", "encode_query", "encode_document"):
+        for how in ({}, {"prompt": ""}, {"prompt_name": "base"}):
+            found, wanted = (getattr(each, role)(["a red box"], **how) for each in (encoder, library))
+            assert np.abs(found - wanted).max() <= 1e-5, (role, how)
+
+
+@pytest.mark.parametrize("change", ["adapter", "similarity", "lengths"])
+def test_what_changes_vectors_and_is_not_read_is_left_to_sentence_transformers(change, tmp_path):
+    save_embedder(tmp_path, **({"query_length": 8} if change == "lengths" else {}))
+    if change == "adapter":
+        layers = LoraConfig(target_modules=r".*language_model.*\.(q_proj|v_proj)", r=2, init_lora_weights=False)
+        get_peft_model(AutoModel.from_pretrained(tmp_path), layers).save_pretrained(tmp_path)
+    elif change == "similarity":
+        path = tmp_path / "config_sentence_transformers.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"similarity_fn_name": "dot"}))
+    with pytest.raises(ValueError, match="which the MLLM retriever lacks"):
+        load_embedder(tmp_path)
+    library = SentenceTransformer(str(tmp_path), device="cpu")
+    found = load_encoder(tmp_path, device="cpu").encode_query(["a red box"])
+    assert np.abs(found - library.encode_query(["a red box"])).max() <= 1e-5
 
 
 def test_special_tokens_in_a_text_are_words(embedder):

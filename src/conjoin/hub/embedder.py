@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,12 @@ _PUBLISHED_PIXELS = 1280 * 32 * 32
 """The most pixels of a picture in the files of Qwen3-VL-Embedding; its publisher's code takes more."""
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 """Modules of sentence-transformers that the retriever has."""
+
+
+_APPLIED = (
+    "transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length", "unpad_inputs",
+)  # fmt: skip
+"""Settings of sentence-transformers' first module that are applied, or that change no vector."""
 
 
 class UnsupportedEmbedderError(ValueError):
@@ -166,6 +173,8 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
             raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has an unsupported module {module['type']!r}")
     files[TRANSFORMER] = _read(folder / TRANSFORMER)
     files[SETTINGS] = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else sentence_settings()
+    if unread := [*_unread(folder, files)]:
+        raise UnsupportedEmbedderError(f"{str(checkpoint)!r} has {', '.join(unread)}, which the MLLM retriever lacks")
     message = files[TRANSFORMER].get("modality_config", {}).get("message")
     if message is None or message.get("format", "structured") != "structured":
         raise UnsupportedEmbedderError(f"{str(checkpoint)!r}: {TRANSFORMER} has no structured messages")
@@ -184,6 +193,21 @@ def read_embedder(checkpoint: str | Path, revision: str | None = None) -> Embedd
     found = EmbedderFiles(files, template, {"readout": readout, "embedding_dim": cut}, {"max_length": longest})
     is_published = _DEFAULT in template and "seen.told" not in template  # nor saved by this package
     return _as_its_code(found, folder) if is_published else found
+
+
+def _unread(folder: Path, files: dict[str, Any]) -> Iterator[str]:
+    """What changes the vectors of an embedder and would not be applied."""
+    if (folder / "adapter_config.json").is_file():
+        yield "an adapter beside its weights (adapter_config.json)"
+    if files[SETTINGS].get("similarity_fn_name") not in (None, "cosine"):
+        yield f"the similarity {files[SETTINGS]['similarity_fn_name']!r}"
+    yield from (f"{name}={value!r}" for name, value in files[TRANSFORMER].items() if name not in _APPLIED and value)
+    path = folder / "preprocessor_config.json"
+    known = _read(path) if path.is_file() else {}
+    for name, values in files[TRANSFORMER].get("processing_kwargs", {}).items():
+        repeats = name == "image" and all(key in known and known[key] == value for key, value in values.items())
+        if name != "chat_template" and not repeats:
+            yield f"processing_kwargs of {name!r}"
 
 
 def _as_its_code(files: EmbedderFiles, folder: Path) -> EmbedderFiles:

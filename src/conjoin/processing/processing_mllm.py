@@ -240,7 +240,7 @@ class MllmRetrieverProcessor(SentenceFilesMixin):
         longest = self.tokenizer.model_max_length
         limit = min(next(given for given in (max_length, self.max_length, longest) if given is not None), longest)
         asks = [
-            Ask(tuple(part if isinstance(part, str) else None for part in item.parts), instruction)
+            Ask(tuple(part if isinstance(part, str) else None for part in item.parts), instruction or None)
             for item, instruction in zip(parsed, instructions, strict=True)
         ]
         writer = self._writer()
@@ -337,7 +337,10 @@ def _read_items(
     empty_text: str,
     read: Callable[[Any, str], Picture],
 ) -> tuple[list[Item], list[str | None]]:
-    """Return items without system messages, and their instructions: the system message, then `instruction`."""
+    """Return items without system messages, and their instructions: the system message, then `instruction`.
+
+    An empty instruction is none, also for an embedder with a default prompt.
+    """
     items, instructions = [], []
     for value, asked, name in zip(values, instructions_of(instruction, len(values)), names, strict=True):
         system: list[str] = []
@@ -349,8 +352,8 @@ def _read_items(
                 raise ItemError(name, "an image in a system message; expected texts, which are the instruction")
             system = system_item.texts if system_item is not None else []
         items.append(parse_item(value, name, empty_text, read))
-        words = [*system, *([] if asked is None else [check_text(asked, name)])]
-        instructions.append(" ".join(word.strip() for word in words) or None)
+        words = [*system, *([check_text(asked, name)] if asked and asked.strip() else [])]
+        instructions.append(" ".join(word.strip() for word in words) or (None if asked is None else ""))
     return items, instructions
 
 

@@ -312,8 +312,9 @@ class ItemEncoder:
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """The model's own prompts by name."""
-        return getattr(self.processor, "prompts", None) or {}
+        """The model's own prompts by name; `query` and `document` are empty by default, as in sentence-transformers."""
+        own = getattr(self.processor, "prompts", None) or {}
+        return {"query": "", "document": "", **own} if isinstance(self.processor, OWN_PROCESSORS) else own
 
     @property
     def is_symmetric(self) -> bool:
