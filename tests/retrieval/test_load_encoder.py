@@ -1,5 +1,6 @@
 """`load_encoder` takes every kind of model there is behind one interface, and runs no code that was not trusted."""
 
+import copy
 import json
 import shutil
 import sys
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Encoder, ItemEncoder, load_encoder
 
@@ -130,6 +132,17 @@ class TestOurOwn:
         np.testing.assert_allclose(found, sentence_transformer(folder).encode(items), atol=1e-5)
         assert type(encoder.model) is JointEncoderModel
         assert encoder.fingerprint == ItemEncoder(model, processor).fingerprint
+
+    @pytest.mark.parametrize("kind", ["joint_encoder", "mllm_retriever"])
+    def test_prompts_that_a_model_was_saved_with(self, kind, exports, tmp_path):
+        _, model, processor = exports(kind)
+        prompted = copy.deepcopy(processor)
+        prompted.set_prompts({"query": "Find the thing.", "document": "A thing."})
+        encoder = load_encoder(export(model, prompted, tmp_path / "m"), device="cpu")
+        other = sentence_transformer(tmp_path / "m")
+        for role in ("encode", "encode_query", "encode_document"):
+            np.testing.assert_allclose(getattr(encoder, role)(TEXTS), getattr(other, role)(TEXTS), atol=1e-5)
+        assert np.abs(encoder.encode_query(TEXTS) - encoder.encode_document(TEXTS)).max() > 1e-3
 
 
 class TestCodeInTheFolder:
