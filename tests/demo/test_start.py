@@ -27,6 +27,12 @@ GERMAN = {
 }
 
 
+def test_a_column_with_a_name_of_the_collection_is_said_and_not_kept(shop):
+    products = find_products(shop({**GERMAN, "text": ["alt", "neu", "neu", "alt"], "picture": ["x", "y", "y", "x"]}))
+    assert products.text == "Titel" and {"text", "picture"} <= {*products.others}
+    assert not {"text", "picture"} & {*products.keep}
+
+
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
     """`shop(columns)` writes a table beside three pictures, into the current folder."""

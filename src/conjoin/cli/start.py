@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import add_data_options, add_image_options
+from conjoin.cli.options import add_compute_options, add_data_options, add_image_options
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -27,6 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--no-app", action="store_true", help="stop before the app")
     add_data_options(parser, ("--image-column", "--text-column", "--id-column"))
     add_image_options(parser)
+    add_compute_options(parser, ("--pooling", "--preset"))
     parser.set_defaults(func=run, quiet=False)
 
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     out = args.out or default_out(args.table)
     model, reason = choose_model(out, args.model)
     print(f"Model: {model}, {reason}.", ABOUT.get(model, ""))
-    steps = start_commands(args.table, products, out, model)
+    steps = start_commands(args.table, products, out, model, {"--pooling": args.pooling, "--preset": args.preset})
     opens = not args.no_app and has_app()
     for number, words in enumerate(steps, 1):
         is_last = number == len(steps)

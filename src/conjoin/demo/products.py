@@ -14,6 +14,7 @@ from conjoin.data.row_images import listed_images
 from conjoin.processing.item_error import ItemError
 from conjoin.processing.item_images import is_url
 from conjoin.processing.item_inputs import PICTURE_SUFFIXES
+from conjoin.retrieval.collection_table import OWN_COLUMNS, TEXT
 from conjoin.serving.columns import describe_column
 
 _ROWS = 50_000
@@ -112,13 +113,15 @@ def find_products(
     columns.take(image, text)
     id_ = columns.id() if id_column is None else id_column
     columns.take(id_)
+    unkept = [name for name in columns.free if name in (*OWN_COLUMNS, TEXT, "image")]  # names of the collection's own
+    columns.take(*unkept)
     group = columns.named(_GROUPS, columns.repeats)
     columns.take(group)
     numbers = columns.numbers()
     columns.take(*numbers)
     choices = columns.choices()
     columns.take(*choices)
-    others = {name: columns.example(name) for name in columns.free}
+    others = {name: columns.example(name) for name in (*unkept, *columns.free)}
     products = Products(len(dataset), image, text, id_, group, numbers, choices, others, ())
     return products._replace(unusable=_unusable(table, products))
 

@@ -2,9 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.data.row_images import ALLOW_ROOTS
@@ -46,7 +47,9 @@ def choose_model(out: str, model: str | None = None) -> tuple[str, str]:
     return PUBLIC_MODEL, "the default"
 
 
-def start_commands(table: str, products: Products, out: str, model: str) -> list[list[str]]:
+def start_commands(
+    table: str, products: Products, out: str, model: str, loading: Mapping[str, str | None] = MappingProxyType({})
+) -> list[list[str]]:
     """The commands that encode a table and open the app, as words behind `conjoin`.
 
     Args:
@@ -54,9 +57,11 @@ def start_commands(table: str, products: Products, out: str, model: str) -> list
         products: What it holds.
         out: The collection.
         model: Its name.
+        loading: Options that its loading needs, by flag; the app reads them from the collection.
     """
     encode = ["encode", model, table, "--out", out]
     for option, value in (
+        *loading.items(),
         ("--image-column", products.image),
         ("--text-column", products.text),
         ("--id-column", products.id),
