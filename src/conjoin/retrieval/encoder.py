@@ -312,7 +312,7 @@ class ItemEncoder:
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """The model's own prompts by name; as in sentence-transformers, `query` and `document` are empty by default."""
+        """The model's own prompts by name; `query` and `document` are empty if not given, as in the library."""
         own = getattr(self.processor, "prompts", None) or {}
         return {"query": "", "document": "", **own} if isinstance(self.processor, OWN_PROCESSORS) else own
 
