@@ -162,7 +162,6 @@ class EvaluateOptions:
         rerank_top: How many of them.
         baselines: Also score parts of the items, and the model's towers: see `baseline_table`. None: if the corpora
             are small.
-        vector_map: Also draw candidates in two dimensions, see `conjoin.evaluation.report.vector_map`.
     """
 
     ks: Sequence[int] = (1, 5, 10)
@@ -175,7 +174,6 @@ class EvaluateOptions:
     reranker: Reranker | None = None
     rerank_top: int = 100
     baselines: bool | None = False
-    vector_map: bool = False
 
 
 class _Vectors:
