@@ -77,8 +77,8 @@ def _kind(source: Path) -> str:
     if list(source.glob("queries-*.json")):
         return "merit"
     raise ValueError(
-        f"{str(source)!r} has no queries-*.json (MERIT); expected this layout or a file of triplets. Push other data as "
-        "it is: hf upload"
+        f"{str(source)!r} has no queries-*.json (MERIT); expected this layout or a file of triplets. Push other "
+        "data as it is: hf upload"
     )
 
 
