@@ -29,7 +29,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"(<!-- test: compile -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECIPES = sorted(path for path in (ROOT / "training_args").rglob("*.yaml") if path.parent.name != "accelerate")
 RUN_HERE = ("encode", "index", "search", "verify")
-PATHS = re.compile(r"`((?:training_args|docs|src|hub_upload|model_cards)/[\w./-]+)`")
+PATHS = re.compile(r"`((?:training_args|docs|src|hub_upload|model_cards|experiments)/[\w./-]+)`")
 
 
 def blocks(page, language):
@@ -134,7 +134,7 @@ def read(arguments):
 
 
 def test_links_and_named_files_exist():
-    for page in PAGES:
+    for page in [*PAGES, *(ROOT / "experiments").glob("*.md")]:
         text = page.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"

@@ -27,8 +27,8 @@ LAYERS = (
 TOP = {"conjoin.constants", "conjoin.lazy", "conjoin.progress", "conjoin.registry", "conjoin.structure"}
 """Modules of one file that every folder may import, but for hub code."""
 METHODS = {"solar": r"solar|summr", "puma": r"puma", "gcl": r"gcl", "coral": r"coral|merit"}
-SEVERAL = {"__init__.pyi", "methods/__init__.py", "losses/__init__.pyi", "demo/solar_results.py"}
-"""Files that may name several methods: registries, and a table of results with its baseline."""
+SEVERAL = {"__init__.pyi", "methods/__init__.py", "losses/__init__.pyi"}
+"""Files that may name several methods: registries."""
 FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")])
 
 

@@ -5,14 +5,12 @@ import json
 import tarfile
 from pathlib import Path
 
-import datasets
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.data import load_pairs
+from conjoin.data import MbeirCandidates, load_pairs
 from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
 from conjoin.evaluation.report.search_page import write_search_page
-from conjoin.hub.mbeir_parquet import CANDIDATES, pack_mbeir, unpack_mbeir
 from conjoin.methods.solar.teachers import TextTeacher, VisionTeacher
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
@@ -114,42 +112,15 @@ def test_chained_and_remote_urls(url, streaming, folder):
         list(load_pairs(folder, streaming=streaming))
 
 
-def candidate(**change):
-    row = {"did": "1:1", "txt": "a", "img": None, "modality": "text", "src_content": None, "pools": ["local/a"]}
-    return row | change
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pools": ["../../outside"]},
-        {"img": {"path": "../outside.png", "bytes": PNG}},
-        {"img": {"path": "/tmp/outside.png", "bytes": PNG}},
-    ],
-)
-def test_m_beir_is_unpacked_into_its_folder(change, folder):
-    image = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
-    row = candidate(**change)
-    features = {name: datasets.Value("string") for name in row} | {"pools": datasets.List(datasets.Value("string"))}
-    rows = datasets.Dataset.from_list([row], features=datasets.Features(features | {"img": image}))
-    (folder / CANDIDATES).parent.mkdir()
-    rows.cast_column("img", datasets.Image(decode=False)).to_parquet(str(folder / CANDIDATES))
-    before = sorted(folder.parent.rglob("*"))
-    with pytest.raises(ValueError, match=r"the path '.*outside.*' leaves the folder"):
-        unpack_mbeir(folder, folder / "out")
-    assert [path for path in sorted(folder.parent.rglob("*")) if "outside" in path.name] == []
-    assert set(before) <= set(folder.parent.rglob("*"))
-
-
 @pytest.mark.parametrize("up", [f"../{CANARY}.png", "absolute"])
 def test_benchmarks_name_files_in_their_folder(up, folder):
     outside_paths(folder)
     up = str(folder.parent / f"{CANARY}.png") if up == "absolute" else up
     pool = folder / "cand_pool/local/a.jsonl"
     pool.parent.mkdir(parents=True)
-    pool.write_text(json.dumps(candidate(img_path=up, modality="image")) + "\n")
+    pool.write_text(json.dumps({"did": "1:1", "txt": None, "img_path": up, "modality": "image"}) + "\n")
     with guarded(up), pytest.raises(ValueError, match="leaves the folder"):
-        pack_mbeir(folder, folder / "packed")
+        list(MbeirCandidates(folder, pool))
     row = {"qry_text": "a", "qry_img_path": up, "tgt_text": ["b", "c"], "tgt_img_path": ["", ""]}
     (folder / "A").mkdir()
     (folder / "A" / "test.jsonl").write_text(json.dumps(row) + "\n")

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -52,10 +53,10 @@ RECIPES = {
 }
 """What the recipes of the reader's clone have otherwise here. The commands run as printed."""
 SIZES = {
-    "data make-scenes": "--objects 24 --train 8 --distractors 2 --triplets 2",
+    "experiments/scenes.py": "--objects 24 --train 8 --distractors 2 --triplets 2",
     "data compose-queries": "--queries 8 --test-queries 2 --test-share 0.3 --max-positive-share 0.3",
 }
-"""By the first words of a command: smaller numbers of what it makes. Of an option given twice, the last counts."""
+"""By the words behind the program: smaller numbers of what it makes. Of an option given twice, the last counts."""
 READER = {
     "catalogue": ["photo.jpg", STAMPS],
     "choose": ["photos.csv", "runs/demo/model"],
@@ -70,9 +71,10 @@ READER = {
 
 @pytest.fixture
 def folder(page, tmp_path, monkeypatch, tiny_checkpoints, mllm_checkpoints, pictures):
-    """The folder that a tutorial runs in: empty but for the recipes of a clone and what the reader has."""
+    """The folder that a tutorial runs in: empty but for recipes and experiments of a clone and what the reader has."""
     folder = tmp_path / "clone"
     shutil.copytree(ROOT / "training_args", folder / "training_args")
+    (folder / "experiments").symlink_to(ROOT / "experiments")
     for name, changes in RECIPES.items():
         path = folder / "training_args" / name
         path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), changes)))
@@ -191,6 +193,10 @@ def run_commands(code, parse_only, monkeypatch):
         if words[0] == "conjoin" and not parse_only:
             assert cli.main([*words[1:], *sizes(words[1:])]) == 0, words
             continue
+        if words[0] == "python" and not parse_only:
+            monkeypatch.setattr("sys.argv", [*words[1:], *sizes(words[1:])])
+            runpy.run_path(words[1], run_name="__main__")
+            continue
         assert parse_only or words[0] in NOT_RUN, words
         if "conjoin" in words:
             arguments = words[words.index("conjoin") + 1 :]
@@ -208,5 +214,5 @@ def sizes(arguments):
 def test_every_replacement_is_used():
     text = "".join(page.read_text(encoding="utf-8").replace("\\\n", "") for page in TUTORIALS)
     starts = [*SIZES, *(f"train training_args/{name}" for name in RECIPES)]
-    assert all(f"conjoin {start}" in re.sub(" +", " ", text) for start in starts)
+    assert all(re.search(rf"(conjoin|python) {re.escape(start)}", re.sub(" +", " ", text)) for start in starts)
     assert {page.stem for page in TUTORIALS} == set(READER)

@@ -17,7 +17,10 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "LICENSE": "LICENSE.txt",
-    "benchmarks/claims/results/gcl.svg": "results/gcl.svg",
+    "experiments/README.md": "experiments/README.md",
+    "experiments/LOG.md": "experiments/LOG.md",
+    "experiments/scenes.md": "experiments/scenes.md",
+    "experiments/results/gcl.svg": "experiments/results/gcl.svg",
 }
 """By its path in the repository: the place of a file in the site."""
 _LINK = re.compile(r"(\]\()([^)\s#:]+)")

@@ -56,9 +56,8 @@ def test_mbeir(model, mini, tmp_path, capsys):
     assert [row[0] for row in results["tables"][1]["rows"]] == cells
     assert results["model"]["name"] == model and results["dataset"]["folder"] == mini
     assert (out / "report.html").is_file() and (out / "runs/global/oven_task8.txt").is_file()
-    assert main([*command, "--quiet", "--pools", "global", "--hubness-penalty", "0.2", "--vector-map"]) == 0
+    assert main([*command, "--quiet", "--pools", "global", "--hubness-penalty", "0.2"]) == 0
     assert "local" not in capsys.readouterr().out
-    assert re.search(r"t-SNE of \d+ right candidates", (out / "report.html").read_text())
 
 
 def test_merit(model, tmp_path, monkeypatch, capsys):
@@ -113,8 +112,7 @@ def test_pairs(model, tmp_path, capsys):
     path.write_text("\n".join(["key,photo,words", *lines]))
     out = tmp_path / "out"
     command = ["evaluate", model, "--benchmark", "pairs", "--data", str(path), "--out", str(out), "--quiet"]
-    assert main([*command, "--image-column", "photo", "--text-column", "words", "--vector-map"]) == 0
-    assert "t-SNE of 12 right candidates" in (out / "report.html").read_text()
+    assert main([*command, "--image-column", "photo", "--text-column", "words"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"text → image, R@5 \(6 queries\) +100\.0", printed) and "image → text " in printed
     results = json.loads((out / "results.json").read_text())
@@ -136,13 +134,13 @@ def test_pairs(model, tmp_path, capsys):
     assert "--benchmark pairs needs --data" in capsys.readouterr().err
 
 
-def test_pairs_and_scenes_fetch_no_urls(model, tmp_path, monkeypatch, capsys):
+def test_pairs_and_triplets_fetch_no_urls(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CONJOIN_ALLOW_URLS", "")
     row = {"image": "http://127.0.0.1:9/a.png", "text": "a"}
     roles = {f"{role}_{part}": row[part] for role in ("query", "positive", "negative") for part in row}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
-    (tmp_path / "test_known.jsonl").write_text(json.dumps(roles))
-    for name, data in (("pairs", tmp_path / "pairs.jsonl"), ("scenes", tmp_path)):
+    (tmp_path / "triplets.jsonl").write_text(json.dumps(roles))
+    for name, data in (("pairs", tmp_path / "pairs.jsonl"), ("symmetric", tmp_path / "triplets.jsonl")):
         command = ["evaluate", model, "--benchmark", name, "--data", str(data), "--out", str(tmp_path / name)]
         assert main([*command, "--quiet"]) == 2
         assert "pass --allow-urls" in capsys.readouterr().err
@@ -194,9 +192,6 @@ def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
     assert "benchmark 'mbier'; did you mean 'mbeir'?" in error("mbier")
     assert error("mbeir", "--cels=a").endswith("argument '--cels=a' of --benchmark mbeir; did you mean --cells?")
     assert error("emoji", "--hubness-penalty", "1").endswith("; see conjoin evaluate --benchmark emoji --help")
-    for name in ("mmeb", "scenes", "symmetric"):
-        problem = f"conjoin: --benchmark {name} takes no --vector-map; these do: emoji, mbeir, merit, pairs"
-        assert error(name, "--data", mini, "--vector-map") == problem
     with pytest.raises(SystemExit):
         main(["evaluate", model, "--out", str(tmp_path)])
     assert "the following arguments are required: --benchmark" in capsys.readouterr().err

@@ -17,10 +17,6 @@ def test_mine(model, data, tmp_path, capsys):
     described = {"texts": {"model": str(model), "query": "text", "candidate": "text", "duplicate_above": 1.1}}
     yaml.write_text(json.dumps({"miners": described}))
     words = ("--miners", yaml, "-k", 2, "--miner", "pairs", model, "fused", "fused")
-    mine(data, out, *words, "--estimate")
-    printed = capsys.readouterr().out
-    assert "search texts: 7 rows, about" in printed and "search pairs: 7 rows" in printed and "in all about" in printed
-    assert not out.exists()
     mine(data, out, *words)
     assert f"hard negatives of 7 rows in {out / 'negatives.parquet'}" in capsys.readouterr().out
     mined = load_mined(out)
@@ -48,7 +44,7 @@ def test_a_bad_file_of_miners(data, tmp_path, content, message):
         mine(data, tmp_path / "out")
 
 
-def test_a_run_without_estimate_loads_every_model_once(model, data, tmp_path, monkeypatch, capsys):
+def test_a_run_loads_every_model_once(model, data, tmp_path, monkeypatch):
     loaded = []
 
     def load(path, **options):
@@ -58,7 +54,6 @@ def test_a_run_without_estimate_loads_every_model_once(model, data, tmp_path, mo
     monkeypatch.setattr("conjoin.retrieval.load_encoder", load)
     mine(data, tmp_path / "out", "-k", 1, "--miner", "one", model, "text", "text")
     assert loaded == [str(model)]
-    assert "about" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import pytest
 import torch
 from test_push import metadata
 
-from conjoin.data import load_triplets, make_mini_mbeir
-from conjoin.data.make import mini_mbeir
+from conjoin.data import load_triplets
 from conjoin.evaluation.hf_metrics.space import metric_upload
 from conjoin.hub import export
 from conjoin.hub.dataset_upload import dataset_upload
-from conjoin.hub.mbeir_parquet import unpack_mbeir
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder
@@ -120,34 +118,6 @@ def write_triplets(folder, pictures):
     return folder / "triplets.jsonl"
 
 
-def test_a_miniature_of_mbeir_comes_back_as_it_was(tmp_path, load_first_emoji, monkeypatch):
-    monkeypatch.setattr(mini_mbeir, "load_emoji", load_first_emoji)
-    made = make_mini_mbeir(tmp_path / "mini", train_queries=4, val_queries=2, test_queries=3)
-    upload = dataset_upload(made, "me/mini", tmp_path / "work", languages=["en"])
-    configs = {each["config_name"]: each["data_files"] for each in metadata(upload.card)["configs"]}
-    assert {file["split"] for file in configs["queries"]} == {"train", "val", "test"}
-    assert metadata(upload.card)["license"] == "cc-by-sa-4.0" and "miniature of M-BEIR" in upload.card
-    assert all(file["path"] in upload.files for files in configs.values() for file in files)
-    for name, file in upload.files.items():
-        (tmp_path / "got" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "got" / name).write_bytes(file if isinstance(file, bytes) else file.read_bytes())
-    back = unpack_mbeir(tmp_path / "got", tmp_path / "back")
-    files = {path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != "mini_mbeir.json"}
-    assert files == {path.relative_to(back) for path in back.rglob("*") if path.is_file()} and len(files) > 100
-    for file in files:
-        one, other = (made / file).read_bytes(), (back / file).read_bytes()
-        if file.parts[0] == "cand_pool":  # the order of candidates is free
-            assert sorted(map(read, one.splitlines())) == sorted(map(read, other.splitlines()))
-        else:
-            assert one == other, file
-    with pytest.raises(FileExistsError, match="back' exists"):
-        unpack_mbeir(tmp_path / "got", tmp_path / "back")
-
-
-def read(line):
-    return sorted(json.loads(line).items(), key=str)
-
-
 def test_merit_is_pushed_as_it_is_and_with_queries_as_parquet(tmp_path):
     made = tmp_path / "mini"
     write_products(made, product_rows())
@@ -155,6 +125,7 @@ def test_merit_is_pushed_as_it_is_and_with_queries_as_parquet(tmp_path):
     for name in ("ood.json", "mini_merit.json", "notes.txt"):
         (made / name).write_text("{}")
     upload = dataset_upload(made, "me/mini", tmp_path / "work")
+    assert metadata(upload.card)["license"] == "cc-by-sa-4.0" and "miniature of MERIT" in upload.card
     assert upload.left_out == ("notes.txt",)
     assert {"queries-test.json", "ood.json", "queries/test.parquet"} <= set(upload.files)
     configs = {each["config_name"]: each["data_files"] for each in metadata(upload.card)["configs"]}
@@ -183,7 +154,7 @@ def test_shards_of_a_split_are_one_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("absent", "no file or folder"), (".", r"has neither cand_pool/ \(M-BEIR\) nor queries-\*.json \(MERIT\)")],
+    [("absent", "no file or folder"), (".", r"has no queries-\*.json \(MERIT\); expected this layout")],
 )
 def test_a_source_of_no_known_layout_is_named(tmp_path, source, message):
     with pytest.raises((FileNotFoundError, ValueError), match=message):

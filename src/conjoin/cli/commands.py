@@ -18,10 +18,9 @@ COMMANDS = {
     "verify": "compare all files of collections, models and evaluations with their checksums",
     "evaluate": "evaluate a model on a benchmark",
     "mteb": "evaluate a model on tasks of MTEB",
-    "data": "make or convert a data set",
+    "data": "make a data set",
     "explain": "show which patches and words an image and a text share",
     "analyze": "show what each layer of an MLLM contributes and costs",
     "compress": "train the first layers of an MLLM or embedder to embed as the whole",
-    "completion": "print a script for the completion of commands and options in a shell",
 }
 """The module of a command has its name, with underscores."""

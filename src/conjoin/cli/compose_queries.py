@@ -8,10 +8,10 @@ from conjoin.cli.options import COLUMN_OPTIONS, add_compute_options, add_data_op
 if TYPE_CHECKING:
     import numpy as np
 
-    from conjoin.data import Catalogue, Judge, VisionModel
+    from conjoin.data import Catalogue
 
 SAMPLERS = ("conventional", "attribute_uniform", "high_similarity", "cold_start")
-FILTERS = ("non_omission", "vision_centric", "accuracy")
+FILTERS = ("non_omission", "vision_centric")
 
 
 def add_parser(kinds: "argparse._SubParsersAction[Any]") -> None:
@@ -20,8 +20,8 @@ def add_parser(kinds: "argparse._SubParsersAction[Any]") -> None:
         "compose-queries",
         help="queries of several conditions from a catalogue of products with attributes",
         description="Compose queries such as 'the same colour as product 1 and the same material as product 2' from "
-        "CATALOGUE, and write them with the products to --out in the layout of MERIT, with report.html on how they "
-        "are distributed. After an interruption, the same command resumes.",
+        "CATALOGUE, and write them with the products to --out in the layout of MERIT. The same seed writes the same "
+        "queries.",
         epilog="example: conjoin data compose-queries shop.csv --attributes color material --out runs/shop",
     )
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_parser(kinds: "argparse._SubParsersAction[Any]") -> None:
         help="a CSV, TSV, JSONL or Parquet file with an image, a title and attributes of each product, or any other "
         "source of pairs",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make or to resume")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     _add_reading(parser)
     _add_composing(parser)
     _add_filtering(parser)
@@ -113,28 +113,25 @@ def _add_filtering(parser: argparse.ArgumentParser) -> None:
         default=[],
         choices=FILTERS,
         metavar="NAME",
-        help=f"principles that a query must satisfy: {', '.join(FILTERS)}",
+        help=f"principles that the titles of a query must satisfy, by --visual: {', '.join(FILTERS)}",
     )
-    group.add_argument(
-        "--visual",
-        nargs="+",
-        metavar="NAME",
-        help="attributes that a picture shows: non_omission and vision_centric are then judged by the titles",
-    )
-    group.add_argument("--vlm", metavar="MODEL", help="vision-language model, as judge and for the sampler cold_start")
+    group.add_argument("--visual", nargs="+", default=[], metavar="NAME", help="attributes that a picture shows")
+    group.add_argument("--vlm", metavar="MODEL", help="vision-language model of the sampler cold_start")
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from conjoin.data import CompositionSettings, compose_queries, read_catalogue
-    from conjoin.evaluation.report.composition import write_distribution_report
+    from conjoin.data import CompositionSettings, ask_with, compose_queries, judge_by_titles, read_catalogue
+    from conjoin.hub import check_model
 
     names = ["queries", "test_queries", "test_share", "damping", "max_positive_share", "hard_negatives", "seed"]
     names += ["stratify", "exclude_most_frequent"]
     chosen: dict[str, Any] = {name: vars(args)[name] for name in names}
     chosen |= {name: dict(vars(args)[name]) for name in ("samplers", "conditions") if vars(args)[name]}
     settings = CompositionSettings(languages=tuple(args.languages), **chosen)
-    model = _vision_model(args)
+    if args.vlm is not None:
+        check_model(args.vlm)
+    options = {} if args.device is None else {"device": args.device}
     roles = ("image", "text", "id", "group", "class", "country", "language")
     catalogue = read_catalogue(
         args.catalogue,
@@ -143,48 +140,21 @@ def run(args: argparse.Namespace) -> None:
         language=args.language,
         split=args.split,
     )
+    unknown = [name for name in args.visual if name not in catalogue.attributes]
+    if unknown or (args.filters and not args.visual):
+        problem = f"--visual {unknown[0]}: no such attribute" if unknown else "--filters needs --visual"
+        raise ValueError(f"{problem}; there are {', '.join(catalogue.attributes)}")
     out = compose_queries(
         catalogue,
         args.out,
         settings,
         vectors=None if args.collection is None else _read_vectors(args.collection, catalogue),
-        judges=_judges(args, model, catalogue),
-        cold_start=model if settings.samplers.get("cold_start") else None,
+        judges=[judge_by_titles(principle, args.visual) for principle in args.filters],
+        cold_start=None if args.vlm is None else ask_with(args.vlm, **options),
         template_files=args.templates,
         show_progress=not args.quiet,
     )
-    report = write_distribution_report(out)
     print(f"queries and products in {out}")
-    print(f"how they are distributed: {report}")
-
-
-def _vision_model(args: argparse.Namespace) -> "VisionModel | None":
-    if args.vlm is None:
-        return None
-    from conjoin.data import ask_with
-    from conjoin.hub import check_model
-
-    check_model(args.vlm)
-    return ask_with(args.vlm, **({} if args.device is None else {"device": args.device}))
-
-
-def _judges(args: argparse.Namespace, model: "VisionModel | None", catalogue: "Catalogue") -> "list[Judge]":
-    """The judge of each filter: by titles if the visual attributes are named, else the model."""
-    from conjoin.data import judge_by_titles, judge_with
-
-    unknown = [name for name in args.visual or () if name not in catalogue.attributes]
-    if unknown:
-        raise ValueError(f"--visual {unknown[0]}: no such attribute; there are {', '.join(catalogue.attributes)}")
-    judges = []
-    for principle in args.filters:
-        if args.visual is not None and principle != "accuracy":
-            judges.append(judge_by_titles(principle, args.visual))
-        elif model is None:
-            instead = "; titles alone cannot tell" if principle == "accuracy" else ", or --visual for titles only"
-            raise ValueError(f"the filter {principle} needs a vision-language model (--vlm){instead}")
-        else:
-            judges.append(judge_with(model, principle))
-    return judges
 
 
 def _read_vectors(folder: str, catalogue: "Catalogue") -> "np.ndarray":

@@ -9,7 +9,7 @@ from conjoin.cli.commands import COMMANDS
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
-    parser = subparsers.add_parser("data", help=COMMANDS["data"], description="Make or convert a data set.")
+    parser = subparsers.add_parser("data", help=COMMANDS["data"], description="Make a data set.")
     kinds = parser.add_subparsers(title="data sets", metavar="KIND", required=True)
     mini = kinds.add_parser(
         "make-mini-mbeir",
@@ -48,63 +48,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         )
     merit.add_argument("--seed", type=int, default=0, help="random seed of the queries (default: %(default)s)")
     merit.set_defaults(func=write_merit)
-    scenes = kinds.add_parser(
-        "make-scenes",
-        help="pictures of objects with texts that name some of them, composed from the embedded sample",
-        description="Write scenes to OUT: training pairs, distractors, symmetric triplets for validation and test, "
-        'and the truth of what picture and text share (pip install "conjoin[sample]"). After an interruption, the '
-        "same command resumes; finished scenes are left as they are.",
-        epilog="example: conjoin data make-scenes runs/scenes",
-    )
-    scenes.add_argument("out", metavar="OUT", help="folder to make")
-    for name, default, what in (
-        ("train", 20000, "training scenes"),
-        ("distractors", 20000, "further candidates of both test sets"),
-        ("triplets", 600, "triplets of each test set; validation has half as many"),
-    ):
-        scenes.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
-    scenes.add_argument("--objects", type=int, metavar="N", help="known objects (default: all 528)")
-    scenes.add_argument(
-        "--languages", nargs="+", default=["en"], metavar="LANGUAGE", help="languages of the texts (default: en)"
-    )
-    scenes.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
-    scenes.set_defaults(func=write_scenes)
     compose_queries.add_parser(kinds)
-    unpack = kinds.add_parser(
-        "unpack-mbeir",
-        help="the files of M-BEIR's layout from a dataset that `conjoin push` wrote",
-        description="Write the files of M-BEIR's layout to OUT, from the Parquet files of a dataset that "
-        "`conjoin push --type dataset` wrote and `hf download` fetched.",
-        epilog="example: conjoin data unpack-mbeir data/downloaded data/mbeir",
-    )
-    unpack.add_argument("folder", metavar="FOLDER", help="the downloaded dataset")
-    unpack.add_argument("out", metavar="OUT", help="folder to make")
-    unpack.set_defaults(func=unpack_mbeir)
-
-
-def unpack_mbeir(args: argparse.Namespace) -> None:
-    """Run `conjoin data unpack-mbeir`."""
-    from conjoin.hub.mbeir_parquet import unpack_mbeir
-
-    print(f"M-BEIR in {unpack_mbeir(args.folder, args.out)}")
-
-
-def write_scenes(args: argparse.Namespace) -> None:
-    """Run `conjoin data make-scenes`."""
-    from conjoin.data import make_scenes
-
-    out = make_scenes(
-        args.out,
-        train=args.train,
-        distractors=args.distractors,
-        triplets=args.triplets,
-        objects=args.objects,
-        languages=args.languages,
-        seed=args.seed,
-        show_progress=True,
-    )
-    print(f"scenes in {out}")
-    print(f"next: conjoin evaluate MODEL --benchmark scenes --data {out} --out ...")
 
 
 def write_mbeir(args: argparse.Namespace) -> None:

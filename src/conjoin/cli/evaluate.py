@@ -100,37 +100,23 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     if args.rerank is not None and not benchmark.reranks:
         able = ", ".join(sorted(each.name for each in BENCHMARKS.values() if each.reranks))
         raise ValueError(f"--benchmark {name} takes no --rerank; these do: {able}")
-    if args.vector_map and not benchmark.maps:
-        able = ", ".join(sorted(each.name for each in BENCHMARKS.values() if each.maps))
-        raise ValueError(f"--benchmark {name} takes no --vector-map; these do: {able}")
     if args.data is not None and benchmark.reads_data == "none":
         raise ValueError(f"--benchmark {name} reads no --data; leave it out")
     return args, benchmark
 
 
-def parser_of_all() -> argparse.ArgumentParser:
-    """The options of all benchmarks together, for shell completion."""
-    from conjoin.evaluation.benchmark import BENCHMARKS
-
-    parser = _parser("", list(BENCHMARKS))
-    for benchmark in BENCHMARKS.values():
-        benchmark.add_arguments(parser)
-    return parser
-
-
-def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """The options of every benchmark; with `benchmarks`, further options may replace earlier ones of their name."""
+def _parser(epilog: str) -> argparse.ArgumentParser:
+    """The options of every benchmark."""
     parser = argparse.ArgumentParser(
         PROG,
         description="Evaluate MODEL on a benchmark; print its scores, and write results.json and report.html.\n"
         "The same command resumes an interrupted evaluation.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        conflict_handler="error" if benchmarks is None else "resolve",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_revision(parser)
-    parser.add_argument("--benchmark", required=True, choices=benchmarks, metavar="NAME", help="the benchmark")
+    parser.add_argument("--benchmark", required=True, metavar="NAME", help="the benchmark")
     parser.add_argument("--data", metavar="PATH", help="the data, for a benchmark that reads data")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to, or to resume in")
     parser.add_argument(
@@ -138,11 +124,6 @@ def _parser(epilog: str, benchmarks: Sequence[str] | None = None) -> argparse.Ar
         action=argparse.BooleanOptionalAction,
         help="also score text alone, picture alone, the sum of both vectors, and the towers (default: if there "
         "are at most 10,000 items)",
-    )
-    parser.add_argument(
-        "--vector-map",
-        action="store_true",
-        help="also draw candidates in the report: t-SNE, colours by modality, shapes by task (needs the extra st)",
     )
     add_prompt_options(parser)
     add_image_options(parser)

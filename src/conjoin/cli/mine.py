@@ -87,10 +87,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add_image_options(parser)
     add_options(parser, "how to mine", ("-k", "--index", "--dtype"))
     add_prompt_options(parser)
-    computing = add_compute_options(parser)
-    computing.add_argument(
-        "--estimate", action="store_true", help="print how long it would take, by a probe of every model, and stop"
-    )
+    add_compute_options(parser)
     parser.set_defaults(func=run)
 
 
@@ -98,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     check_out(args.out)
     from conjoin.ops import choose_device
-    from conjoin.retrieval import load_reranker, mine_hard_negatives, plan_mining
+    from conjoin.retrieval import load_reranker, mine_hard_negatives
     from conjoin.retrieval.mining.miners import check_miners, needed_parts
 
     miners, device = _miners(args), choose_device(args.device)
@@ -115,9 +112,6 @@ def run(args: argparse.Namespace) -> None:
         "load_encoder": encoder_loader(args, device),
         "device": str(device),
     }
-    if args.estimate:
-        print(plan_mining(corpus, miners, args.out, **settings))
-        return
     settings |= {"load_reranker": reranker, **read_options(MiningOptions, args)}
     settings |= {"prompt": args.prompt, "prompt_name": args.prompt_name}
     mined = mine_hard_negatives(corpus, miners, args.out, show_progress=not args.quiet, **settings)

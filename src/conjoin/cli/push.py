@@ -23,7 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         description="Push SOURCE to OWNER/NAME with a card, in one commit that is made whole or not at all. A new "
         "repository is private. Log in with `hf auth login` or set HF_TOKEN; HF_ENDPOINT selects another hub.",
         epilog="examples: conjoin push runs/model me/model --dry-run; "
-        "conjoin push runs/photos me/photos --model me/model; conjoin push runs/mini-mbeir me/mini-mbeir --type "
+        "conjoin push runs/photos me/photos --model me/model; conjoin push runs/mini-merit me/mini-merit --type "
         "dataset; conjoin push mrr_at_k me/mrr_at_k --type metric",
     )
     parser.add_argument(
@@ -34,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--type",
         choices=KINDS,
         help="model: what `conjoin train` or `conjoin export` wrote; dataset: a collection, a folder in the layout "
-        "of M-BEIR or MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: a "
+        "of MERIT, or a file of triplets; metric: hit_rate_at_k, recall_at_k or mrr_at_k; space: a "
         "collection with its model, small pictures and `conjoin app` (default: dataset for a collection, else model)",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the files, print the card, and push nothing")

@@ -31,20 +31,20 @@ from conjoin.data.emoji.weights import (
 )
 from conjoin.data.json_files import JsonLines as JsonLines
 from conjoin.data.make.composition.catalogue import Catalogue as Catalogue, read_catalogue as read_catalogue
-from conjoin.data.make.composition.compose import compose_queries as compose_queries
-from conjoin.data.make.composition.composer import CompositionSettings as CompositionSettings
+from conjoin.data.make.composition.compose import (
+    PRINCIPLES as PRINCIPLES,
+    Case as Case,
+    CompositionSettings as CompositionSettings,
+    compose_queries as compose_queries,
+    judge_by_titles as judge_by_titles,
+)
 from conjoin.data.make.composition.instructions import (
     TEMPLATE_LANGUAGES as TEMPLATE_LANGUAGES,
     load_templates as load_templates,
 )
-from conjoin.data.make.composition.judges import (
-    Judge as Judge,
-    VisionModel as VisionModel,
-    ask_with as ask_with,
-    judge_by_titles as judge_by_titles,
-    judge_with as judge_with,
-)
+from conjoin.data.make.composition.samplers import SAMPLERS as SAMPLERS
 from conjoin.data.make.construction.models import (
+    ask_with as ask_with,
     describe_with as describe_with,
     edit_with as edit_with,
     rewrite_with as rewrite_with,
@@ -53,7 +53,6 @@ from conjoin.data.make.construction.models import (
 from conjoin.data.make.construction.symmetric import Edited as Edited, construct_symmetric as construct_symmetric
 from conjoin.data.make.mini_mbeir import make_mini_mbeir as make_mini_mbeir
 from conjoin.data.make.mini_merit import make_mini_merit as make_mini_merit
-from conjoin.data.make.scenes import make_scenes as make_scenes
 from conjoin.data.mbeir import (
     MBEIR_CELLS as MBEIR_CELLS,
     MbeirCandidates as MbeirCandidates,

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .scenes import embed_features
-
 if TYPE_CHECKING:
     from conjoin.evaluation import Metric, Results, Table
     from conjoin.evaluation.benchmarks.emoji import EmojiScores
 
 DEMO = "sample/demo.yaml"
 TOWERS = "frozen towers"
+VIEWS = ("image", "text", "fused")
 TRAINED: dict[str, tuple[str, dict[str, str]]] = {
     "both adapters": (DEMO, {"model.freeze": "[]"}),
     "joint encoder": ("gcl/sample.yaml", {}),
@@ -78,7 +77,7 @@ def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metr
     """Each row's metric of one model; where both sides have text, of the concepts with two names, as `emoji_tasks`."""
     from conjoin.evaluation import Metric, best_ranks
 
-    queries, gallery = (embed_features(model, features, torch.float32) for features in test)
+    queries, gallery = (_embed(model, features) for features in test)
     labels = torch.arange(len(named_twice))
     metrics = []
     for query, candidate, metric in DIRECTIONS.values():
@@ -87,3 +86,20 @@ def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metr
         ranks = best_ranks(vectors, gallery[candidate], asked, labels)
         metrics.append(Metric(float((ranks <= int(metric.split("@")[1])).float().mean())))
     return metrics
+
+
+@torch.inference_mode()
+def _embed(model: Any, features: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """Unit vectors `(N, d)` of each view of cached features, without the padding that no text of a batch needs."""
+    from conjoin.training import collate_features
+
+    batches: list[torch.Tensor] = []
+    for start in range(0, len(features), 128):
+        pairs = collate_features([features[row] for row in range(start, min(start + 128, len(features)))])["pairs"]
+        words = int(pairs["attention_mask"].any(0).nonzero().max()) + 1
+        pairs["text_features"] = pairs["text_features"][:, : words + 1]  # the first is the global token
+        for name in ("attention_mask", "special_tokens_mask"):
+            pairs[name] = pairs[name][:, :words]
+        pairs = {name: value.to(model.device) for name, value in pairs.items()}
+        batches.append(model.eval()(**pairs, views=VIEWS).embeddings.float().cpu().unflatten(0, (len(VIEWS), -1)))
+    return dict(zip(VIEWS, torch.cat(batches, dim=1), strict=True))

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, task_examples
-from conjoin.evaluation.report.vector_map import vector_map
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
 from conjoin.registry import Registry
@@ -50,7 +49,6 @@ class Benchmark:
             `conjoin.data.load_pairs`, and must be given.
         reranks: Whether it uses `args.reranker`, a `conjoin.retrieval.Reranker` or None, on the first
             `args.rerank_top` candidates of each query.
-        maps: Whether its report has the picture of `--vector-map`; what `run_tasks` makes has.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Benchmark:
     run: Run
     reads_data: Literal["required", "optional", "none", "source"] = "required"
     reranks: bool = False
-    maps: bool = True
 
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.benchmarks", "conjoin.benchmarks")
@@ -87,13 +84,11 @@ def run_tasks(
 
 
 def complete(results: Results, scores: Sequence[TaskScores]) -> Results:
-    """Add the table of baselines and the map of the vectors to a report, and examples if it has none."""
+    """Add the table of baselines to a report, and examples if it has none."""
     table = baseline_table(scores)
     results.tables += [] if table is None else [table]
     if not results.examples:
         results.examples, results.examples_note = task_examples(scores), EXAMPLES_NOTE
-    if scores and scores[0].vectors.options.vector_map:
-        results.figures.append(vector_map(scores))
     return results
 
 

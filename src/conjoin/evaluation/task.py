@@ -166,7 +166,6 @@ class EvaluateOptions:
             are small.
         prompt: Of queries without an instruction, in place of the model's own prompt.
         prompt_name: The name of one of the model's prompts, likewise.
-        vector_map: Also draw candidates in two dimensions, see `conjoin.evaluation.report.vector_map`.
     """
 
     ks: Sequence[int] = (1, 5, 10)
@@ -181,7 +180,6 @@ class EvaluateOptions:
     baselines: bool | None = False
     prompt: str | None = None
     prompt_name: str | None = None
-    vector_map: bool = False
 
 
 class _Vectors:

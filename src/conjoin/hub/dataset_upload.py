@@ -1,9 +1,10 @@
-"""A dataset as Parquet with a card: M-BEIR, MERIT, or symmetric triplets."""
+"""A dataset as Parquet with a card: MERIT, or symmetric triplets."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
@@ -12,13 +13,11 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from conjoin.data import load_triplets
 from conjoin.data.json_files import JsonLines
-from conjoin.data.make.mini_mbeir import MARKER as MINI_MBEIR
 from conjoin.data.make.mini_merit import MARKER as MINI_MERIT
-from conjoin.data.mbeir import instructions_file, required
+from conjoin.data.mbeir import required
 from conjoin.data.triplets import TRIPLET_FEATURES, TRIPLET_ROLES
 from conjoin.hub.card import CARDS
 from conjoin.hub.commit import Upload
-from conjoin.hub.mbeir_parquet import CANDIDATES, INSTRUCTIONS, pack_mbeir, write_parquet
 
 _STRING = datasets.Value("string")
 _MERIT_QUERIES = datasets.Features(
@@ -26,7 +25,7 @@ _MERIT_QUERIES = datasets.Features(
     | {name: datasets.List(_STRING) for name in ("pos_candidate", "hard_negative")}
 )
 _MERIT_FILES = ("queries-*.json", "ood.json", "captions.jsonl", MINI_MERIT)
-_PARTS = ("*.parquet", *_MERIT_FILES, "instructions/*.tsv")
+_PARTS = ("*.parquet", *_MERIT_FILES)
 _SAMPLE_LICENSE = "cc-by-sa-4.0"
 
 
@@ -36,10 +35,10 @@ def dataset_upload(
     """Write a dataset as Parquet to `work` and render its card. The images are in the rows.
 
     Args:
-        source: A folder in the layout of M-BEIR or of MERIT, or a file of symmetric triplets.
+        source: A folder in the layout of MERIT, or a file of symmetric triplets.
         repo_id: The repository, `OWNER/NAME`.
         work: Folder for the Parquet files, needed until they are pushed.
-        license: Licence of the data; that of the emoji sample for the miniatures when None.
+        license: Licence of the data; that of the emoji sample for the miniature when None.
         languages: Codes of its languages.
 
     Raises:
@@ -49,16 +48,13 @@ def dataset_upload(
     source, work = Path(source), Path(work)
     kind = _kind(source)
     files: dict[str, Path | bytes] = {}
-    if kind == "mbeir":
-        counts = pack_mbeir(source, work)
-        files[INSTRUCTIONS] = required(instructions_file(source))
-    elif kind == "merit":
+    if kind == "merit":
         counts = _pack_merit(source, work, files)
     else:
         name, rows = "triplets/test.parquet", partial(map, _embedded, load_triplets(source))
-        counts = {name: write_parquet(rows, TRIPLET_FEATURES, work / name)}
+        counts = {name: _write_parquet(rows, TRIPLET_FEATURES, work / name)}
     files |= {name: work / name for name in counts if name not in files}
-    mini = any((source / marker).is_file() for marker in (MINI_MBEIR, MINI_MERIT))
+    mini = (source / MINI_MERIT).is_file()
     license = license or (_SAMPLE_LICENSE if mini else None)
     card = _render(kind, repo_id, counts, mini=mini, license=license, languages=list(languages))
     taken = {file.resolve() for file in files.values() if isinstance(file, Path)}
@@ -78,13 +74,11 @@ def _kind(source: Path) -> str:
         raise FileNotFoundError(f"no file or folder {str(source)!r}")
     if source.is_file():
         return "triplets"
-    if (source / "cand_pool").is_dir():
-        return "mbeir"
     if list(source.glob("queries-*.json")):
         return "merit"
     raise ValueError(
-        f"{str(source)!r} has neither cand_pool/ (M-BEIR) nor queries-*.json (MERIT); expected one of these layouts, "
-        "or a file of triplets"
+        f"{str(source)!r} has no queries-*.json (MERIT); expected this layout or a file of triplets. Push other "
+        "data as it is: hf upload"
     )
 
 
@@ -96,8 +90,25 @@ def _pack_merit(folder: Path, work: Path, files: dict[str, Path | bytes]) -> dic
     counts = {name: int(pq.read_metadata(path).num_rows) for name, path in tables.items()}
     for path in sorted(folder.glob("queries-*.json")):
         name = f"queries/{path.stem.removeprefix('queries-')}.parquet"
-        counts[name] = write_parquet(partial(_merit_queries, path), _MERIT_QUERIES, work / name)
+        counts[name] = _write_parquet(partial(_merit_queries, path), _MERIT_QUERIES, work / name)
     return counts
+
+
+def _write_parquet(rows: Callable[[], Iterator[dict[str, Any]]], features: datasets.Features, file: Path) -> int:
+    """Write rows, whose images are dicts with `bytes` and `path`, to a Parquet file; returns how many there are.
+
+    Whoever loads the file sees pictures in columns of images.
+    """
+    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    features = datasets.Features(features | {name: datasets.Image() for name in images})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=file.parent) as cache:
+        try:
+            table = datasets.Dataset.from_generator(rows, features=features, cache_dir=cache)
+        except datasets.exceptions.DatasetGenerationError as error:
+            raise error.__cause__ or error from None  # what is wrong with a row
+        table.to_parquet(str(file))
+        return len(table)
 
 
 def _merit_queries(path: Path) -> Iterator[dict[str, Any]]:
@@ -122,7 +133,7 @@ def _render(
     name = repo_id.split("/")[-1]
     shards: dict[tuple[str, str], list[str]] = {}
     for file in counts:
-        shards.setdefault((_config(file), _split(file)), []).append(file)
+        shards.setdefault((_config(file), Path(file).stem.partition("-")[0]), []).append(file)
     parts, configs = [], dict[str, list[dict[str, Any]]]()
     for (config, split), paths in shards.items():
         parts.append({"config": config, "split": split, "rows": f"{sum(counts[path] for path in paths):,}"})
@@ -144,7 +155,3 @@ def _render(
 
 def _config(file: str) -> str:
     return "products" if file.startswith("data/") else file.partition("/")[0]
-
-
-def _split(file: str) -> str:
-    return "all" if file == CANDIDATES else Path(file).stem.partition("-")[0]

@@ -13,7 +13,6 @@ from conjoin.retrieval.mining.negatives import (
     MinedNegatives as MinedNegatives,
     load_mined as load_mined,
 )
-from conjoin.retrieval.mining.plan import plan_mining as plan_mining
 from conjoin.retrieval.options import (
     ComputeOptions as ComputeOptions,
     EncodeOptions as EncodeOptions,

@@ -17,7 +17,6 @@ from conjoin.retrieval import (
     load_mined,
     mine_hard_negatives,
     parse_miners,
-    plan_mining,
 )
 from conjoin.storage import locked
 from tiny_encoder import tiny_encoder
@@ -315,30 +314,6 @@ class TestDraw:
         (tmp_path / "negatives.parquet").write_text("nothing")
         with pytest.raises(ValueError, match=r"negatives\.parquet' is not a file of mined negatives"):
             load_mined(tmp_path)
-
-
-class TestPlan:
-    def test_it_lists_what_is_left(self, tmp_path):
-        rows = Dataset.from_list(pairs())
-        options = {"load_encoder": Loader()}
-        plan = plan_mining(rows, MINERS, tmp_path, **options)
-        assert [step.rows for step in plan.steps] == [30] * 7
-        assert all(step.seconds > 0 for step in plan.steps) and plan.index_bytes == 30 * 8 * 4
-        assert "encode corpus text with one: 30 rows, about 0 s" in str(plan)
-        assert str(plan).splitlines()[-1].startswith("in all about ")
-        mine(pairs(), tmp_path)
-        assert [step.rows for step in plan_mining(rows, MINERS, tmp_path, **options).steps] == [0] * 7
-
-    def test_long_times_are_in_hours(self):
-        from conjoin.retrieval.mining.plan import MiningPlan, Step
-
-        plan = MiningPlan([Step("a", 10, 119.0), Step("b", 10, 600.0), Step("c", 10, 3 * 3600.0)], 2**30)
-        assert str(plan).splitlines() == [
-            "a: 10 rows, about 119 s",
-            "b: 10 rows, about 10 min",
-            "c: 10 rows, about 3 h 0 min",
-            "in all about 3 h 12 min; 1.00 GiB for the largest embeddings",
-        ]
 
 
 class TestDescriptions:

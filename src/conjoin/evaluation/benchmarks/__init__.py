@@ -6,7 +6,6 @@ MODULES = {
     "merit": "conjoin.evaluation.benchmarks.merit",
     "mmeb": "conjoin.evaluation.benchmarks.mmeb",
     "pairs": "conjoin.evaluation.benchmarks.pairs",
-    "scenes": "conjoin.evaluation.benchmarks.scenes",
     "symmetric": "conjoin.evaluation.benchmarks.symmetric",
 }
 """The module of each benchmark, imported when `conjoin.evaluation.BENCHMARKS` is asked for it."""

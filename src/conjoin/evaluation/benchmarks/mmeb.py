@@ -138,5 +138,5 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
 
 
 BENCHMARKS.register(
-    Benchmark("mmeb", "MMEB: Precision@1 of its subsets; --data is their folder", _add_arguments, _run, maps=False)
+    Benchmark("mmeb", "MMEB: Precision@1 of its subsets; --data is their folder", _add_arguments, _run)
 )

@@ -206,6 +206,5 @@ BENCHMARKS.register(
         "symmetric triplets of your own, with or without distractors; --data is their file",
         _add_arguments,
         _run,
-        maps=False,
     )
 )

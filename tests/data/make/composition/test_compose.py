@@ -1,7 +1,6 @@
 import json
 import logging
 import re
-import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -11,22 +10,18 @@ import pytest
 import transformers
 
 from conjoin.data import (
+    PRINCIPLES,
+    TEMPLATE_LANGUAGES,
     CompositionSettings,
     MeritProducts,
     MeritTraining,
-    VisionModel,
     ask_with,
     compose_queries,
     judge_by_titles,
-    judge_with,
     load_templates,
     merit_queries,
     read_catalogue,
 )
-from conjoin.data.make.composition import compose
-from conjoin.data.make.composition.compose import _split
-from conjoin.data.make.composition.composer import Composer
-from conjoin.data.make.composition.instructions import TEMPLATE_LANGUAGES
 from conjoin.processing.item_inputs import parse_item
 from tiny_catalogue import products, write_catalogue
 
@@ -55,28 +50,35 @@ SMALL = [(f"class {row // 8}", ("en", "th")[row // 4 % 2]) for row in range(360)
 ALIGNED = [(f"class {row // 10}", "en" if row % 10 < 8 else "th") for row in range(360)]
 
 
+def read(folder, split="train"):
+    return [json.loads(line) for line in (folder / f"queries-{split}.json").read_text(encoding="utf-8").splitlines()]
+
+
+def split_of(catalogue, folder, **settings):
+    """The ids of each split."""
+    chosen = {"queries": 1, "test_queries": 1, "max_positive_share": 1.0, "stratify": True}
+    compose_queries(catalogue, folder, CompositionSettings(**chosen | settings))
+    return {split: [product.id for product in MeritProducts(folder, split)] for split in ("train", "test")}
+
+
 @pytest.mark.parametrize(("facts", "share"), [(UNEQUAL, 0.25), (SMALL, 0.1), (ALIGNED, 0.1)])
-def test_a_stratified_split_takes_its_share_of_each_class_and_language(catalogue, facts, share):
+def test_a_stratified_split_takes_its_share_of_each_class_and_language(catalogue, tmp_path, facts, share):
     classes, languages = map(list, zip(*facts, strict=True))
-    shop = replace(catalogue, groups=None, classes=classes, languages=languages)
-    rows = _split(shop, CompositionSettings(test_share=share, stratify=True))
-    assert sorted([*rows["train"], *rows["test"]]) == list(range(360))
-    assert len(rows["test"]) == share * 360
+    shop = replace(catalogue, groups=None, facts=catalogue.facts | {"class": classes, "language": languages})
+    ids = split_of(shop, tmp_path / "out", test_share=share)
+    assert sorted([*ids["train"], *ids["test"]]) == sorted(shop.ids) and len(ids["test"]) == share * 360
+    rows = [shop.ids.index(pid) for pid in ids["test"]]
     for named, most in ((facts, 1), (languages, 1), (classes, 2)):
-        found, sizes = Counter(named[row] for row in rows["test"]), Counter(named)
+        found, sizes = Counter(named[row] for row in rows), Counter(named)
         assert {name for name in sizes if abs(found[name] - share * sizes[name]) > most} == set()
 
 
-def test_a_stratified_split_takes_whole_families(catalogue):
-    rows = _split(catalogue, CompositionSettings(test_share=0.25, stratify=True))
-    groups = {split: {catalogue.groups[row] for row in found} for split, found in rows.items()}
-    assert groups["train"].isdisjoint(groups["test"])
-    first = Counter(catalogue.classes[catalogue.groups.index(group)] for group in groups["test"])
-    assert first == {"shoes": 15, "bags": 15}
-
-
-def files_of(folder):
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+def test_a_stratified_split_takes_whole_families(catalogue, tmp_path):
+    ids = split_of(catalogue, tmp_path / "out", test_share=0.25)
+    groups = dict(zip(catalogue.ids, catalogue.groups, strict=True))
+    first = {group: catalogue.facts["class"][catalogue.groups.index(group)] for group in groups.values()}
+    train, test = ({groups[pid] for pid in ids[split]} for split in ("train", "test"))
+    assert train.isdisjoint(test) and Counter(first[group] for group in test) == {"shoes": 15, "bags": 15}
 
 
 def test_the_layout_loads(composed, catalogue):
@@ -104,64 +106,30 @@ def test_the_layout_loads(composed, catalogue):
 
 
 def test_every_language_asks(composed):
-    rows = [json.loads(line) for line in (composed / "queries-train.json").read_text(encoding="utf-8").splitlines()]
+    rows = read(composed)
     assert {row["language"] for row in rows} == set(TEMPLATE_LANGUAGES)
     assert any("เหมือนกับ" in row["query instruction"] for row in rows if row["language"] == "th")
     assert all(isinstance(pid, int) for row in rows for pid in row["pos_candidate"]), "integers, as published"
     assert not re.search(r"[{}]", "".join(row["query instruction"] for row in rows))
 
 
-@pytest.mark.parametrize("stop", [1, 7, 65])
-def test_an_interrupted_composition_resumes_to_the_same_bytes(catalogue, composed, tmp_path, monkeypatch, stop):
+def test_it_appears_whole_or_not_at_all_and_another_folder_is_kept(catalogue, composed, tmp_path):
     calls = []
-    outcome = Composer.outcome
-
-    def counted(self, number):
-        calls.append(number)
-        if len(calls) == 2 + stop:  # the check of both splits draws once each
-            raise KeyboardInterrupt
-        return outcome(self, number)
-
-    monkeypatch.setattr(Composer, "outcome", counted)
-    out = tmp_path / "shop"
-    with pytest.raises(KeyboardInterrupt):
-        compose_queries(catalogue, out, SETTINGS)
-    journals = sorted((tmp_path / "shop.partial").glob("*.journal"))
-    journals[-1].open("ab").write(b'{"sampler": "conv')  # a write that the end of the process cut
-    compose_queries(catalogue, out, SETTINGS)
-    assert files_of(out) == files_of(composed)
-    assert len(calls) < 60 + 12 + 40, "what was made is not made again"
-    assert compose_queries(catalogue, out, SETTINGS) == out
-    with pytest.raises(FileExistsError, match="is not this composition: it was made with seed 0, not 1; remove"):
-        compose_queries(catalogue, out, CompositionSettings(**vars(SETTINGS) | {"seed": 1}))
-
-
-def test_what_models_judged_is_not_thrown_away(catalogue, composed, tmp_path):
-    other = CompositionSettings(**vars(SETTINGS) | {"seed": 1})
-
-    asked = []
 
     def stop(case):
-        asked.append(case)
-        if len(asked) in (1, 40):
+        calls.append(case)
+        if len(calls) == 65:
             raise KeyboardInterrupt
         return True
 
-    judge = judge_with(VisionModel("vlm", stop), "accuracy")._replace(accepts=stop)
     with pytest.raises(KeyboardInterrupt):
-        compose_queries(catalogue, tmp_path / "judged", other, judges=[judge])  # it judged nothing
-    with pytest.raises(KeyboardInterrupt):
-        compose_queries(catalogue, tmp_path / "judged", SETTINGS, judges=[judge])
-    with pytest.raises(ValueError, match=r"cannot resume .*judged.partial': it was made with seed 0, not 1, judges"):
-        compose_queries(catalogue, tmp_path / "judged", other)
-    partial = tmp_path / "plain.partial"
-    shutil.copytree(tmp_path / "judged.partial", partial)
-    marker = json.loads((partial / "composition.json").read_text()) | {"judges": []}
-    (partial / "composition.json").write_text(json.dumps(marker))
-    (partial / "train.journal").write_text("stale\n")
-    plain = compose_queries(catalogue, tmp_path / "plain", other)
-    assert files_of(plain) == files_of(compose_queries(catalogue, tmp_path / "fresh", other))
-    assert (plain / "queries-train.json").read_bytes() != (composed / "queries-train.json").read_bytes()
+        compose_queries(catalogue, tmp_path / "shop", SETTINGS, judges=[stop])
+    assert not (tmp_path / "shop").exists()
+    out = compose_queries(catalogue, tmp_path / "shop", SETTINGS)
+    for split in ("train", "test"):
+        assert read(out, split) == read(composed, split)
+    with pytest.raises(FileExistsError, match=r"shop' exists; remove it or choose another folder"):
+        compose_queries(catalogue, out, SETTINGS)
 
 
 def test_string_ids_and_one_split(path, tmp_path):
@@ -170,7 +138,7 @@ def test_string_ids_and_one_split(path, tmp_path):
     settings = CompositionSettings(queries=5, test_share=0.0, max_positive_share=0.5)
     out = compose_queries(catalogue, tmp_path / "out", settings)
     assert sorted(file.name for file in out.iterdir()) == [
-        "composition.json", "data", "distribution.json", "queries-train.json",
+        "composition.json", "data", "queries-train.json",
     ]  # fmt: skip
     assert all(query.positives[0].startswith("p-") for query in merit_queries(out, MeritProducts(out, "train")))
 
@@ -181,38 +149,35 @@ COARSE = [row | {"color": f"c {n % 2}", "material": f"m {n % 2}"} for n, row in 
 @pytest.mark.parametrize(
     ("rows", "test_share", "message"),
     [
-        (COARSE, 0.0, r"no query is possible among the 12 products of train; .*\(\d+\)"),
-        (products(12), 0.0, r"less than 0.05 of them is no product: raise max_positive_share above 1/12"),
+        (COARSE, 0.0, r"no query is possible among the 12 products of train: .*\(\d+\)"),
+        (products(12), 0.0, "raise max_positive_share above 1/12"),
         (products(6), 0.001, "the split 'test' has none of 6 products"),
     ],
 )
-def test_why_no_query_is_possible(tmp_path, monkeypatch, rows, test_share, message):
-    monkeypatch.setattr(compose, "GIVE_UP", 40)
+def test_why_no_query_is_possible(tmp_path, rows, test_share, message):
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material"])
     with pytest.raises(ValueError, match=message):
         compose_queries(catalogue, tmp_path / "out", CompositionSettings(queries=3, test_share=test_share))
 
 
-def test_fewer_queries_than_wanted_is_a_warning(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(compose, "GIVE_UP", 40)
+def test_fewer_queries_than_wanted_is_a_warning(tmp_path, caplog):
     catalogue = read_catalogue(write_catalogue(tmp_path, products(12, seed=1)), attributes=["color", "material"])
     settings = CompositionSettings(queries=10000, test_share=0.0, max_positive_share=1.0, conditions={2: 1.0})
     with caplog.at_level(logging.WARNING):
         out = compose_queries(catalogue, tmp_path / "out", settings)
-    counts = json.loads((out / "distribution.json").read_text())["train"]
-    assert f"{counts['kept']} of 10000 queries" in caplog.text
-    lines = (out / "queries-train.json").read_text().splitlines()
-    asked = [json.dumps(json.loads(line)["query"], sort_keys=True) for line in lines]
-    assert len(set(asked)) == len(asked) == counts["kept"]
-    assert counts["duplicates"] > 0
+    asked = [json.dumps(query["query"], sort_keys=True) for query in read(out)]
+    assert (
+        f"train: {len(asked)} of 10000 queries; draws failed by: " in caplog.text and "drawn before (" in caplog.text
+    )
+    assert len(set(asked)) == len(asked) > 0
 
 
-def test_an_image_that_is_a_url_is_named(catalogue, tmp_path):
+def test_an_image_that_is_no_file_is_named(catalogue, tmp_path):
     def fetched(row):
         return {"image": {"bytes": None, "path": "https://example.org/a.png"}}
 
     remote = replace(catalogue, rows=catalogue.rows.map(fetched, features=catalogue.rows.features))
-    with pytest.raises(ValueError, match=r"row 0 .*expected a file; download the images first"):
+    with pytest.raises(FileNotFoundError, match=r"example\.org/a\.png"):
         compose_queries(remote, tmp_path / "out", CompositionSettings(queries=2, test_share=0.0))
 
 
@@ -227,20 +192,32 @@ def test_vectors_must_fit(catalogue, tmp_path):
 def test_titles_are_judged_by_rule(tmp_path):
     rows = [row | {"title": f"thing {row['sku']} in {row['material'] or 'no material'}"} for row in products()]
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), attributes=["color", "material", "style"])
-    judges = [judge_by_titles(principle, ["color"]) for principle in ("non_omission", "vision_centric")]
+    judges = [judge_by_titles(principle, ["color"]) for principle in PRINCIPLES]
     settings = CompositionSettings(queries=10, test_share=0.0, max_positive_share=0.3)
-    out = compose_queries(catalogue, tmp_path / "out", settings, judges=judges)
-    rows = [json.loads(line) for line in (out / "queries-train.json").read_text().splitlines()]
+    rows = read(compose_queries(catalogue, tmp_path / "out", settings, judges=judges))
     asked = {name for row in rows for condition in row["query"].values() for name in condition}
     assert asked == {"color", "material"}, (
         "the title says the material, the picture shows the colour, nothing the style"
     )
-    counts = json.loads((out / "distribution.json").read_text())["train"]
-    assert counts["rejected"]["judge non_omission (titles)"] > 0
-    assert counts["attributes"]["drawn"]["style"] > 0
-    assert "style" not in counts["attributes"]["kept"]
-    with pytest.raises(ValueError, match="titles cannot be judged for 'accuracy'"):
+    with pytest.raises(ValueError, match="unknown principle 'accuracy'; expected one of non_omission, vision_centric"):
         judge_by_titles("accuracy", ["color"])
+
+
+def test_a_judge_is_any_function_of_a_query(catalogue, tmp_path):
+    titles = dict(zip(catalogue.ids, catalogue.titles, strict=True))
+    cases = []
+
+    def judge(case):
+        cases.append(case)
+        return "color" in dict(case.conditions)
+
+    settings = CompositionSettings(queries=15, test_share=0.0, max_positive_share=0.3)
+    rows = read(compose_queries(catalogue, tmp_path / "out", settings, judges=[judge]))
+    assert len(rows) == 15 < len(cases)
+    assert all(any("color" in condition for condition in row["query"].values()) for row in rows)
+    for case in cases:
+        assert [*case.titles] == [titles[pid] for pid in case.ids]
+        assert len(case.conditions) == len(case.ids) == case.instruction.count("<image>")
 
 
 class Model:
@@ -254,28 +231,6 @@ class Model:
         return self.answer(prompt)
 
 
-def test_a_model_judges_queries_and_positives(catalogue, tmp_path):
-    model = Model(lambda prompt: "No." if "'thing 1" in prompt else " Yes, it has")
-    judges = [judge_with(VisionModel("vlm", model), name) for name in ("vision_centric", "accuracy")]
-    settings = CompositionSettings(queries=15, test_share=0.0, max_positive_share=0.3)
-    out = compose_queries(catalogue, tmp_path / "out", settings, judges=judges)
-    plain = compose_queries(catalogue, tmp_path / "plain", settings)
-    rows, before = ([json.loads(line) for line in (folder / "queries-train.json").read_text().splitlines()]
-                    for folder in (out, plain))  # fmt: skip
-    titles = dict(zip(map(int, catalogue.ids), catalogue.titles, strict=True))
-    kept = {json.dumps(row["query"]): row["pos_candidate"] for row in rows}
-    compared = 0
-    for row in before:
-        accepted = [pid for pid in row["pos_candidate"] if not titles[pid].startswith("thing 1")]
-        if json.dumps(row["query"]) in kept:
-            assert kept[json.dumps(row["query"])] == accepted
-            compared += 1
-    assert compared > 5
-    assert {shown for shown, prompt in model.calls if "The last picture" in prompt} >= {3}
-    with pytest.raises(ValueError, match="unknown principle 'beauty'"):
-        judge_with(VisionModel("vlm", model), "beauty")
-
-
 def test_cold_start_asks_what_differs(tmp_path):
     rows = products(120, family=5)
     for number, row in enumerate(rows[:30]):
@@ -284,7 +239,7 @@ def test_cold_start_asks_what_differs(tmp_path):
     catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
     model = Model(lambda prompt: ' "Color" ' if "Which one attribute" in prompt else "color 1.")
     settings = CompositionSettings(queries=20, test_share=0.0, samplers={"cold_start": 1.0})
-    out = compose_queries(catalogue, tmp_path / "out", settings, cold_start=VisionModel("vlm", model))
+    out = compose_queries(catalogue, tmp_path / "out", settings, cold_start=model)
     families = {row["sku"]: row["family"] for row in rows}
     colours = {row["sku"]: row["color"] for row in rows}
     queries = merit_queries(out, MeritProducts(out, "train"))
@@ -302,22 +257,22 @@ def test_cold_start_asks_what_differs(tmp_path):
         answered.add(colours[query.positives[0]])
     assert answered == {"", "color 1"}, "never what has another value"
     assert all(shown == 2 for shown, _ in model.calls)
-    shutil.rmtree(out)
-    refused = VisionModel("vlm", Model(lambda prompt: "no idea"))
-    with pytest.raises(ValueError, match=r"no query is possible.*the model named no attribute \(\d+\)"):
-        compose_queries(catalogue, out, settings, cold_start=refused)
+    refused = Model(lambda prompt: "no idea")
+    with pytest.raises(ValueError, match=r"no query is possible.*the model named no attribute \(300\)"):
+        compose_queries(catalogue, tmp_path / "refused", settings, cold_start=refused)
     with pytest.raises(ValueError, match="needs a vision-language model"):
         compose_queries(catalogue, tmp_path / "none", settings)
 
 
 def test_cold_start_needs_products_and_similarity(catalogue, path, tmp_path):
     settings = CompositionSettings(queries=5, samplers={"cold_start": 1.0})
-    model = VisionModel("vlm", Model(str))
-    with pytest.raises(ValueError, match="every product has some"):
+    model = Model(str)
+    with pytest.raises(ValueError, match="products without attributes"):
         compose_queries(read_catalogue(path, attributes=["color", "class"], columns={"class": "family",
                                        "group": "family"}), tmp_path / "a", settings, cold_start=model)  # fmt: skip
     with pytest.raises(ValueError, match="needs families of products, or vectors"):
-        compose_queries(read_catalogue(path), tmp_path / "b", settings, cold_start=model)
+        alone = read_catalogue(path, attributes=["color", "shape"])
+        compose_queries(alone, tmp_path / "b", settings, cold_start=model)
 
 
 def test_ask_with_wraps_a_pipeline(monkeypatch):
@@ -337,8 +292,7 @@ def test_ask_with_wraps_a_pipeline(monkeypatch):
     monkeypatch.setattr(transformers, "pipeline", pipeline)
     model = ask_with("some/model", device="cpu")
     assert not made
-    assert model.name == "some/model"
-    assert [model.ask([None, None], text) for text in ("a", "b")] == ["A", "B"]
+    assert [model([None, None], text) for text in ("a", "b")] == ["A", "B"]
     assert made == [("image-text-to-text", "some/model", {"device": "cpu"})]
 
 
@@ -354,25 +308,26 @@ def template(**change):
 
 def test_a_template_of_ones_own(tmp_path):
     (tmp_path / "xx.json").write_text(json.dumps(template(attributes={"color": "C"})))
-    found = load_templates(["xx"], [tmp_path / "xx.json"])["xx"]
-    generator = np.random.default_rng(0)
-    text = found.write(["color", "style", "size"], ["a {b}", "b", "c"], "bags", generator)
-    assert text == (
-        "bags: C=<Product 1> <image>\na {b} </Product 1>; style=<Product 2> <image>\nb </Product 2>"
-        " & size=<Product 3> <image>\nc </Product 3>"
+    rows = [row | {"title": "a {b}"} for row in products(60)]
+    catalogue = read_catalogue(write_catalogue(tmp_path, rows), columns={"group": "family"})
+    settings = CompositionSettings(
+        queries=5, test_share=0.0, max_positive_share=1.0, languages=("xx",), conditions={3: 1.0}
     )
-    assert found.write(["color"], ["a"], None, generator) == "C=<Product 1> <image>\na </Product 1>"
+    for row in read(compose_queries(catalogue, tmp_path / "out", settings, template_files=[tmp_path / "xx.json"])):
+        names = ["C" if name == "color" else name for condition in row["query"].values() for name in condition]
+        parts = [f"{name}=<Product {n}> <image>\na {{b}} </Product {n}>" for n, name in enumerate(names, start=1)]
+        conditions = f"{parts[0]}; {parts[1]} & {parts[2]}"
+        assert row["query instruction"] in (conditions, f"shoes: {conditions}", f"bags: {conditions}")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (template(condition="{attribute}"), r"condition '{attribute}' must hold {attribute} and {product} once each"),
-        (template(requests=["{klass} {conditions}"]), "requests .* has a wrong field"),
-        (template(requests=[]), "requests is empty"),
-        (template(colour=1), "colour"),
-        ([], "expected an object, got list"),
-        ('{"language": "xx",\n"name": "É"}'.encode("latin-1"), r"line 2: not valid UTF-8 \(byte 0xc9"),
+        (template(requests=["{klass} {conditions}"]), "klass"),
+        (template(requests=[]), "xx.json' is no template"),
+        ({"language": "xx"}, "KeyError"),
+        ([], "xx.json' is no template"),
+        ('{"language": "xx",\n"name": "É"}'.encode("latin-1"), "UnicodeDecodeError"),
     ],
 )
 def test_a_malformed_template_is_named(tmp_path, content, message):
@@ -380,22 +335,10 @@ def test_a_malformed_template_is_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         load_templates(["en"], [tmp_path / "xx.json"])
     assert "xx.json" in str(caught.value)
-    with pytest.raises(FileNotFoundError, match=r"no such file: .*yy.json"):
+    with pytest.raises(FileNotFoundError, match=r"yy.json"):
         load_templates(["en"], [tmp_path / "yy.json"])
 
 
 def test_unknown_languages_are_named():
     with pytest.raises(ValueError, match=r"there are templates of en, ms, id, vi, th"):
         load_templates(["fr"])
-    with pytest.raises(ValueError, match="one is named twice"):
-        load_templates(["en", "en"])
-
-
-def test_both_splits_are_checked_before_any_work(tmp_path):
-    catalogue = read_catalogue(write_catalogue(tmp_path, products(60)), columns={"group": "family"})
-    settings = CompositionSettings(queries=5, test_queries=5, test_share=0.2, max_positive_share=0.08)
-    calls = []
-    judge = judge_with(VisionModel("vlm", lambda case: True), "accuracy")._replace(accepts=calls.append)
-    with pytest.raises(ValueError, match=r"no query is possible among the \d+ products of test"):
-        compose_queries(catalogue, tmp_path / "out", settings, judges=[judge])
-    assert not calls and not (tmp_path / "out.partial").exists()

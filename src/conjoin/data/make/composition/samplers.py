@@ -1,17 +1,32 @@
-"""The three samplers of conditions (MERIT App. A.3.1 to A.3.3).
+"""Products among which queries are composed, and the samplers of conditions (MERIT App. A.3).
 
-A sampler draws once: it returns a `Draft`, or the reason why this draw is none.
+A sampler draws once: it returns a draft, or the reason why this draw gives none.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
+
+from conjoin.processing import load_image
 
 from .catalogue import MISSING, Catalogue
 
+VisionModel = Callable[[Sequence[Image.Image], str], str]
+"""Answers a prompt about some pictures."""
 MOST_COMPARED = 512
 """Products among which the most similar one is looked for."""
+AS_SHOWN = -1
+"""The attribute of a product without attributes: it is asked for as the picture shows it."""
+ATTRIBUTE_PROMPT = (
+    "Compare the two pictures of products. Which one attribute has to change most visibly to turn the first product "
+    "into the second? Choose one of: {choices}. Answer with the attribute only."
+)
+VALUE_PROMPT = (
+    "Compare the two pictures of products. Which {attribute} does the second product have, unlike the first? "
+    "Choose one of: {choices}. Answer with the value only, or with no if none of them fits."
+)
 
 
 class Condition(NamedTuple):
@@ -20,6 +35,14 @@ class Condition(NamedTuple):
     product: int
     attribute: int
     value: int
+
+
+class Draft(NamedTuple):
+    """A query in the making: its conditions, its positives in order, and hard negatives of the sampler's own."""
+
+    conditions: Sequence[Condition]
+    positives: np.ndarray
+    siblings: np.ndarray
 
 
 class Pool:
@@ -39,171 +62,129 @@ class Pool:
         self,
         catalogue: Catalogue,
         rows: np.ndarray,
-        vectors: np.ndarray | None = None,
-        damping: float = 0.5,
-        exclude_most_frequent: bool = False,
+        vectors: np.ndarray | None,
+        damping: float,
+        exclude_most_frequent: bool,
     ) -> None:
-        self.rows = rows
+        self.catalogue, self.rows = catalogue, rows
         self.codes = np.ascontiguousarray(catalogue.codes[:, rows])
-        self.vectors = None if vectors is None else np.ascontiguousarray(vectors[rows], dtype=np.float32)
-        self._order, self._starts, self._usable = [], [], []
-        usable = np.zeros(self.codes.shape, dtype=bool)
-        for index, codes in enumerate(self.codes):
-            order = np.argsort(codes, kind="stable").astype(np.int32)
-            starts = np.searchsorted(codes[order], np.arange(len(catalogue.values[index]) + 1))
-            self._order.append(order)
-            self._starts.append(starts)
-            counts = np.diff(starts)
+        self.vectors = None if vectors is None else vectors[rows].astype(np.float32)
+        self.products: list[list[np.ndarray]] = []  # with each value of each attribute, ascending
+        self.usable: list[np.ndarray] = []  # the values of each attribute that several products have
+        self.has = np.zeros(self.codes.shape, dtype=bool)  # a usable value
+        for index, (codes, values) in enumerate(zip(self.codes, catalogue.values, strict=True)):
+            order = np.argsort(codes, kind="stable")
+            self.products.append(np.split(order, np.searchsorted(codes[order], np.arange(len(values))))[1:])
+            counts = np.array([len(products) for products in self.products[-1]])
             if exclude_most_frequent:
                 everywhere = catalogue.codes[index]
                 counts[np.bincount(everywhere[everywhere != MISSING]).argmax()] = 0
-            self._usable.append(np.flatnonzero(counts > 1))
-            usable[index] = np.isin(codes, self._usable[-1])
-        frequency = (self.codes != MISSING).sum(axis=1)
-        self._weights = np.where(frequency > 0, np.maximum(frequency, 1.0) ** -damping, 0.0)
-        self._has = np.ascontiguousarray(usable.T)
-        self.families = _families(catalogue.groups, rows)
+            self.usable.append(np.flatnonzero(counts > 1))
+            self.has[index] = np.isin(codes, self.usable[-1])
+        self.all = np.arange(len(rows))
+        self.keys = np.flatnonzero([len(values) > 0 for values in self.usable])
+        self.weights = np.maximum((self.codes != MISSING).sum(axis=1), 1.0) ** -damping
+        members: dict[str, list[int]] = {}
+        for index, row in enumerate(rows.tolist()):
+            group = catalogue.groups[row] if catalogue.groups else None
+            members.setdefault(f"alone {row}" if group is None else f"group {group}", []).append(index)
+        self.families = [np.array(variants) for variants in members.values() if len(variants) > 1]
+        self._family = {product: variants for variants in self.families for product in variants.tolist()}
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def keys(self) -> np.ndarray:
-        """The attributes with a value that several products have."""
-        return np.flatnonzero([len(values) > 0 for values in self._usable])
-
-    def usable_values(self, attribute: int) -> np.ndarray:
-        """The values of an attribute that several products have."""
-        return self._usable[attribute]
-
-    def usable_keys(self, product: int) -> np.ndarray:
-        """The attributes of a product whose value another product has too."""
-        return np.flatnonzero(self._has[product])
-
-    def products(self, attribute: int, value: int) -> np.ndarray:
-        """The products with a value, ascending."""
-        first, end = self._starts[attribute][value : value + 2]
-        return self._order[attribute][first:end]
-
-    def draw_key(self, keys: np.ndarray, generator: np.random.Generator) -> int:
-        """One of these attributes, the frequent ones less often."""
-        ends = np.cumsum(self._weights[keys])
-        return int(keys[min(np.searchsorted(ends, generator.random() * ends[-1], side="right"), len(keys) - 1)])
-
-    def find(self, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Return the products that have all of these attribute values, ascending."""
-        lists = sorted((self.products(*pair) for pair in wanted), key=len)
-        products = lists[0]
-        for attribute, value in wanted:
+    def find(self, wanted: Sequence[Condition]) -> np.ndarray:
+        """The products that satisfy all of these conditions, ascending."""
+        products = min((self.products[attribute][value] for _, attribute, value in wanted), key=len)
+        for _, attribute, value in wanted:
             products = products[self.codes[attribute, products] == value]
         return products
 
-    def lacking(self, products: np.ndarray, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
+    def lacking(self, products: np.ndarray, wanted: Sequence[Condition]) -> np.ndarray:
         """Those of the products that have another value of at least one of these; an unknown value may be the one."""
-        codes = [(self.codes[attribute, products], value) for attribute, value in wanted]
+        codes = [(self.codes[attribute, products], value) for _, attribute, value in wanted]
         return products[np.any([(code != value) & (code != MISSING) for code, value in codes], axis=0)]
 
     def family(self, product: int) -> np.ndarray:
         """The other variants of a product, ascending."""
-        if self.families is None or self.families.of[product] < 0:
-            return np.empty(0, dtype=np.int32)
-        members = self.families.members[self.families.of[product]]
+        members = self._family.get(product, np.empty(0, dtype=int))
         return members[members != product]
 
     def similarities(self, products: Sequence[int], others: np.ndarray) -> np.ndarray:
         """How similar each of the others is to these products on average; without vectors, the values they share."""
-        chosen = np.asarray(products)
         if self.vectors is not None:
-            return self.vectors[others] @ self.vectors[chosen].mean(axis=0)
-        theirs, ours = self.codes[:, others], self.codes[:, chosen]
-        same = (theirs[:, :, None] == ours[:, None, :]) & (ours[:, None, :] != MISSING)
-        return same.sum(axis=(0, 2)) / (len(chosen) * len(self.codes))
+            return self.vectors[others] @ self.vectors[np.asarray(products)].mean(axis=0)
+        theirs, ours = self.codes[:, others, None], self.codes[:, None, np.asarray(products)]
+        return ((theirs == ours) & (ours != MISSING)).sum(axis=(0, 2))
+
+    def ranked(self, products: np.ndarray, like: Sequence[int]) -> np.ndarray:
+        """Products by their mean similarity to others, best first; without vectors they keep their order."""
+        if self.vectors is None:
+            return products
+        return products[np.argsort(-self.similarities(like, products), kind="stable")]
+
+    def draw_key(self, keys: np.ndarray, generator: np.random.Generator) -> int:
+        """One of some attributes, the frequent ones less often."""
+        return int(weighted(keys, self.weights[keys], generator))
+
+    def named(self, condition: Condition) -> tuple[str, str]:
+        """The attribute and the value of a condition; of a product without attributes, as in the published queries."""
+        if condition.attribute == AS_SHOWN:
+            return "product style", "as product image"
+        values = self.catalogue.values[condition.attribute]
+        return self.catalogue.attributes[condition.attribute], values[condition.value]
+
+    def condition(self, product: int, key: int) -> Condition:
+        """The value of a product as a condition."""
+        return Condition(product, key, int(self.codes[key, product]))
 
 
-class Families(NamedTuple):
-    """The family of each product of a pool, or -1, and the products of each family of at least two."""
-
-    of: np.ndarray
-    members: list[np.ndarray]
-
-
-def _families(groups: Sequence[str | None] | None, rows: np.ndarray) -> Families | None:
-    if groups is None:
-        return None
-    members: dict[str, list[int]] = {}
-    for index, row in enumerate(rows.tolist()):
-        group = groups[row]
-        if group is not None:
-            members.setdefault(group, []).append(index)
-    several = [np.array(indices, dtype=np.int32) for indices in members.values() if len(indices) > 1]
-    of = np.full(len(rows), -1, dtype=np.int32)
-    for number, indices in enumerate(several):
-        of[indices] = number
-    return Families(of, several)
-
-
-class Draft(NamedTuple):
-    """A query in the making: its conditions, its positives in order, and hard negatives of the sampler's own."""
-
-    conditions: tuple[Condition, ...]
-    positives: np.ndarray
-    siblings: np.ndarray
-
-
-def draw_conventional(pool: Pool, count: int, generator: np.random.Generator) -> tuple[Condition, ...] | str:
+def draw_conventional(pool: Pool, count: int, generator: np.random.Generator) -> list[Condition] | str:
     """Products uniformly, then a key of each; frequent keys less often (App. A.3.1)."""
-    if len(pool) < count:
+    if len(pool.rows) < count:
         return "too few products"
     conditions: list[Condition] = []
-    for product in generator.choice(len(pool), count, replace=False).tolist():
-        keys = _without(pool.usable_keys(product), [condition.attribute for condition in conditions])
+    for product in generator.choice(len(pool.rows), count, replace=False).tolist():
+        keys = np.setdiff1d(np.flatnonzero(pool.has[:, product]), [condition.attribute for condition in conditions])
         if not len(keys):
             return "a product without a further attribute"
-        key = pool.draw_key(keys, generator)
-        conditions.append(Condition(product, key, int(pool.codes[key, product])))
-    return tuple(conditions)
+        conditions.append(pool.condition(product, pool.draw_key(keys, generator)))
+    return conditions
 
 
-def draw_attribute_uniform(pool: Pool, count: int, generator: np.random.Generator) -> tuple[Condition, ...] | str:
+def draw_attribute_uniform(pool: Pool, count: int, generator: np.random.Generator) -> list[Condition] | str:
     """Keys uniformly, a value of each uniformly, then a product with it (App. A.3.2)."""
-    keys = pool.keys
-    if len(keys) < count:
+    if len(pool.keys) < count:
         return "too few attributes"
     conditions: list[Condition] = []
-    for key in generator.choice(keys, count, replace=False).tolist():
-        value = _one(pool.usable_values(key), generator)
-        conditions.append(Condition(_one(pool.products(key, value), generator), key, value))
-    return tuple(conditions)
+    for key in generator.choice(pool.keys, count, replace=False).tolist():
+        value = _one(pool.usable[key], generator)
+        conditions.append(Condition(_one(pool.products[key][value], generator), key, value))
+    return conditions
 
 
-def draw_high_similarity(pool: Pool, count: int, generator: np.random.Generator) -> tuple[Condition, ...] | str:
+def draw_high_similarity(pool: Pool, count: int, generator: np.random.Generator) -> list[Condition] | str:
     """What turns a product into a similar one (App. A.3.3).
 
     The first condition is a value that both share. Each other one is a value in which the similar product differs, of
     a further product outside of the family.
     """
-    first = _draw_of_family(pool, generator)
-    similar = find_similar(pool, first, generator)
+    families = pool.families
+    first = _one(families[int(generator.integers(len(families)))] if families else pool.all, generator)
+    similar = _find_similar(pool, first, generator)
     if similar is None:
         return "no similar product"
-    keys = pool.usable_keys(similar)
+    keys = np.flatnonzero(pool.has[:, similar])
     ours, theirs = pool.codes[keys, first], pool.codes[keys, similar]
     shared, differing = keys[ours == theirs], keys[(ours != theirs) & (ours != MISSING)]
-    if not len(shared):
-        return "similar products that share no value"
-    if len(differing) < count - 1:
-        return "similar products that differ in too few values"
-    key = pool.draw_key(shared, generator)
-    conditions = [Condition(first, key, int(pool.codes[key, first]))]
-    barred = {first, similar, *pool.family(first).tolist()}
+    if not len(shared) or len(differing) < count - 1:
+        return "similar products that share or differ in too few values"
+    conditions = [pool.condition(first, pool.draw_key(shared, generator))]
     for _ in range(count - 1):
-        key = pool.draw_key(_without(differing, [condition.attribute for condition in conditions]), generator)
-        value = int(pool.codes[key, similar])
-        product = _one(pool.products(key, value), generator)
-        if product in barred:
+        key = pool.draw_key(np.setdiff1d(differing, [condition.attribute for condition in conditions]), generator)
+        product = _one(pool.products[key][int(pool.codes[key, similar])], generator)
+        if product in (first, similar, *pool.family(first).tolist()):
             return "no other product with a differing value"
-        conditions.append(Condition(product, key, value))
-    return tuple(conditions)
+        conditions.append(pool.condition(product, key))
+    return conditions
 
 
 SAMPLERS = {
@@ -213,91 +194,111 @@ SAMPLERS = {
 }
 
 
-def _draw_of_family(pool: Pool, generator: np.random.Generator) -> int:
-    """A product: of a family drawn uniformly, if there are families."""
-    if pool.families is not None and pool.families.members:
-        members = pool.families.members
-        return _one(members[int(generator.integers(len(members)))], generator)
-    return int(generator.integers(len(pool)))
-
-
-def find_similar(pool: Pool, product: int, generator: np.random.Generator) -> int | None:
+def _find_similar(pool: Pool, product: int, generator: np.random.Generator) -> int | None:
     """A product similar to another one, or None.
 
     One of its family. Without families, the most similar of up to `MOST_COMPARED` products that share one of its
     values: by the vectors, else by the number of values they share. An exact copy is not similar.
     """
-    family = pool.family(product)
-    if len(family):
-        return _one(family, generator)
-    keys = pool.usable_keys(product)
-    if pool.families is not None or not len(keys):
+    if pool.catalogue.groups:
+        family = pool.family(product)
+        return _one(family, generator) if len(family) else None
+    keys = np.flatnonzero(pool.has[:, product])
+    if not len(keys):
         return None
     key = _one(keys, generator)
-    candidates = pool.products(key, int(pool.codes[key, product]))
-    if len(candidates) > MOST_COMPARED:
-        candidates = candidates[generator.choice(len(candidates), MOST_COMPARED, replace=False)]
+    candidates = _some(pool.products[key][int(pool.codes[key, product])], generator)
     ours, theirs = pool.codes[:, product, None], pool.codes[:, candidates]
     candidates = candidates[((theirs != ours) & (theirs != MISSING) & (ours != MISSING)).any(axis=0)]
-    if not len(candidates):
-        return None
-    return int(candidates[pool.similarities([product], candidates).argmax()])
+    return int(candidates[pool.similarities([product], candidates).argmax()]) if len(candidates) else None
 
 
-def check_conditions(pool: Pool, conditions: Sequence[Condition]) -> str | None:
-    """Why these conditions make no query: one product would serve for two of them (App. A.3.1)."""
-    products = np.array([condition.product for condition in conditions])
-    if len(set(products.tolist())) < len(products):
-        return "one product for two conditions"
-    for condition in conditions:
-        if (pool.codes[condition.attribute, products] == condition.value).sum() > 1:
-            return "two products share the value of a condition"
-    return None
+def draw_cold(pool: Pool, model: VisionModel, generator: np.random.Generator) -> Draft | str:
+    """What turns a product without attributes into a similar one, by a vision-language model (App. A.3.4).
 
-
-def recall(pool: Pool, conditions: Sequence[Condition], max_share: float) -> np.ndarray | str:
-    """Return the products that satisfy the conditions, ascending, or why there are too few or too many."""
-    positives = pool.find([condition[1:] for condition in conditions])
-    if not len(positives):
-        return "no positive"
-    return positives if len(positives) < max_share * len(pool) else "too many positives"
-
-
-def rank(pool: Pool, conditions: Sequence[Condition], products: np.ndarray) -> np.ndarray:
-    """Sort products by their mean similarity to the query's products, best first; ties keep the pool's order."""
-    if pool.vectors is None:
-        return products
-    similarities = pool.similarities([condition.product for condition in conditions], products)
-    return products[np.argsort(-similarities, kind="stable")]
-
-
-def near_misses(pool: Pool, conditions: Sequence[Condition], count: int, generator: np.random.Generator) -> np.ndarray:
-    """Products that satisfy all conditions but one, and have another value there.
-
-    Each condition is missed in turn. Of each such list, at most `MOST_COMPARED` products are drawn; by the vectors,
-    the most similar to the query's products come first, else the order is random.
+    The choices of the model are the attributes and values that several products of the pool have.
     """
+    catalogue, cold = pool.catalogue, np.flatnonzero((pool.codes == MISSING).all(axis=0))
+    if not len(cold):
+        return "no product without attributes"
+    product = _one(cold, generator)
+    family = pool.family(product)
+    if len(family):
+        target = _one(family, generator)
+    elif pool.vectors is None:
+        return "no similar product"
+    else:
+        target = int(pool.ranked(np.delete(pool.all, product), [product])[0])
+    images = [load_image(catalogue.rows[int(pool.rows[each])]["image"]) for each in (product, target)]
+    keys = {catalogue.attributes[key].lower(): key for key in pool.keys.tolist()}
+    key = keys.get(_answer(model(images, ATTRIBUTE_PROMPT.format(choices=", ".join(keys)))))
+    if key is None:
+        return "the model named no attribute"
+    values = {catalogue.values[key][value]: value for value in pool.usable[key].tolist()}
+    prompt = VALUE_PROMPT.format(attribute=catalogue.attributes[key], choices=", ".join(values))
+    value = values.get(_answer(model(images, prompt)))
+    if value is None or len(pool.lacking(np.array([target]), [Condition(target, key, value)])):
+        return "the model named no value, or another one than the catalogue has"
+    siblings = family[family != target]
+    products = _some(np.setdiff1d(pool.products[key][value], [product, target, *siblings]), generator)
+    if not len(products):
+        return "no other product with a differing value"
+    other = _one(products, generator) if pool.vectors is None else int(pool.ranked(products, [target])[0])
+    conditions = [Condition(product, AS_SHOWN, AS_SHOWN), Condition(other, key, value)]
+    return Draft(conditions, np.array([target]), pool.lacking(siblings, conditions[1:]))
+
+
+def draw_draft(pool: Pool, conditions: Sequence[Condition], max_share: float) -> Draft | str:
+    """A draft of conditions, unless one product would serve for two of them, or too few or too many satisfy them."""
+    shown = [condition.product for condition in conditions]
+    if any((pool.codes[condition.attribute, shown] == condition.value).sum() > 1 for condition in conditions):
+        return "two products share the value of a condition"
+    positives = pool.find(conditions)
+    if not 0 < len(positives) < max_share * len(pool.rows):
+        return "too many positives" if len(positives) else "no positive"
+    siblings = pool.lacking(pool.family(shown[0]), conditions)
+    return Draft(conditions, pool.ranked(positives, shown), siblings[~np.isin(siblings, shown)])
+
+
+def hard_negatives(pool: Pool, draft: Draft, count: int, generator: np.random.Generator) -> list[int]:
+    """Siblings, at most half of all if there are near misses, then near misses, then more siblings.
+
+    A near miss satisfies all conditions but one, and has another value there. Each condition is missed in turn. Of
+    each such list, at most `MOST_COMPARED` products are drawn; by the vectors, the most similar to the query's
+    products come first, else the order is random.
+    """
+    siblings: list[int] = draft.siblings.tolist()
+    if draft.conditions[0].attribute == AS_SHOWN:
+        return siblings[:count]
+    shown = [condition.product for condition in draft.conditions]
     lists = []
-    for missed in conditions:
-        kept = [condition[1:] for condition in conditions if condition is not missed]
-        misses = pool.lacking(pool.find(kept), [missed[1:]])
-        if pool.vectors is None:
-            misses = generator.permutation(misses)[:MOST_COMPARED]
-        elif len(misses) > MOST_COMPARED:
-            misses = np.sort(misses[generator.choice(len(misses), MOST_COMPARED, replace=False)])
-        lists.append(rank(pool, conditions, misses).tolist())
-    barred = {condition.product for condition in conditions}
-    chosen: list[int] = []
-    for index in range(max(map(len, lists))):
-        chosen += [near[index] for near in lists if index < len(near) and near[index] not in barred | set(chosen)]
-        if len(chosen) >= count:
-            break
-    return np.array(chosen[:count], dtype=np.int32)
+    for missed in draft.conditions:
+        near = pool.lacking(pool.find([other for other in draft.conditions if other is not missed]), [missed])
+        near = generator.permutation(near)[:MOST_COMPARED] if pool.vectors is None else np.sort(_some(near, generator))
+        lists.append(pool.ranked(near, shown).tolist())
+    turns = [near[turn] for turn in range(count + len(shown)) for near in lists if turn < len(near)]
+    misses = [product for product in turns if product not in shown][:count]
+    misses = [product for product in misses if product not in siblings]
+    first = siblings[: max(count // 2, count - len(misses))]
+    return [*first, *misses, *siblings[len(first) :]][:count]
 
 
-def _without(keys: np.ndarray, taken: Sequence[int]) -> np.ndarray:
-    return keys[~np.isin(keys, taken)] if taken else keys
+def weighted(things: Any, weights: Any, generator: np.random.Generator) -> Any:  # noqa: ANN401
+    """Draw one of several things by their weights."""
+    ends = np.cumsum(weights)
+    return things[min(int(np.searchsorted(ends, generator.random() * ends[-1], side="right")), len(things) - 1)]
+
+
+def _some(products: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """At most `MOST_COMPARED` of some products."""
+    if len(products) <= MOST_COMPARED:
+        return products
+    return products[generator.choice(len(products), MOST_COMPARED, replace=False)]
 
 
 def _one(values: np.ndarray, generator: np.random.Generator) -> int:
     return int(values[int(generator.integers(len(values)))])
+
+
+def _answer(text: str) -> str:
+    return text.strip().strip("\"'*.").strip().lower()

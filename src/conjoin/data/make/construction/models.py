@@ -4,7 +4,7 @@ Each wrapper returns a function that loads the model on its first call.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,69 +31,66 @@ REWRITE_PROMPT = (
 )
 
 
-def describe_with(
+def ask_with(
     model: str,
     *,
-    prompt: str = DESCRIBE_PROMPT,
+    task: Any = "image-text-to-text",  # noqa: ANN401 - a literal of transformers
     max_new_tokens: int = 160,
     **options: Any,  # noqa: ANN401
-) -> Callable[[Image.Image], str]:
-    """Return a function that describes images with an `"image-text-to-text"` model of transformers.
+) -> Callable[[Sequence[Image.Image], str], str]:
+    """Return a function of pictures and a prompt that answers with a chat model of transformers, decoding greedily.
 
     Args:
         model: Folder or Hub name.
-        prompt: Request to the model.
+        task: Of the pipeline; with `"text-generation"` there are no pictures.
         max_new_tokens: Maximum length of the answer in tokens.
         options: Further arguments of `transformers.pipeline`, e.g. `device="cuda"`.
     """
-    load = pipeline_loader("image-text-to-text", model, options)
 
-    def describe(image: Image.Image) -> str:
-        content = [{"type": "image", "image": image}, {"type": "text", "text": prompt}]
-        return chat_answer(load(), "text", [{"role": "user", "content": content}], max_new_tokens)
+    @cache
+    def load() -> Callable[..., Any]:
+        from transformers import pipeline
 
-    return describe
+        return pipeline(task, model=model, **options)
+
+    def ask(images: Sequence[Image.Image], prompt: str) -> str:
+        content: Any = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": prompt}]
+        argument, content = ("text_inputs", prompt) if task == "text-generation" else ("text", content)
+        chat = {argument: [{"role": "user", "content": content}]}
+        made = load()(**chat, max_new_tokens=max_new_tokens, do_sample=False, return_full_text=False)
+        return str(made[0]["generated_text"])
+
+    return ask
 
 
-def edit_with(
-    model: str,
-    *,
-    prompt: str = EDIT_PROMPT,
-    max_new_tokens: int = 160,
-    **options: Any,  # noqa: ANN401
-) -> Callable[[str], Edited]:
-    """Return a function that edits descriptions with a `"text-generation"` chat model; see `describe_with`.
+def describe_with(model: str, **options: Any) -> Callable[[Image.Image], str]:  # noqa: ANN401
+    """Return a function that describes images with an `"image-text-to-text"` model; arguments as for `ask_with`."""
+    ask = ask_with(model, **options)
+    return lambda image: ask([image], DESCRIBE_PROMPT)
 
-    A checksum of the text chooses one of `EDITS`; its sentence in `CHANGES` replaces `{change}` in the prompt.
+
+def edit_with(model: str, **options: Any) -> Callable[[str], Edited]:  # noqa: ANN401
+    """Return a function that edits descriptions with a `"text-generation"` chat model; arguments as for `ask_with`.
+
+    A checksum of the text chooses one of `EDITS`.
     """
-    load = pipeline_loader("text-generation", model, options)
+    ask = ask_with(model, task="text-generation", **options)
 
     def edit(text: str) -> Edited:
         kind = EDITS[zlib.crc32(text.encode()) % len(EDITS)]
-        content = prompt.replace("{change}", CHANGES[kind]) + text
-        return Edited(chat_answer(load(), "text_inputs", [{"role": "user", "content": content}], max_new_tokens), kind)
+        return Edited(ask((), EDIT_PROMPT.format(change=CHANGES[kind]) + text), kind)
 
     return edit
 
 
-def rewrite_with(
-    model: str,
-    *,
-    prompt: str = REWRITE_PROMPT,
-    max_new_tokens: int = 160,
-    **options: Any,  # noqa: ANN401
-) -> Callable[[str], str]:
-    """Return a function that says a text in other words with a `"text-generation"` chat model; see `describe_with`.
+def rewrite_with(model: str, **options: Any) -> Callable[[str], str]:  # noqa: ANN401
+    """Return a function that says a text in other words with a chat model; arguments as for `ask_with`.
 
     It makes the variants X′ of `construct_symmetric`, and the column `alternative_text` of training pairs, which
     augmented positives (AP of Table 3) read.
     """
-    load = pipeline_loader("text-generation", model, options)
-
-    def rewrite(text: str) -> str:
-        return chat_answer(load(), "text_inputs", [{"role": "user", "content": prompt + text}], max_new_tokens)
-
-    return rewrite
+    ask = ask_with(model, task="text-generation", **options)
+    return lambda text: ask((), REWRITE_PROMPT + text)
 
 
 def synthesise_with(
@@ -130,21 +127,3 @@ def synthesise_with(
         return load()(prompt=text, generator=torch.Generator().manual_seed(seed), **options).images[0]
 
     return synthesise
-
-
-def pipeline_loader(task: Any, model: str, options: dict[str, Any]) -> Callable[[], Callable[..., Any]]:  # noqa: ANN401
-    """Return a function that loads a pipeline of transformers at its first call."""
-
-    @cache
-    def load() -> Callable[..., Any]:
-        from transformers import pipeline
-
-        return pipeline(task, model=model, **options)
-
-    return load
-
-
-def chat_answer(pipe: Callable[..., Any], argument: str, chat: list[dict[str, Any]], max_new_tokens: int) -> str:
-    """Return the model's answer to a chat; greedy decoding makes it deterministic."""
-    made = pipe(**{argument: chat}, max_new_tokens=max_new_tokens, do_sample=False, return_full_text=False)
-    return str(made[0]["generated_text"])

@@ -1,6 +1,6 @@
 """From pictures to candidates of a symmetric benchmark (SOLAR Fig. 2): describe, edit, synthesise, assemble, review.
 
-Each step is a function that you pass in; `construction_models` wraps pipelines of transformers and diffusers as such.
+Each step is a function that you pass in; `construction.models` wraps pipelines of transformers and diffusers as such.
 A step is run over all items before the next one begins, so that one large model at a time need be in memory.
 """
 
@@ -16,22 +16,20 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from conjoin.data.json_files import JsonLines
 from conjoin.data.row_checks import repeated_id
 from conjoin.processing import load_image
 from conjoin.processing.item_error import ItemError
 from conjoin.progress import progress
-from conjoin.storage import atomic_path, content_digest, write_text
+from conjoin.storage import content_digest, write_text
 
 logger = logging.getLogger(__name__)
-CANDIDATES_FILE = "candidates.jsonl"
-REVIEW_FILE = "review.html"
 EDITS = ("replace", "add", "remove")
 """How an edited text differs from the original: in other objects, in more, or in fewer."""
 Record = dict[str, Any]
 """What is known of an item: `id`, `original_image`, `original_text`, `edited_text`, its `edit` (of `EDITS`),
 `rewritten_text` (None: no variant), `edited_image` (paths relative to the folder); `skipped` says why there is no
 more."""
+_SHEET = "review_sheet.html.j2"
 _ROLES = {"query": "query X", "positive": "positive X⁺", "negative": "negative X⁻", "variant": "variant X′"}
 
 
@@ -47,10 +45,9 @@ def construct_symmetric(
     folder: str | Path,
     *,
     describe: Callable[[Image.Image], str],
-    edit: Callable[[str], Edited | str],
+    edit: Callable[[str], Edited],
     synthesise: Callable[[str], Image.Image],
     rewrite: Callable[[str], str] | None = None,
-    assemble: Callable[[Record], list[dict[str, Any]]] | None = None,
     show_progress: bool = False,
 ) -> Path:
     """Make candidate triplets and a sheet on which a human accepts or rejects them.
@@ -64,23 +61,20 @@ def construct_symmetric(
         rows: Mappings with a unique `id` and an `image`, for example what `load_pairs` gives.
         folder: For `items/`, `images/`, `candidates.jsonl` (as `load_triplets` reads it) and `review.html`.
         describe: T_orig from I_orig.
-        edit: T_mod from T_orig: objects replaced, added or removed. A plain string counts as `"replace"`.
+        edit: T_mod from T_orig: objects replaced, added or removed.
         synthesise: I_mod from T_mod.
         rewrite: T_mod in other words: the text of the variant X′, which has X's image. `None`: no variants.
-        assemble: The triplets of a finished item; `None` is `assemble_triplets`.
         show_progress: Show progress bars.
 
     Returns:
         The path of `candidates.jsonl`.
 
     Raises:
-        ValueError: A row without id or image, an id met twice, an unreadable image, a damaged record or one of
-            another image, a step that returns something of another type, or not one candidate in the end.
+        KeyError: A row without id or image.
+        ValueError: An id met twice, an unreadable image, a record of another image, or not one candidate in the end.
     """
     folder = Path(folder)
-    for name in ("items", "images"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    records = _begin(rows, folder)
+    records = _records(rows, folder)
     steps: list[tuple[str, str, Callable[[Any], Any] | None]] = [
         ("original_text", "original_image", describe),
         ("edited_text", "original_text", edit),
@@ -88,20 +82,18 @@ def construct_symmetric(
         ("edited_image", "edited_text", synthesise),
     ]
     for field, source, step in steps:
-        if step is None:
-            continue
-        for record in progress(records, desc=field.replace("_", " "), unit="item", show=show_progress):
-            if field not in record and "skipped" not in record:
-                _run_step(record, field, step, source, folder)
-    finished = [record for record in records if "skipped" not in record]
-    candidates = [triplet for record in finished for triplet in (assemble or assemble_triplets)(record)]
+        if step is not None:
+            todo = [record for record in records if field not in record and "skipped" not in record]
+            for record in progress(todo, desc=field.replace("_", " "), unit="item", show=show_progress):
+                value = load_image(folder / record[source]) if source == "original_image" else record[source]
+                _add(record, field, step(value), value, folder)
+                _save(folder, record)
+    candidates = [each for record in records if "skipped" not in record for each in assemble_triplets(record)]
     if not candidates:
-        raise ValueError(
-            f"none of {len(records)} items gave a candidate; the reasons are in {str(folder / 'items')!r}"
-        )
-    path = folder / CANDIDATES_FILE
+        raise ValueError(f"none of {len(records)} items gave a candidate; why, is in {str(folder / 'items')!r}")
+    path = folder / "candidates.jsonl"
     write_text(path, "".join(json.dumps(triplet, ensure_ascii=False) + "\n" for triplet in candidates))
-    write_review_sheet(path, folder / REVIEW_FILE)
+    write_review_sheet(path, folder / "review.html")
     return path
 
 
@@ -125,91 +117,60 @@ def assemble_triplets(record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _begin(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
+def _records(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Record]:
     """The record of every row; new ones get their picture saved."""
     records: dict[str, Record] = {}
     for number, row in enumerate(rows):
-        id_ = row.get("id")
-        if id_ is None or id_ == "" or row.get("image") is None:
-            raise ValueError(f'row {number}: expected an "id" and an "image", got the keys {list(row)}')
-        if str(id_) in records:
-            raise repeated_id(str(id_), f"row {number}")
-        path = _record_path(folder, str(id_))
-        picture = load_image(row["image"], f"item {str(id_)!r}")
+        id_, name = str(row["id"]), f"item {str(row['id'])!r}"
+        if id_ in records:
+            raise repeated_id(id_, f"row {number}")
+        picture = load_image(row["image"], name)
+        record = records[id_] = {"id": id_, "original_image": f"images/{_stem(id_)}-original.png"}
+        path = folder / f"items/{_stem(id_)}.json"
         if path.exists():
-            records[str(id_)] = _read_record(path, picture)
-            continue
-        record: Record = {"id": str(id_)}
-        record["original_image"] = _save_picture(folder, record, "original_image", picture)
-        _save(folder, record)
-        records[str(id_)] = record
+            record |= json.loads(path.read_text(encoding="utf-8"))
+            if content_digest(load_image(folder / record["original_image"], name)) != content_digest(picture):
+                raise ItemError(name, f"it has another image than in {str(path)!r}; an id must stay with its image")
+        else:
+            _save_picture(folder / record["original_image"], picture)
+            _save(folder, record)
     return list(records.values())
 
 
-def _read_record(path: Path, picture: Image.Image) -> Record:
-    """Read the record of an item, which has this picture."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or not {"id", "original_image"} <= set(record):
-            raise ValueError("it is not the record of an item")
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r} is damaged ({error}); remove it to make the item again") from error
-    folder, name, original = path.parents[1], f"item {record['id']!r}", record["original_image"]
-    if content_digest(load_image(folder / original, name)) != content_digest(picture):
-        raise ItemError(
-            name,
-            f"its image is not {original!r} of the construction in {str(folder)!r}; an id must stay with its "
-            "image (row numbers do not, if rows move): give the rows their former ids, or choose another folder",
-        )
-    return record
-
-
-def _run_step(record: Record, field: str, step: Callable[[Any], Any], source: str, folder: Path) -> None:
-    """Add one field to a record and save it."""
-    name = f"item {record['id']!r}, {field.replace('_', ' ')}"
-    value = record[source]
-    made = step(load_image(folder / value, name) if source == "original_image" else value)
+def _add(record: Record, field: str, made: Any, value: Any, folder: Path) -> None:  # noqa: ANN401 - of a step
+    """Add what a step made of a value to a record."""
     if isinstance(made, Edited):
-        if made.edit not in EDITS:
-            raise ItemError(name, f"unknown edit {made.edit!r}; expected one of {EDITS}")
-        record["edit"], made = made.edit, made.text
-    expected = Image.Image if field == "edited_image" else str
-    if not isinstance(made, expected):
-        raise ItemError(name, f"the step must return a {expected.__name__}, got {type(made).__name__}")
-    if not isinstance(made, str):
-        record[field] = _save_picture(folder, record, field, made)
-    elif not made.strip() or made.strip() == value:
-        reason = f"the {field.replace('_', ' ')} is {'unchanged' if made.strip() else 'empty'}"
-        is_variant = field == "rewritten_text"
-        logger.warning("item %r %s: %s", record["id"], "has no variant" if is_variant else "is skipped", reason)
-        record |= {field: None} if is_variant else {"skipped": reason}
-    else:
+        made, record["edit"] = made
+    if isinstance(made, Image.Image):
+        record[field] = f"images/{_stem(record['id'])}-edited.png"
+        _save_picture(folder / record[field], made)
+    elif made.strip() and made.strip() != value:
         record[field] = made.strip()
-    _save(folder, record)
+    else:
+        reason = f"the {field.replace('_', ' ')} is {'unchanged' if made.strip() else 'empty'}"
+        record |= {field: None} if field == "rewritten_text" else {"skipped": reason}
+        logger.warning(
+            "item %r %s: %s", record["id"], "is skipped" if "skipped" in record else "has no variant", reason
+        )
 
 
-def _record_path(folder: Path, id_: str) -> Path:
+def _stem(id_: str) -> str:
     """A readable file name that is unique for each id."""
-    return folder / "items" / f"{_file_stem(id_)}.json"
-
-
-def _file_stem(id_: str) -> str:
     return re.sub(r"\W+", "-", id_)[:40] + "-" + hashlib.blake2b(id_.encode(), digest_size=6).hexdigest()
 
 
-def _save_picture(folder: Path, record: Record, field: str, picture: Image.Image) -> str:
-    name = f"images/{_file_stem(record['id'])}-{field.removesuffix('_image')}.png"
-    rgb = load_image(picture, f"item {record['id']!r}, {field}")
-    with atomic_path(folder / name) as temporary:
-        rgb.save(temporary, "PNG")
-    return name
-
-
 def _save(folder: Path, record: Record) -> None:
-    write_text(_record_path(folder, record["id"]), json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    path = folder / f"items/{_stem(record['id'])}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
 
 
-def write_review_sheet(candidates: str | Path, out: str | Path, *, size: int = 320, title: str | None = None) -> Path:
+def _save_picture(path: Path, picture: Image.Image) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    load_image(picture).save(path)  # its record follows
+
+
+def write_review_sheet(candidates: str | Path, out: str | Path) -> Path:
     """Write a self-contained page with inline pictures, which sends no data.
 
     Texts can be edited on the page. Decisions survive a reload if the browser keeps local data. The button saves the
@@ -217,51 +178,26 @@ def write_review_sheet(candidates: str | Path, out: str | Path, *, size: int = 3
     relative to it.
 
     Args:
-        candidates: Triplets in JSON lines, as `load_triplets` reads them.
+        candidates: Triplets in JSON lines, as `load_triplets` reads them, with images beside the file.
         out: Path of the page.
-        size: Longest side of a picture in pixels.
-        title: Title of the page; by default the name of the candidates' file.
 
     Raises:
         FileNotFoundError: The file or a listed image does not exist.
-        ValueError: A line is not a JSON object, or a picture cannot be read.
+        ValueError: A line is not JSON, or a picture cannot be read.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    candidates = Path(candidates)
-    rows = list(JsonLines(candidates))
-    pictures: dict[str, str] = {}
-    triplets = []
-    for number, row in enumerate(rows):
-        items = []
-        for role, label in _ROLES.items():
-            image, text = row.get(f"{role}_image"), row.get(f"{role}_text")
-            if image is None and text is None:
-                continue
-            items.append({"role": role, "label": label, "text": text, "picture": image})
-            if image is not None and image not in pictures:
-                name = f"line {number + 1}, {role}_image"
-                source = image if "://" in image or image.startswith("data:") else candidates.parent / image
-                pictures[image] = _thumbnail(load_image(source, name), size)
-        triplets.append({"id": str(row.get("id", number)), "items": items})
-    environment = Environment(
-        loader=PackageLoader("conjoin.data.make.construction", "."), autoescape=True, undefined=StrictUndefined
-    )
-    page = environment.get_template("review_sheet.html.j2").render(
-        title=title if title is not None else candidates.name,
-        key=hashlib.sha256(candidates.read_bytes()).hexdigest()[:16],
-        triplets=triplets,
-        data={"rows": rows, "pictures": pictures},
-    )
-    out = Path(out)
-    out.write_text(page, encoding="utf-8")
+    candidates, out = Path(candidates), Path(out)
+    rows = [json.loads(line) for line in candidates.read_text(encoding="utf-8").split("\n") if line]
+    pictures = {}
+    for number, row in enumerate(rows, start=1):
+        for name in (row[f"{role}_image"] for role in _ROLES if row.get(f"{role}_image") is not None):
+            small = load_image(candidates.parent / name, f"line {number}").copy()
+            small.thumbnail((320, 320), Image.Resampling.LANCZOS)
+            small.save(buffer := io.BytesIO(), "jpeg", quality=85)
+            pictures[name] = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    loader = PackageLoader("conjoin.data.make.construction", ".")
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_SHEET)
+    key, data = hashlib.sha256(candidates.read_bytes()).hexdigest()[:16], {"rows": rows, "pictures": pictures}
+    out.write_text(template.render(title=candidates.name, key=key, roles=_ROLES, data=data), encoding="utf-8")
     return out
-
-
-def _thumbnail(image: Image.Image, size: int) -> str:
-    """Return a JPEG of at most `size` x `size` pixels as a `data:` URI."""
-    small = image.copy()
-    small.thumbnail((size, size), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    small.save(buffer, "jpeg", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

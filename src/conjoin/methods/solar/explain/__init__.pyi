@@ -11,4 +11,3 @@ from .pair import (
     render_explanation as render_explanation,
     score_populations as score_populations,
 )
-from .truth import score_intersection as score_intersection

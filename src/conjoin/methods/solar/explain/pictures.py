@@ -52,16 +52,6 @@ def masked_picture(picture: Image.Image, weights: ArrayLike, grid: tuple[int, in
     return _blend(picture, np.broadcast_to(_MASKED, (*grid, 3)), 1 - _on_grid(weights, grid))
 
 
-def boxed_picture(picture: Image.Image, boxes: Sequence[tuple[Sequence[float], bool]]) -> Image.Image:
-    """Draw boxes, `[left, top, right, bottom]` as fractions: of what is shared in warm, of the rest in cold."""
-    shown = _enlarged(picture)
-    draw = ImageDraw.Draw(shown)
-    for (left, top, right, bottom), is_shared in boxes:
-        corners = (left * shown.width, top * shown.height, right * shown.width, bottom * shown.height)
-        draw.rectangle(corners, outline=_WARM if is_shared else _COLD, width=4)
-    return shown
-
-
 def relative(scores: ArrayLike) -> NDArray[np.float64]:
     """Scale scores linearly to 0 (lowest) to 1 (highest); 0.5 if all are equal."""
     values = np.asarray(scores, dtype=float)

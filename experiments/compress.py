@@ -6,7 +6,7 @@ distilled; and the same depth of the untrained model, trained by InfoNCE for as 
 Measured are R@10 between unseen names and pictures of one style, hit rates at 5 on five cells of the miniature M-BEIR
 without instructions, agreement with the whole model, and the processor's time.
 
-    PYTHONPATH=benchmarks/claims python benchmarks/claims/compress.py --seeds 0 1 2
+    python experiments/compress.py --seeds 0 1 2
 """
 
 import argparse
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--distill-weight", type=float, default=0.9)
     parser.add_argument("--held-out", type=int, help="number of unseen pairs (default: all)")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/compress.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/compress.json")
     args = parser.parse_args()
     settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "layers", "out")}
     record = Record(args.out, settings)

@@ -3,7 +3,7 @@
 Takes the options of solar.py (scenes, batch size, width). The masks of "GCL, window masks" start after 30 % of the
 steps; its ratio is the mean over a whole run.
 
-    python benchmarks/claims/solar_step_cost.py --data runs/claims/solar/data --objects 100 --train 12000
+    python experiments/solar_step_cost.py --data runs/claims/solar/data --objects 100 --train 12000
 """
 
 import statistics
@@ -11,11 +11,11 @@ import time
 from typing import Any
 
 import torch
+from scene_features import collate_trimmed
 from solar import parse
 from solar_rows import ROWS
 from solar_scenes import Scenes
 
-from conjoin.demo.scenes import collate_trimmed
 from conjoin.methods.solar.stage1 import SolarStage1Objective
 from conjoin.training import METHODS
 from conjoin.training.objective import total_loss

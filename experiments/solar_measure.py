@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from scene_features import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
+from scene_truth import score_intersection
+from scenes import TEST_SETS
 from solar_scenes import SETS, Scenes
 from solar_training import Trained, shuffled
 from torch import Tensor
 
-from conjoin.data.make.scenes import TEST_SETS
-from conjoin.demo.scenes import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
 from conjoin.evaluation import TripletVectors, symmetric_outcomes
-from conjoin.methods.solar.explain import score_intersection
 from conjoin.methods.solar.scores import PairTokens, fit_intersection, mask_intersection, pair_tokens
 from conjoin.models.joint_encoder import JointEncoderModel
 

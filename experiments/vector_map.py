@@ -1,15 +1,24 @@
-"""A picture of the vectors of an evaluation, as Fig. 4 of PUMA."""
+"""A picture of the vectors of a model on M-BEIR, as Fig. 4 of PUMA: t-SNE of right candidates.
 
+    python experiments/vector_map.py runs/demo/model --data runs/mini-mbeir --out runs/map.png
+
+It needs the extra `st`, which has scikit-learn.
+"""
+
+import argparse
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from sklearn.manifold import TSNE
 
-from conjoin.evaluation.results import Figure, picture
-from conjoin.evaluation.task import PARTS, RetrievalTask, Rows, TaskScores
+from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
+from conjoin.evaluation.benchmarks.mbeir import mbeir_tasks
+from conjoin.retrieval import load_encoder
 
 _COLOURS = {"text": "#0072b2", "image": "#d55e00", "image + text": "#009e73"}
 _TASKS = [f"{query} to {candidate}" for query, candidate in itertools.product(_COLOURS, repeat=2)]
@@ -43,7 +52,7 @@ class _Candidate(NamedTuple):
     task: str
 
 
-def vector_map(scores: Sequence[TaskScores]) -> Figure:
+def vector_map(scores: Sequence[TaskScores]) -> Image.Image:
     """Reduce right candidates to two dimensions by t-SNE of their cosine distances.
 
     The colour is the candidate's modality. The shape is the kind of task: the modalities of query and candidate, which
@@ -54,13 +63,8 @@ def vector_map(scores: Sequence[TaskScores]) -> Figure:
             number of tasks; the seed is that of the options.
 
     Raises:
-        ImportError: The `st` extra, which has scikit-learn, is not installed.
         ValueError: The tasks have fewer than four right candidates.
     """
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise ImportError('a map of the vectors needs scikit-learn: pip install "conjoin[st]"') from error
     vectors, seed = scores[0].vectors, scores[0].vectors.options.seed
     chosen = _sample(scores, seed)
     if len(chosen) < _LEAST:
@@ -70,9 +74,7 @@ def vector_map(scores: Sequence[TaskScores]) -> Figure:
     matrix = np.concatenate([vectors.of(part[0].rows).vectors([each.id for each in part]) for part in parts])
     perplexity = min(30.0, (len(chosen) - 1) / 3)
     points = TSNE(metric="cosine", perplexity=perplexity, random_state=seed).fit_transform(matrix.astype(np.float32))
-    title = f"t-SNE of {len(chosen):,} right candidates; the colour is their modality, the shape is the task"
-    image = _draw(points, chosen)
-    return Figure(title, picture(image, max(image.size) // 2))
+    return _draw(points, chosen)
 
 
 def _sample(scores: Sequence[TaskScores], seed: int) -> list[_Candidate]:
@@ -101,7 +103,7 @@ def _candidate(task: RetrievalTask, query: str) -> _Candidate:
 
 
 def _modality(row: Mapping[str, Any]) -> str:
-    return " + ".join(part for part in PARTS if row.get(part) is not None)
+    return " + ".join(part for part in ("image", "text") if row.get(part) is not None)
 
 
 def _draw(points: np.ndarray, chosen: Sequence[_Candidate]) -> Image.Image:
@@ -132,3 +134,20 @@ def _outline(shape: _Shape, x: float, y: float) -> list[tuple[float, float]]:
         (math.pi * ((index + turn) / points - 0.5), outer * (inner if index % 2 else 1)) for index in range(2 * points)
     ]
     return [(x + radius * math.cos(angle), y + radius * math.sin(angle)) for angle, radius in corners]
+
+
+def main() -> None:
+    """Evaluate a model and draw the map."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True, help="folder of M-BEIR, or of its miniature")
+    parser.add_argument("--cells", nargs="+", help="such as oven_task8 (default: all 16)")
+    parser.add_argument("--out", type=Path, required=True, help="the picture; the vectors are kept beside it")
+    args = parser.parse_args()
+    tasks = mbeir_tasks(args.data, cells=args.cells, settings=["global"])
+    folder = args.out.with_suffix("")
+    vector_map(evaluate_tasks(load_encoder(args.model), tasks, folder, EvaluateOptions())).save(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
+from scene_features import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
+from scenes import NEITHER, SHARED
 from solar_rows import MINERS, ROWS, Row, rate_of, samples_per_step, uses_mined
 from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions
 from torch import Tensor
 from transformers import PrinterCallback
 
 from conjoin.data import PairCollator
-from conjoin.data.make.scenes import NEITHER, SHARED
-from conjoin.demo.scenes import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
 from conjoin.losses import AlignmentTerms
 from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.masking import construct_samples

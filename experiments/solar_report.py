@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scenes import NEGATIVES, SAME_UNION, TEST_SETS as TESTS
 from solar_rows import ROWS, Row
 from solar_training import slug
 
-from conjoin.data.make.scenes import NEGATIVES, SAME_UNION, TEST_SETS as TESTS
 from conjoin.evaluation import bootstrap_ci
 
 KINDS = (*NEGATIVES, SAME_UNION)

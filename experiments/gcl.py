@@ -6,7 +6,7 @@ concepts. "CL + triplets" is the paper's baseline of composed queries: it also l
 with dark skin tone") whose target is the edited picture. The result file keeps finished runs, so an interrupted script
 resumes. The plot of the modalities is drawn if one call runs "untrained", "CL" and "GCL" for the first seed.
 
-    python benchmarks/claims/gcl.py --steps 150 --seeds 0 1 2
+    python experiments/gcl.py --steps 150 --seeds 0 1 2
 """
 
 import argparse
@@ -37,7 +37,7 @@ from conjoin.training import (
     load_recipe,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 MODALITIES = {"image": "image", "text": "text", "image,text": "fused"}
 KS = (1, 10, 50)
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="names of the objectives to run")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/gcl.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/gcl.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

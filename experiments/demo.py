@@ -4,7 +4,7 @@ Each row is trained for each seed by its recipe, and finds the pictures and name
 another artist (`conjoin evaluate --benchmark emoji` has the same galleries). The record has the rank of every query:
 intervals resample seeds and queries together, and differences are paired. What is finished is not run again.
 
-    python benchmarks/claims/demo.py --seeds 0 1 2 3 4
+    python experiments/demo.py --seeds 0 1 2 3 4
 """
 
 import argparse
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from common import ROOT, Record
+from scene_features import embed_features
 from torch import Tensor
 
 from conjoin.data import load_emoji
-from conjoin.demo.scenes import embed_features
 from conjoin.evaluation import best_ranks, bootstrap_ci
 from conjoin.hub import load_model
 from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe, train
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/claims/results/demo.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/demo.json")
     args = parser.parse_args()
     record = Record(args.out, {})
     runs = [(row, seed) for row in args.rows for seed in args.seeds if not record.has(row, seed)]

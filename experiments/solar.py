@@ -15,10 +15,10 @@ for rows "+ random parts" with views of as many tokens at random places. Rows "e
 CPU seconds of `--time-of`, so they need that row first; or, because other programs change these, `--time-ratio` times
 the steps, as `solar_step_cost.py` measures it step by step.
 
-    python benchmarks/claims/solar.py --out runs/claims/solar --rows baselines solar
-    python benchmarks/claims/solar.py --out runs/claims/solar --compare Mixed GCL
-    python benchmarks/claims/solar.py --out benchmarks/claims/results/solar_scenes_union.json --compare GCL "stage 1"
-    python benchmarks/claims/solar.py --out runs/claims/solar --brief
+    python experiments/solar.py --out runs/claims/solar --rows baselines solar
+    python experiments/solar.py --out runs/claims/solar --compare Mixed GCL
+    python experiments/solar.py --out experiments/results/solar_scenes_union.json --compare GCL "stage 1"
+    python experiments/solar.py --out runs/claims/solar --brief
 """
 
 import argparse

@@ -1,0 +1,145 @@
+"""The scripts of `experiments/` run at toy size, and their records give the numbers that the log reports."""
+
+import functools
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conjoin.cli.main import main as conjoin
+from conjoin.data import EmojiSample, load_triplets
+from conjoin.data.emoji import sample
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+RECORDS = FOLDER / "results"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main()" in path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls `main` of a script with arguments, in this process: another one would import the libraries again."""
+    threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(FOLDER)
+
+    def call(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        capsys.readouterr()
+        importlib.import_module(script).main()
+        return capsys.readouterr().out
+
+    yield call
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_says_how_it_is_called(run, script, capsys):
+    with pytest.raises(SystemExit) as end:
+        run(script, "--help")
+    assert end.value.code == 0 and f"usage: {script}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "rows"),
+    [
+        (
+            "demo",
+            ("--out", RECORDS / "demo.json"),
+            [
+                "| text → image, R@10 | 1.6 [0.5, 2.8] | 49.4 [44.7, 54.1] | 49.2 [44.4, 53.8] | 43.6 [39.1, 48.2] |",
+                "| 73.4 [66.5, 80.3] | +6.3 [+1.2, +11.7] | +13.7 [+8.2, +19.7] |",
+            ],
+        ),
+        (
+            "coral",
+            ("--out", RECORDS / "coral_30_layers_paper.json", "--compare", RECORDS / "coral_30_layers_paper.json"),
+            ["+ both, full | 3 | 0.4 [-2.2, 3.0] | 2.0 [-3.5, 7.5] | 1.7 [-1.9, 5.4] | 1.4 [-1.0, 4.0] |"],
+        ),
+        (
+            "solar",
+            ("--out", RECORDS / "solar_scenes_union.json", "--compare", "GCL", "stage 1", "--seeds", *range(5)),
+            [
+                "| known | Avg | 77.2 | 45.1 | 32.0 [28.8, 35.3] | above 0 |",
+                "| unseen | Avg | 28.6 | 24.3 | 4.3 [1.0, 7.4] |",
+            ],
+        ),
+    ],
+)
+def test_headline_rows_follow_from_the_records(run, script, arguments, rows):
+    printed = run(script, *arguments)
+    assert all(row in printed for row in rows), printed
+
+
+SCENES = ["--objects", 12, "--train", 40, "--distractors", 10, "--triplets", 12]
+
+
+def test_scenes_are_made_and_a_model_is_evaluated_on_them(run, tmp_path):
+    scenes = tmp_path / "scenes"
+    assert str(scenes) in run("scenes", scenes, *SCENES)
+    triplets = load_triplets(scenes / "test_unseen.jsonl")
+    assert len(triplets) == len(load_triplets(scenes / "test_unseen_same_union.jsonl")) == 12
+    command = [
+        "evaluate",
+        "sample",
+        "--benchmark",
+        "symmetric",
+        "--data",
+        str(scenes / "test_unseen.jsonl"),
+        "--quiet",
+    ]
+    assert (
+        conjoin([*command, "--distractors", str(scenes / "distractors.parquet"), "--out", str(tmp_path / "out")]) == 0
+    )
+    (scores,) = json.loads((tmp_path / "out" / "results.json").read_text())["symmetric"]
+    assert scores["pool"] == 3 * 12 - 1 + 10
+
+
+ROWS = ["towers", "GCL", "Mixed, own miner only", "GCL + stage 2, true masks", "GCL + intersection"]
+
+
+def test_rows_of_solar_are_trained_measured_and_compared(run, tmp_path):
+    steps = ["--stage1-steps", 2, "--stage2-steps", 1, "--batch-size", 8, "--stage2-batch-size", 4]
+    sizes = [*SCENES, "--image-size", 28, "--width", 64, "--mined-per-miner", 2, "--threads", 1, "--no-bf16"]
+    command = [*sizes, *steps, "--seeds", 0, "--time-of", "Mixed, own miner only", "--out", tmp_path]
+    run("solar", *command, "--rows", *ROWS)
+    content = json.loads((tmp_path / "results.json").read_text())
+    found = {row["row"]: row for row in content["rows"]}
+    assert set(found) >= {*ROWS} and not content["missing"]
+    for row in found.values():
+        for part in ("known", "unseen"):
+            average = (row[part]["precision"]["value"] + row[part]["mean_recall"]["value"]) / 2
+            assert row[part]["average"]["value"] == pytest.approx(average)
+    assert "| known | Avg | " in run("solar", *command, "--compare", "GCL", "Mixed, own miner only")
+
+
+def test_the_demo_of_solar(run, tmp_path, monkeypatch):
+    few = functools.partial(EmojiSample, limit=24, cache_dir=str(tmp_path / "emoji"))
+    monkeypatch.setattr(sample, "EmojiSample", few)
+    monkeypatch.syspath_prepend(FOLDER)
+    # two steps of stage 1 leave the scores at chance, where stage 2 stops
+    monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})
+    sizes = {"objects": 8, "train": 20, "triplets": 6, "distractors": 4}
+    monkeypatch.setattr(importlib.import_module("solar_demo"), "SCENES", sizes)
+    short = {"max_steps": 2, "warmup_steps": 1, "per_device_train_batch_size": 6, "logging_steps": 1}
+    options = [word for name, value in short.items() for word in (f"--training.{name}", value)]
+    run("solar_demo", "--out", tmp_path, *options, "--features.folder", tmp_path / "features", "--features.copies", 1)
+    results, report = json.loads((tmp_path / "results.json").read_text()), (tmp_path / "report.html").read_text()
+    known, unseen, differences, masks = results["tables"]
+    assert [len(table["rows"]) for table in (known, unseen, differences, masks)] == [7, 7, 6, 8]
+    assert report.count("<figure") >= len(results["figures"]) >= 2
+
+
+def test_the_map_of_vectors(run, tmp_path, load_first_emoji, monkeypatch):
+    from PIL import Image
+
+    from conjoin.data import make_mini_mbeir
+
+    monkeypatch.setattr("conjoin.data.make.mini_mbeir.load_emoji", load_first_emoji)
+    data = make_mini_mbeir(tmp_path / "mbeir", train_queries=1, val_queries=2, test_queries=6)
+    run("vector_map", "sample", "--data", data, "--cells", "oven_task8", "mscoco_task0", "--out", tmp_path / "map.png")
+    with Image.open(tmp_path / "map.png") as picture:
+        assert len(picture.convert("RGB").getcolors(10**7)) > 3
