@@ -183,8 +183,8 @@ def test_what_does_not_say_how_it_pools_asks_for_it(name, folders):
 @pytest.mark.parametrize(("name", "pooling", "problem"), [
     ("facebook/ijepa_vith14_22k", "cls", "has no CLS token"),
     ("google/mt5-base (its encoder)", "cls", "has no CLS token"),
-    ("facebook/dinov2-base", "last", "is for texts"),
-    ("openai/clip-vit-base-patch32", "mean", "has projections of its own"),
+    ("facebook/dinov2-base", "last", "expected one of mean, cls"),
+    ("openai/clip-vit-base-patch32", "mean", "expected none, it has projections"),
     ("google-bert/bert-base-uncased", "max", "expected one of mean, cls, last"),
 ])  # fmt: skip
 def test_a_pooling_that_the_model_does_not_have(name, pooling, problem, folders):

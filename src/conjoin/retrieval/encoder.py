@@ -154,10 +154,10 @@ class EncoderOutput(NamedTuple):
 
 @runtime_checkable
 class DescribedProcessor(Protocol):
-    """A processor of another library's model that says what it makes of items."""
+    """A processor of another library's model; its `digest` is equal for equal settings."""
 
-    def digest(self) -> str:
-        """Equal for equal settings."""
+    @property
+    def digest(self) -> str: ...
 
 
 class Encoder(Protocol):
@@ -300,7 +300,7 @@ class ItemEncoder:
         """A fingerprint of what the processor makes of items; None if it does not say."""
         if isinstance(self.processor, ProcessorMixin):
             return processor_digest(self.processor)
-        return self.processor.digest() if isinstance(self.processor, DescribedProcessor) else None
+        return self.processor.digest if isinstance(self.processor, DescribedProcessor) else None
 
     @cached_property
     def dimension(self) -> int:

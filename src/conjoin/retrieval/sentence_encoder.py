@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize, Router
+from sentence_transformers.base.modules import Module, Normalize, Router, Transformer
 from transformers import PreTrainedModel
 
 from conjoin.hub.load import loading
@@ -27,14 +27,7 @@ def load_sentence_transformer(
 ) -> tuple[SentenceTransformer, "SentenceItems"]:
     """Load a model of sentence-transformers and what turns items into its inputs, as `SentenceEncoder` takes them.
 
-    Args:
-        path: A local folder or the name of a repository on the Hub, with a `modules.json`.
-        trust_remote_code: Run the Python code that it brings.
-        revision: Branch, tag or commit of the repository.
-
-    Raises:
-        FileNotFoundError: There is no such model.
-        ValueError: The weights are damaged, the model needs code that is not trusted, or it does not rank by cosine.
+    Arguments and errors are those of `load_stock_model`; a model that does not rank by cosine is an error, too.
     """
     with loading(path, revision):
         model = SentenceTransformer(str(path), device="cpu", trust_remote_code=trust_remote_code, revision=revision)
@@ -46,7 +39,9 @@ def load_sentence_transformer(
             'gives another order: rank with sentence-transformers itself, or set "cosine" there to accept that order'
         )
     takes = frozenset(name for name, modality in _MODALITIES.items() if model.supports(modality))
-    return model, SentenceItems(takes, model.supports("message"), {**model.prompts}, _digest(model))
+    held = [vars(module).get(name) for module in model.modules() for name in ("processor", "tokenizer")]
+    digest = settings_digest({"parts": [part_digest(part) for part in held if part is not None]})
+    return model, SentenceItems(takes, model.supports("message"), {**model.prompts}, digest)
 
 
 class SentenceEncoder(ItemEncoder):
@@ -54,10 +49,10 @@ class SentenceEncoder(ItemEncoder):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all modules' settings, the prompts, and the weights."""
+        """SHA-256 over the settings of all modules, the prompts and the weights."""
         model: Any = self.model
         settings = {
-            "modules": [[type(m).__name__, m.get_config_dict()] for m in model.modules() if _has_settings(m)],
+            "modules": [[type(m).__name__, m.get_config_dict()] for m in model.modules() if isinstance(m, Module)],
             "transformers": [m.config.to_dict() for m in model.modules() if isinstance(m, PreTrainedModel)],
             "max_seq_length": model.max_seq_length,
             "truncate_dim": model.truncate_dim,
@@ -68,23 +63,19 @@ class SentenceEncoder(ItemEncoder):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether queries and documents get the same prompt and run through the same modules, as far as is known."""
-        lengths = {(module.query_length, module.document_length) for module in self.model if _has_lengths(module)}
-        routes = any(isinstance(module, Router) for module in self.model.modules())
-        return super().is_symmetric and not routes and all(query == document for query, document in lengths)
+        """Whether queries and documents get the same prompt and the same modules."""
+        parts = [*self.model.modules()]
+        lengths = all(part.query_length == part.document_length for part in parts if isinstance(part, Transformer))
+        return super().is_symmetric and lengths and not any(isinstance(part, Router) for part in parts)
 
     def _embed(self, batch: dict[str, Any], role: Role | None) -> torch.Tensor:
-        encode = {"query": self.model.encode_query, "document": self.model.encode_document}.get(
-            str(role), self.model.encode
-        )
-        groups, options = batch["groups"], {"show_progress_bar": False, "convert_to_tensor": True}
-        parts = [
-            encode([batch["inputs"][index] for index in indices], prompt=prompt, batch_size=len(indices),
-                   normalize_embeddings=True, **options).float()
-            for prompt, indices in groups
-        ]  # fmt: skip
-        order = torch.tensor([index for _, indices in groups for index in indices], device=parts[0].device)
-        return torch.cat(parts)[order.argsort()]
+        encode = self.model.encode if role is None else getattr(self.model, f"encode_{role}")
+        options = {"normalize_embeddings": True, "convert_to_tensor": True, "show_progress_bar": False}
+        vectors: dict[int, torch.Tensor] = {}
+        for prompt, rows in batch["groups"]:
+            inputs = [batch["inputs"][row] for row in rows]
+            vectors |= zip(rows, encode(inputs, prompt=prompt, batch_size=len(rows), **options), strict=True)
+        return torch.stack([vectors[row] for row in range(len(vectors))])
 
 
 class SentenceItems(NamedTuple):
@@ -94,13 +85,13 @@ class SentenceItems(NamedTuple):
         takes: The modalities that the model takes.
         has_messages: Whether it takes several images, and chat messages.
         prompts: Its own prompts by name.
-        settings: A fingerprint of its tokenizers and image processors.
+        digest: Of its tokenizers and image processors.
     """
 
     takes: frozenset[str]
     has_messages: bool
     prompts: Mapping[str, Any]
-    settings: str
+    digest: str
 
     def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> dict[str, Any]:
         """The inputs of the library, and groups of them, each with its prompt, that it encodes in one call.
@@ -134,27 +125,8 @@ class SentenceItems(NamedTuple):
         text = {"text": " ".join(item.texts)} if item.texts else {}
         return text | ({} if image is None else {"image": image})
 
-    def digest(self) -> str:
-        """Equal for equal settings."""
-        return self.settings
-
-
-def _has_settings(module: torch.nn.Module) -> bool:
-    return hasattr(module, "get_config_dict")
-
-
-def _has_lengths(module: torch.nn.Module) -> bool:
-    return hasattr(module, "query_length")
-
-
-def _digest(model: SentenceTransformer) -> str:
-    """A fingerprint of the tokenizers and image processors of all modules."""
-    held = [vars(module).get(name) for module in model.modules() for name in ("processor", "tokenizer")]
-    return settings_digest({"parts": [part_digest(part) for part in held if part is not None]})
-
 
 def _is_chat(value: Any) -> bool:  # noqa: ANN401
-    """Whether an item is one or more chat messages."""
     return isinstance(value, list | tuple) or (isinstance(value, Mapping) and "role" in value)
 
 
