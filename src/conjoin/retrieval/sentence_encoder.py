@@ -94,10 +94,7 @@ class SentenceItems(NamedTuple):
     digest: str
 
     def __call__(self, items: Sequence[Any], instruction: Sequence[str | None] | None = None) -> dict[str, Any]:
-        """The inputs of the library, and groups of them, each with its prompt, that it encodes in one call.
-
-        It takes the order of the parts of a batch from the first item (before 6.1), and no messages beside others.
-        """
+        """The inputs of the library, and the groups of them that it can encode in one call, each with its prompt."""
         prompts = [None] * len(items) if instruction is None else instruction
         groups: dict[Any, list[int]] = {}
         inputs = []
@@ -105,7 +102,7 @@ class SentenceItems(NamedTuple):
             if item.modality not in self.takes:
                 raise ItemError(f"item {index}", f"this model cannot take {item.modality!r}")
             inputs.append(self._input(index, value, item))
-            order = tuple(inputs[-1]) if isinstance(inputs[-1], dict) else ()
+            order = tuple(inputs[-1]) if isinstance(inputs[-1], dict) else ()  # before 6.1, that of the first item
             groups.setdefault((prompt, item.modality, _is_chat(value), order), []).append(index)
         return {"inputs": inputs, "groups": [(prompt, indices) for (prompt, *_), indices in groups.items()]}
 
@@ -141,6 +138,5 @@ def _with_images(value: Any, images: Iterator[Any]) -> Any:  # noqa: ANN401
 
 
 def _is_image(entry: Any) -> bool:  # noqa: ANN401
-    """Whether a part of a message is an image; `{"image": None}` is none."""
     kind = entry["type"] if isinstance(entry, Mapping) else "text"
     return kind == "image_url" or (kind == "image" and entry.get("image", entry) is not None)
