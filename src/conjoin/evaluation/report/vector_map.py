@@ -54,13 +54,10 @@ def vector_map(scores: Sequence[TaskScores]) -> Figure:
             number of tasks; the seed is that of the options.
 
     Raises:
-        ImportError: The `st` extra, which has scikit-learn, is not installed.
         ValueError: The tasks have fewer than four right candidates.
     """
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise ImportError('a map of the vectors needs scikit-learn: pip install "conjoin[st]"') from error
+    from sklearn.manifold import TSNE  # half a second
+
     vectors, seed = scores[0].vectors, scores[0].vectors.options.seed
     chosen = _sample(scores, seed)
     if len(chosen) < _LEAST:
