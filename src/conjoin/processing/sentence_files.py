@@ -54,7 +54,7 @@ def sentence_settings(prompts: dict[str, str] | None = None) -> dict[str, Any]:
     for name, package in packages.items():
         try:
             versions[name] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # sentence-transformers is optional
+        except importlib.metadata.PackageNotFoundError:  # a checkpoint needs no sentence-transformers
             continue
     return {
         "model_type": "SentenceTransformer",

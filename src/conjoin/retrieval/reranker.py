@@ -96,13 +96,10 @@ def load_reranker(
 
     Raises:
         FileNotFoundError: There is no such model.
-        ImportError: sentence-transformers is not installed.
         ValueError: The weights are damaged, or the model is no reranker.
     """
-    try:
-        from sentence_transformers import CrossEncoder
-    except ImportError as error:
-        raise ImportError('a reranker needs sentence-transformers: pip install "conjoin[st]"') from error
+    from sentence_transformers import CrossEncoder  # half a second
+
     with loading(path):
         model = CrossEncoder(str(path), device=str(choose_device(device)), trust_remote_code=trust_remote_code)
     return Reranker(model, batch_size, str(path))

@@ -472,7 +472,7 @@ def _sliders(page: SearchPage) -> list[Any]:
         return [gr.skip(), gr.skip()]
     name, least, most = page.filters.number
     step = 1 if most - least > 10 or isinstance(least, int) else 0.01
-    ends = {"minimum": least, "maximum": most, "step": step, "visible": True}
+    ends: dict[str, Any] = {"minimum": least, "maximum": most, "step": step, "visible": True}
     return [gr.update(label=f"{name} from", value=least, **ends), gr.update(label=f"{name} to", value=most, **ends)]
 
 

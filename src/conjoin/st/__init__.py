@@ -1,1 +1,1 @@
-"""Parts for training in sentence-transformers; its modules need the extra `st`."""
+"""Parts for training in sentence-transformers."""

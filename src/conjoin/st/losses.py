@@ -8,17 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from conjoin.losses import PAIRS, mac, mac_hard_temperature, multi_positive, self_distillation
 from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
 from conjoin.ops import gather_rows, gather_with_gradient, is_distributed, local_positions
-
-try:
-    from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
-except ImportError as error:
-    raise ImportError('conjoin.st.losses needs sentence-transformers 6 or later: pip install "conjoin[st]"') from error
 
 
 class CachedLoss(CachedLossMixin, nn.Module):

@@ -6,6 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, ProcessorMixin
 
@@ -41,7 +49,6 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
 
     Raises:
         FileNotFoundError: The folder contains no adapters.
-        ImportError: peft is not installed.
         ValueError: The base is unknown or not a model of this package, or the adapters do not fit it.
     """
     folder = Path(folder)
@@ -50,10 +57,6 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
             f"no {ADAPTER_FILE} in {str(folder)!r}: expected a folder that peft wrote; for the checkpoint of a "
             "training run give its recipe"
         )
-    try:
-        from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
-    except ImportError as error:
-        raise ImportError('adapters need peft: pip install "conjoin[train]"') from error
     named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if base is None and named is not None and not Path(named).is_dir():
         raise ValueError(
@@ -88,8 +91,6 @@ def save_adapter(encoder: MllmRetrieverModel, folder: str | Path, base: str) -> 
     Raises:
         ValueError: The language model has no adapters.
     """
-    from peft import LoraConfig, get_peft_model_state_dict
-
     text_model: Any = encoder.text_model
     configs: dict[str, LoraConfig] = vars(text_model).get("peft_config", {})
     if not configs:

@@ -1,10 +1,12 @@
-"""LoRA on the towers of an encoder (extra `train`)."""
+"""LoRA on the towers of an encoder."""
 
 import copy
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate import PartialState
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -34,13 +36,9 @@ def add_lora(encoder: PreTrainedModel, arguments: LoraArguments) -> PreTrainedMo
     """Freeze the towers and add float32 LoRA adapters to their linear layers, in place.
 
     Raises:
-        ImportError: peft is not installed, or `quantize` is set and bitsandbytes is not installed.
+        ImportError: `quantize` is set and bitsandbytes is not installed.
         ValueError: A tower or target does not exist.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ImportError('LoRA needs peft: pip install "conjoin[train]"') from error
     for name in arguments.towers:
         try:
             tower = encoder.get_submodule(name)
@@ -69,8 +67,6 @@ def merge_lora(encoder: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the encoder with the adapters merged into the weights, or the encoder itself if it has none."""
     if not any("lora_" in name for name, _ in encoder.named_parameters()):
         return encoder
-    from peft.tuners.lora import LoraLayer
-
     merged = copy.deepcopy(encoder)
     layers: list[tuple[str, Any]] = [
         (path, module) for path, module in merged.named_modules() if isinstance(module, LoraLayer)
@@ -102,8 +98,6 @@ def merge_lora_weights(encoder: PreTrainedModel, weights: dict[str, Tensor]) -> 
     """
     if not any("lora_" in name for name in weights):
         return weights
-    from peft.tuners.lora import LoraLayer
-
     merged = {name.replace(".base_layer.", "."): value for name, value in weights.items() if ".lora_" not in name}
     for path, layer in encoder.named_modules():
         if not isinstance(layer, LoraLayer):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import linkage
 from torch import Tensor
 
 from conjoin.losses import LocalScores, ScoreStatistics
@@ -184,7 +185,6 @@ def segment_patches(
         `(N, P)` integers, the segment of each patch; the segments of an image are numbered from 0 without gaps.
 
     Raises:
-        ImportError: scipy is not installed.
         ValueError: The shape or an argument is invalid, or a feature is NaN or infinite.
     """
     if features.ndim != 3:
@@ -202,10 +202,6 @@ def segment_patches(
 
 def _trees(features: Tensor) -> NDArray[np.float64]:
     """Return the merges of each image `(n, P - 1, 4)`, sorted by height, in the format of scipy's `linkage`."""
-    try:
-        from scipy.cluster.hierarchy import linkage
-    except ImportError as error:
-        raise ImportError('segment_patches needs scipy: pip install "conjoin[train]"') from error
     features = features.to(torch.promote_types(features.dtype, torch.float32))
     with torch.autocast(features.device.type, enabled=False):
         products = features @ features.mT
