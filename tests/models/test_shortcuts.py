@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from conjoin.hub import export
 from conjoin.methods.puma.teachers import SharedTeacher
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
 from tiny_mllms import MLLMS
