@@ -7,12 +7,12 @@ affect less than wall time. The variants, each closer to what an embedding needs
     stock               forward of transformers: all layers, cache, logits of all tokens, last-token pooling
     no cache            the same with `use_cache=False`
     no logits           the same without the head
-    whole, stock vision `MllmRetrieverModel` with all layers, `shortcuts=False`, the vision tower of transformers
+    whole, stock vision `MllmRetrieverModel` with all layers, no shortcuts, the vision tower of transformers
     whole, all tokens   patches by a matrix product instead of a convolution; on a CPU few images at once
-    whole               the same with the default settings
-    pruned, all tokens  12 layers, `shortcuts=False`
+    whole               the same with `use_shortcuts`
+    pruned, all tokens  12 layers, no shortcuts
     + one readout       12 layers, the last one for the readout token only
-    pruned              the same with the common prefix of a batch computed once: the default settings
+    pruned              the same with the common prefix of a batch computed once: all of `use_shortcuts`
 
 Operations are counted (`torch.utils.flop_counter`). Loading is measured in a separate process for each model and
 input: seconds, bytes of tensors read, and the peak of resident memory above that of the imports.
@@ -54,13 +54,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from conjoin.models.mllm_retriever import (
-    MllmRetrieverConfig,
-    MllmRetrieverModel,
-    modeling_mllm_retriever,
-    pruned_checkpoint,
-)
-from conjoin.models.mllm_retriever.readout_shortcuts import SharedPrefix
+from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel, pruned_checkpoint
+from conjoin.models.shortcuts import PREFIX, Shortcuts, after_prefix, make_readable
 from conjoin.processing import MllmRetrieverProcessor
 
 LAYERS, KEEP = 28, 12
@@ -161,17 +156,13 @@ class StockForward:
 class Retriever:
     """`MllmRetrieverModel` with all, some or none of its shortcuts."""
 
-    def __init__(
-        self, model: MllmRetrieverModel, shortcuts: bool = True, prefix: bool = True, vision: bool = True
-    ) -> None:
-        self.model, self.shortcuts, self.prefix, self.vision = model, shortcuts, prefix, vision
+    def __init__(self, model: MllmRetrieverModel, shortcuts: Shortcuts | None, vision: bool = True) -> None:
+        self.model, self.shortcuts, self.vision = model, shortcuts, vision
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Embeddings `(N, D)`."""
         self.model.shortcuts = self.shortcuts
         with contextlib.ExitStack() as stack:
-            if not self.prefix:
-                stack.enter_context(mock.patch.object(modeling_mllm_retriever, "shared_prefix_length", lambda *_: 0))
             if not self.vision:
                 self.enter_stock_vision(stack)
             return self.model(**batch).embeddings
@@ -195,12 +186,12 @@ def make_variants(folder: Path) -> Variants:
         "stock": StockForward(stock, cache=True, logits=True),
         "no cache": StockForward(stock, logits=True),
         "no logits": StockForward(stock),
-        "whole, stock vision": Retriever(whole, shortcuts=False, vision=False),
-        "whole, all tokens": Retriever(whole, shortcuts=False),
-        "whole": Retriever(whole),
-        "pruned, all tokens": Retriever(pruned, shortcuts=False),
-        "+ one readout": Retriever(pruned, prefix=False),
-        "pruned": Retriever(pruned),
+        "whole, stock vision": Retriever(whole, None, vision=False),
+        "whole, all tokens": Retriever(whole, None),
+        "whole": Retriever(whole, Shortcuts()),
+        "pruned, all tokens": Retriever(pruned, None),
+        "+ one readout": Retriever(pruned, Shortcuts({PREFIX: False})),
+        "pruned": Retriever(pruned, Shortcuts()),
     }
 
 
@@ -343,7 +334,7 @@ def measure_loading(model: str, kind: str, folder: Path, args: argparse.Namespac
         read = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     else:
         pruned_checkpoint.safe_open = CountedReads
-        forward = Retriever(MllmRetrieverModel.from_mllm(folder, KEEP if model == "pruned" else None))
+        forward = Retriever(MllmRetrieverModel.from_mllm(folder, KEEP if model == "pruned" else None), Shortcuts())
         read = CountedReads.total
     loaded = time.perf_counter() - start
     with torch.no_grad():
@@ -396,14 +387,14 @@ def count_on_meta(args: argparse.Namespace) -> list[dict[str, Any]]:
                 language = MllmRetrieverModel(MllmRetrieverConfig(config, keep, ret_token_id=1)).eval().text_model
                 tokens, at = torch.empty(count, length, width), torch.zeros(count, dtype=torch.long)
             shared = 14 if 8 * 14 >= length else 0
-            cache = {"past_key_values": SharedPrefix()} if shared else {}
+            inputs = {"inputs_embeds": tokens, "use_cache": False}
 
-            def run(states: torch.Tensor, language: nn.Module = language, **kwargs: object) -> int:
-                return operations(lambda: language(inputs_embeds=states, use_cache=False, **kwargs))[0]
+            def run(language: nn.Module = language, inputs: dict = inputs, shared: int = 0, **kwargs: object) -> None:
+                language(**(after_prefix(language, shared, inputs) if shared else inputs), **kwargs)
 
-            row[f"{keep} layers"] = run(tokens) // count
-            first = run(tokens[:1, :shared], **cache) if shared else 0
-            row[f"{keep} layers, shortcuts"] = (first + run(tokens[:, shared:], readout=at, **cache)) // count
+            row[f"{keep} layers"] = operations(run)[0] // count
+            make_readable(language.layers[-1])
+            row[f"{keep} layers, shortcuts"] = operations(partial(run, shared=shared, readout=at))[0] // count
         rows.append(row)
     return rows
 

@@ -46,6 +46,7 @@ from conjoin.methods.contrastive import ContrastiveConfig
 from conjoin.methods.contrastive.trainer import QueryContrastiveObjective
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.shortcuts import use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.training import LoraArguments, add_lora, cached_backward
 
@@ -128,7 +129,7 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
         encoder, processor = load_model(folder)
         if args.mllm:
             add_lora(encoder, LORA)
-            encoder.shortcuts = variant != PLAIN
+            use_shortcuts(encoder, enabled=variant != PLAIN)
         objective = QueryContrastiveObjective(
             encoder, ContrastiveConfig("unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none")
         )

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModel, AutoProcessor, BertConfig
+from transformers import AutoConfig, AutoModel, AutoProcessor, BertConfig, Qwen3VLTextModel
 
 from conjoin.losses import GclLoss
 from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
@@ -295,6 +295,12 @@ class TestErrors:
     def test_fields_out_of_range(self, fields, message, retriever):
         with pytest.raises(ValueError, match=message):
             retriever("qwen2_vl", KEEP, **fields)
+
+    def test_a_language_model_that_ignores_its_images(self, retriever, monkeypatch):
+        """Renamed arguments would end in `**kwargs`."""
+        monkeypatch.setattr(Qwen3VLTextModel, "forward", lambda self, inputs_embeds, position_ids, **kwargs: None)
+        with pytest.raises(ValueError, match=r"no longer takes \['deepstack_visual_embeds', 'visual_pos_masks'\]"):
+            retriever("qwen3_vl", KEEP)
 
     def test_another_architecture(self):
         with pytest.raises(ValueError, match=r"'bert' is not a supported MLLM; expected one of .*'qwen2_vl'"):

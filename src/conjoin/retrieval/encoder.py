@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -15,6 +14,7 @@ from transformers import ProcessorMixin
 
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.hub.load import load_model
+from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.ops import choose_device
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
@@ -247,6 +247,7 @@ class ItemEncoder:
         self._workers: tuple[tuple[Any, ...], InputWorkers] | None = None
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
+        use_shortcuts(model)
 
     @classmethod
     def from_pretrained(
@@ -404,7 +405,7 @@ class ItemEncoder:
         rows: list[np.ndarray] = []
         done: list[int] = []
         shown = progress(total=len(items), desc="encoding", unit="item", show=show_progress)
-        with _evaluation_mode(self.model), shown as bar:
+        with evaluation_mode(self.model), shown as bar:
             for chunk, batch in zip(chunks, batches, strict=True):
                 usable = _usable(chunk, batch, on_unusable)
                 if batch.inputs is not None:
@@ -500,18 +501,6 @@ def _similarity_key(item: Any) -> tuple[bool, int]:  # noqa: ANN401
         return True, 0
     text = item.get("text")
     return item.get("image") is not None, len(text) if isinstance(text, str) else 0
-
-
-@contextmanager
-def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode, undone module by module afterwards (some parts may be frozen in evaluation mode)."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _count_pixels(item: Any) -> int:  # noqa: ANN401

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from conjoin.losses.temperature import Temperature
-from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.shortcuts import use_shortcuts
 from conjoin.training.lora import merge_lora_weights
 from conjoin.training.objective import Objective
 
@@ -40,8 +40,8 @@ class Sharding(TrainerCallback):
         self.accelerator, self.objective = accelerator, objective
         self.fsdp = accelerator.distributed_type == DistributedType.FSDP
         self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
-        if self.is_sharded and isinstance(objective.encoder, MllmRetrieverModel):
-            objective.encoder.shortcuts = False  # they depend on the batch; all devices must run the same layers
+        # shortcuts depend on the batch; devices that share weights must run the same layers
+        use_shortcuts(objective.encoder, enabled=not self.is_sharded)
         if self.fsdp:
             self._prepare_fsdp()
 

@@ -15,6 +15,7 @@ from conjoin.methods.puma.analysis import (
     readout_attention,
     readout_states,
 )
+from conjoin.models.shortcuts import use_shortcuts
 from tiny_mllms import DEPTH, MLLMS
 
 every_mllm = pytest.mark.parametrize("name", MLLMS)
@@ -55,11 +56,12 @@ def test_the_position_before_the_token(name, side, retriever):
 @every_mllm
 def test_attention_is_a_distribution_and_sees_what_there_is(name, retriever, pairs):
     model, processor = retriever(name)
-    before = model.text_model.config._attn_implementation
+    use_shortcuts(model)
+    before, shortcuts = model.text_model.config._attn_implementation, model.shortcuts
     found = readout_attention(model, processor, pairs)
     assert found.shape == (DEPTH, len(ATTENDED)) and (found > 0).all()
     torch.testing.assert_close(found.sum(1), torch.ones(DEPTH, dtype=torch.float64))
-    assert (model.text_model.config._attn_implementation, model.shortcuts) == (before, True)
+    assert (model.text_model.config._attn_implementation, model.shortcuts) == (before, shortcuts)
     longer = [{**pair, "text": pair["text"] + " and many more words" * 4} for pair in pairs]
     assert (readout_attention(model, processor, longer)[:, 1] > found[:, 1]).all()
 
@@ -94,7 +96,6 @@ def test_costs_are_those_of_pruned_models(name, retriever, pairs):
         assert parameters[keep - 1] == pruned.num_parameters()
         assert operations[keep - 1] == depth_operations(pruned, processor, pairs[3])[-1]
     model.set_attn_implementation("eager")  # whose products the counter knows by itself
-    model.shortcuts = False
     with FlopCounterMode(display=False) as counter:
         model(**processor([pairs[3]]))
     assert operations[-1] == counter.get_total_flops()

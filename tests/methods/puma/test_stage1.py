@@ -73,7 +73,6 @@ def test_the_terms_are_weighted_info_nce_and_distillation(folder, teacher, kind,
             deep = copy.deepcopy(model)  # the student's layers, then the dropped ones
             deep.text_model.layers.extend(copy.deepcopy(teacher.text_model.layers[KEEP:]))
             deep.text_model.config = teacher.text_model.config
-            deep.shortcuts = False  # which are for a last layer that is one from the start
             taught = [deep(**batch[part]).pooler_output for part in ("queries", "positives")]
     distance = self_distillation(states["queries"], taught[0], states["positives"], taught[1], kind, temperature=0.1)
     contrastive = info_nce(states["queries"], candidates, 0.1)

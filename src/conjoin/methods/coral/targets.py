@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.mllm_retriever.prompt_rows import move_to_front
+from conjoin.models.shortcuts import without_shortcuts
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.mllm_prompts import NOUNS
 
@@ -183,9 +184,8 @@ def recorded_embeddings(encoder: MllmRetrieverModel) -> Iterator[list[Tensor]]:
         seen.append(kwargs["inputs_embeds"].detach())
 
     hook = encoder.text_model.register_forward_pre_hook(keep, with_kwargs=True)
-    shortcuts, encoder.shortcuts = encoder.shortcuts, False
     try:
-        yield seen
+        with without_shortcuts(encoder):
+            yield seen
     finally:
-        encoder.shortcuts = shortcuts
         hook.remove()

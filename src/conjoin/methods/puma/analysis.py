@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from conjoin.evaluation.metrics import best_ranks, chance_hit_rate
 from conjoin.evaluation.results import Curve, Metric, Results, Table
+from conjoin.models.shortcuts import attention_implementation, evaluation_mode, without_shortcuts
 from conjoin.progress import progress
 
 ATTENDED = ("image", "text", "prompt", "readout")
@@ -131,7 +132,8 @@ def readout_attention(model: Any, processor: Any, items: Sequence[Any]) -> Tenso
         `(layers, 4)` shares by `ATTENDED`, averaged over heads and items; each row sums to 1.
     """
     shares: list[Tensor] = []
-    with _every_token(model), _eager_attention(model.text_model):
+    eager = attention_implementation(model.text_model, "eager")
+    with evaluation_mode(model), without_shortcuts(model), eager:
         for item in items:
             batch = processor([item]).to(model.device)
             kinds, at = _token_kinds(model, processor, item, batch)
@@ -165,7 +167,7 @@ def readout_states(model: Any, processor: Any, items: Sequence[Any]) -> Tensor: 
     def keep(_module: nn.Module, _args: Any, output: Tensor) -> None:  # noqa: ANN401
         states.append(model.norm(output[torch.arange(len(at), device=at.device), at]).float().cpu())
 
-    with _every_token(model), _hooks(model.text_model.layers, keep):
+    with evaluation_mode(model), without_shortcuts(model), _hooks(model.text_model.layers, keep):
         model(**batch)
     return torch.stack(states)
 
@@ -196,7 +198,11 @@ def depth_operations(model: Any, processor: Any, item: Any) -> Tensor:  # noqa: 
         return sdpa_flop_count(query, key, value)
 
     batch = processor([item]).to(model.device)
-    with _every_token(model), FlopCounterMode(display=False, custom_mapping={_SDPA_ON_CPU: attention}) as counter:
+    with (
+        evaluation_mode(model),
+        without_shortcuts(model),
+        FlopCounterMode(display=False, custom_mapping={_SDPA_ON_CPU: attention}) as counter,
+    ):
         model(**batch)
     counts = {name: sum(parts.values()) for name, parts in counter.get_flop_counts().items()}
     depth = len(model.text_model.layers)
@@ -226,30 +232,6 @@ def _token_kinds(model: Any, processor: Any, item: Mapping[str, Any], batch: Any
 def _prompt_ids(batch: Any) -> Tensor:  # noqa: ANN401
     """Return the ids `(T,)` of the only prompt of a batch."""
     return batch["input_ids"][0].cpu()[batch["attention_mask"][0].bool().cpu()]
-
-
-@contextmanager
-def _every_token(model: Any) -> Iterator[None]:  # noqa: ANN401
-    """Run the model in evaluation mode on all tokens, which hooks need."""
-    shortcuts, training = model.shortcuts, model.training
-    model.shortcuts = False
-    model.eval()
-    try:
-        yield
-    finally:
-        model.shortcuts = shortcuts
-        model.train(training)
-
-
-@contextmanager
-def _eager_attention(language_model: Any) -> Iterator[None]:  # noqa: ANN401
-    """Use eager attention, which returns its weights."""
-    before = language_model.config._attn_implementation
-    language_model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        language_model.set_attn_implementation(before)
 
 
 @contextmanager

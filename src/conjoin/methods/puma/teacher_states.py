@@ -11,6 +11,7 @@ from transformers import ProcessorMixin
 
 from conjoin.data import ROW_NAMES, RetrievalCollator, TeacherRowCache
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.shortcuts import use_shortcuts
 from conjoin.storage import content_digest, differences, processor_digest, stable_id, text_digest, weights_digest
 
 TEACHER_PARTS = ("queries", "positives")
@@ -113,6 +114,7 @@ def cache_teacher_states(
         ValueError: The folder holds states of another teacher, processor or data, or another process writes into it.
     """
     teacher = teacher.eval()
+    use_shortcuts(teacher)
     names = [TeacherStates.row_name(rows[index]) for index in range(len(rows))]
     key = {
         "teacher": weights_digest(teacher),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
 
 DeepTeacher = Callable[[MllmRetrieverModel, Mapping[str, Any]], tuple[Tensor, Tensor]]
 """Maps the student and the inputs of N items to both models' states at the readout position, `(N, D)` each.
@@ -24,6 +25,7 @@ class FullTeacher:
 
     def __init__(self, model: MllmRetrieverModel) -> None:
         self.model = model.requires_grad_(False).eval()
+        use_shortcuts(model)
 
     def __call__(self, student: MllmRetrieverModel, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         states = student(**inputs).pooler_output
@@ -68,11 +70,10 @@ class SharedTeacher:
             language_model.layers[-1].register_forward_pre_hook(remember, with_kwargs=True),
             language_model.norm.register_forward_hook(stack),
         ]
-        shortcuts, student.shortcuts = student.shortcuts, False  # all tokens, also in evaluation mode
         try:
-            both = student(**inputs).pooler_output
+            with without_shortcuts(student):
+                both = student(**inputs).pooler_output
         finally:
-            student.shortcuts = shortcuts
             for hook in hooks:
                 hook.remove()
         return both[:, 0], both[:, 1].detach()

@@ -1,11 +1,12 @@
 """A multimodal language model as a retriever: first layers, final norm, one readout position (PUMA)."""
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,11 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields, keep_first_layers
-from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, pack_views, readout_positions, view_mask
+from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
-from .readout_shortcuts import SharedPrefix, is_readable, make_readable, shared_prefix_length, similar_lengths
+
+DEEPSTACK_INPUTS = ("visual_pos_masks", "deepstack_visual_embeds")
+"""What the language model of Qwen3-VL calls the image positions and the features that it adds there."""
 
 PATCHES_AT_ONCE = 2048
 """Patches per pass of the vision tower on a CPU; an image with more is processed alone."""
@@ -54,6 +57,27 @@ class ImageFeatures:
     deepstack: list[Tensor]
 
 
+class Prompts(NamedTuple):
+    """The prompts of N items and the images in them.
+
+    Args:
+        input_ids: `(N, T)`.
+        image_rows: `(N, T)` the number of each image token in the batch, counted from 1; 0 for other tokens.
+        features: Of all image tokens of the batch; None without images.
+        grids: `(N, I, 3)` the patch grid of each image (Qwen-VL); None elsewhere.
+    """
+
+    input_ids: Tensor
+    image_rows: Tensor
+    features: ImageFeatures | None
+    grids: Tensor | None
+
+    def only(self, mask: Tensor) -> "tuple[Prompts, Tensor]":
+        """Return the prompts of the tokens where `mask` is True, moved to the front, and their lengths `(N,)`."""
+        (input_ids, image_rows), lengths = move_to_front(mask, self.input_ids, self.image_rows)
+        return self._replace(input_ids=input_ids, image_rows=image_rows), lengths
+
+
 def images_at_once(num_patches: list[int]) -> list[int]:
     """Return the sizes of consecutive groups of images to run together, given each image's patch count."""
     groups, taken = [0], 0
@@ -64,11 +88,6 @@ def images_at_once(num_patches: list[int]) -> list[int]:
         groups[-1] += 1
         taken += patches
     return groups
-
-
-def _part(inputs: dict[str, Any], rows: Tensor, end: int) -> dict[str, Any]:
-    """Return some rows of `(..., N, T)` inputs of the language model, up to the column `end`."""
-    return {name: value[..., rows, :end] for name, value in inputs.items()}
 
 
 def _existing_grids(grid: Tensor) -> Tensor:
@@ -101,10 +120,7 @@ class MllmRetrieverModel(PreTrainedModel):
     """Embeds text, image, image + text or interleaved items with the first layers of an MLLM (PUMA).
 
     The embedding is the state of one token of the prompt, [RET] by default, after `keep_layers` layers and the
-    backbone's own final norm. There is no head and no KV cache, and only that state is normed. The model skips
-    computation that the embedding does not need: the last layer computes one query per row, and in evaluation mode
-    without gradients the common prefix of all prompts of a batch runs once. In training on a CPU, prompts of similar
-    length run together, without the padding of longer ones.
+    backbone's own final norm. There is no head and no KV cache, and only that state is normed.
 
     Dimension 0 of every input is the N items, so a batch can be split along its rows. For this, the vision tower's
     rows of pixels (patches in Qwen-VL, pictures or tiles elsewhere) arrive padded per item as `(N, P, ...)` and are
@@ -120,9 +136,8 @@ class MllmRetrieverModel(PreTrainedModel):
     _supports_flash_attn = True
     backbone: Any
     norm: nn.Module
-    shortcuts: bool = True
-    """Skip computation that the embedding does not need. Set to False if hooks on the language model need the states
-    of all tokens."""
+    shortcuts: Any = None
+    """Reads all views in place of `read_view` if the package `conjoin` sets it (`conjoin.models.shortcuts`)."""
 
     def __init__(self, config: MllmRetrieverConfig) -> None:
         super().__init__(config)
@@ -208,8 +223,6 @@ class MllmRetrieverModel(PreTrainedModel):
             language_model.layers = layers
         model.config.backbone_config, model.config.keep_layers = backbone_config, keep_layers
         model.backbone.config, model.text_model.config = backbone_config, backbone_config.get_text_config()
-        if is_readable(model.config.get_text_config()):
-            make_readable(model.backbone.language_model.layers[-1])
         return model
 
     def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
@@ -218,8 +231,12 @@ class MllmRetrieverModel(PreTrainedModel):
         self.norm = backbone.language_model.norm
         backbone.language_model.norm = nn.Identity()
         project_by_product(self.vision_model)
-        if is_readable(self.config.get_text_config()):
-            make_readable(backbone.language_model.layers[-1])
+        inputs = ["position_ids", *(DEEPSTACK_INPUTS if backbone.config.model_type == "qwen3_vl" else ())]
+        unknown = set(inputs) - set(inspect.signature(self.text_model.forward).parameters)
+        if unknown:  # it would ignore them without an error
+            raise ValueError(
+                f"{type(self.text_model).__name__} no longer takes {sorted(unknown)}: use an older transformers"
+            )
         self._freeze_tokens()
 
     def _freeze_tokens(self) -> None:
@@ -276,9 +293,8 @@ class MllmRetrieverModel(PreTrainedModel):
             text_view_mask: `(N, T)` the same for its texts alone.
             image_mask: `(N,)` True for items with an image; unused here, read by losses.
             text_mask: `(N,)` the same for text.
-            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower and, if images
-                come before texts, one of the language model. The outputs are stacked view by view,
-                `(len(views) * N, D)`. By default each item is embedded once, from all its parts.
+            views: Views to embed, of `"image"`, `"text"`, `"fused"`, in one pass of the vision tower. The outputs are
+                stacked view by view, `(len(views) * N, D)`. By default each item is embedded once, from all its parts.
             token_type_ids: Unused, a prompt is one segment; accepted because tokenizers return it.
             output_attentions: Return `attentions` (not with the attention `sdpa`); for one view.
             output_hidden_states: Return `hidden_states`, or those at the given indices and None elsewhere; for one
@@ -299,13 +315,15 @@ class MllmRetrieverModel(PreTrainedModel):
         is_image = input_ids == self.backbone.config.image_token_id
         image_rows = is_image.flatten().cumsum(0).view_as(input_ids).masked_fill(~is_image, 0)  # numbered from 1
         features = self._image_features(pixel_values, pixel_attention_mask, image_grids, int(is_image.sum()))
-        shown = [view_mask(masks, view) for view in views]
-        pooled = self._embed_together(input_ids, image_rows, shown, features, image_grids) if len(views) > 1 else None
-        if pooled is None:
-            embedded = [self._embed_view(input_ids, image_rows, m, features, image_grids, record) for m in shown]
-            pooled = torch.cat([states for states, _ in embedded])
+        prompts = Prompts(input_ids, image_rows, features, image_grids)
+        shown = [view_mask(masks, view).bool() for view in views]
+        if self.shortcuts is not None and not record:
+            pooled, output = self.shortcuts(self, prompts, shown), {}
+        else:
+            states, (output, *_) = zip(*(self.read_view(prompts, mask, **record) for mask in shown), strict=True)
+            pooled = torch.cat(states)
         embeddings = F.normalize(pooled[:, : self.config.hidden_size].float(), dim=-1)
-        recorded = {name.removeprefix("output_"): embedded[0][1][name.removeprefix("output_")] for name in record}
+        recorded = {name: output[name] for name in (each.removeprefix("output_") for each in record)}
         return MllmRetrieverOutput(embeddings=embeddings, pooler_output=pooled, **recorded)
 
     def _to_record(
@@ -341,10 +359,9 @@ class MllmRetrieverModel(PreTrainedModel):
     def _image_tokens(self, pixel_values: Tensor, grid: Tensor | None = None) -> ImageFeatures:
         inputs = {} if grid is None else {"image_grid_thw": grid}
         output = self.backbone.get_image_features(pixel_values.to(self.dtype), **inputs, return_dict=True)
-        deepstack = [  # transformers 5.17 gives each level whole, later versions image by image
-            level if isinstance(level, Tensor) else torch.cat(list(level))
-            for level in output.get("deepstack_features") or []
-        ]
+        levels = output["deepstack_features"] if self.config.backbone_config.model_type == "qwen3_vl" else []
+        # transformers 5.17 gives each level whole, later versions image by image
+        deepstack = [level if isinstance(level, Tensor) else torch.cat(list(level)) for level in levels]
         return ImageFeatures(torch.cat(list(output.pooler_output)), deepstack)
 
     def _image_features(
@@ -367,103 +384,36 @@ class MllmRetrieverModel(PreTrainedModel):
             raise ValueError(f"the prompts hold {num_tokens} image tokens, but there are no pixel_values")
         return None
 
-    def _embed_view(
-        self,
-        input_ids: Tensor,
-        image_rows: Tensor,
-        mask: Tensor,
-        features: ImageFeatures | None,
-        grid: Tensor | None,
-        record: dict[str, Any],
-    ) -> tuple[Tensor, Any]:
-        """Return the state `(N, D)` at the readout position of the tokens where `mask` is True, and all outputs.
+    def read_view(self, prompts: Prompts, mask: Tensor, **record: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
+        """Return the normed state `(N, D)` at the readout position of the tokens where `mask` is True, and the output.
 
         These tokens are moved to the front. No token attends to later ones, so the language model needs no padding
         mask.
         """
-        (input_ids, image_rows), lengths = move_to_front(mask.bool(), input_ids, image_rows)
-        is_image = image_rows > 0
-        tokens, inputs = self._input_embeddings(input_ids, image_rows, features)
-        if features is not None and grid is not None and self.config.position_mode == "mrope":
-            inputs["position_ids"] = self._positions(input_ids, is_image, features, grid)
+        view, lengths = prompts.only(mask)
+        output = self.text_model(**self.language_inputs(view), **record)
         if self.config.readout == "mean":
-            output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
             return mean_state(self.norm(output.last_hidden_state), lengths), output
-        at = readout_positions(input_ids, lengths, self.config.readout, self.config.ret_token_id)
-        if not self.shortcuts or record:
-            output = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs, **record)
-            return self.norm(output.last_hidden_state[torch.arange(len(at), device=at.device), at]), output
-        if self.training or torch.is_grad_enabled():
-            if tokens.device.type == "cpu" and not (features and features.deepstack):
-                groups = similar_lengths(lengths)
-                states = torch.cat([self._read(tokens[r, :end], at[r], _part(inputs, r, end)) for r, end in groups])
-                return self.norm(states[torch.cat([rows for rows, _ in groups]).argsort()]), None
-            return self.norm(self._read(tokens, at, inputs)), None
-        shared = shared_prefix_length(input_ids, is_image, at)
-        if shared:
-            tokens, at, inputs = self._after_prefix(shared, tokens, at, inputs)
-        return self.norm(self._read(tokens, at, inputs)), None
+        at = self.readout_positions(view, lengths)
+        return self.norm(output.last_hidden_state[torch.arange(len(at), device=at.device), at]), output
 
-    def _read(self, tokens: Tensor, at: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Return the states `(N, D)` at the positions `at` `(N,)`; the last layer runs for them alone where it can."""
-        config: Any = self.config.get_text_config()
-        depth_of_images = len(inputs.get("deepstack_visual_embeds", ()))
-        if depth_of_images < self.config.keep_layers and is_readable(config, self.training):
-            inputs = inputs | {"readout": at}
-        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
-        return states[:, 0] if "readout" in inputs else states[torch.arange(len(at), device=at.device), at]
+    def readout_positions(self, view: Prompts, lengths: Tensor) -> Tensor:
+        """Return the positions `(N,)` to read in prompts of these lengths."""
+        return readout_positions(view.input_ids, lengths, self.config.readout, self.config.ret_token_id)
 
-    def _embed_together(
-        self,
-        input_ids: Tensor,
-        image_rows: Tensor,
-        masks: list[Tensor],
-        features: ImageFeatures | None,
-        grid: Tensor | None,
-    ) -> Tensor | None:
-        """Return the states `(V * N, D)` of V views from one pass of the language model; None if it takes V passes."""
-        text_config: Any = self.config.get_text_config()
-        takes_masks = self.text_model.config._attn_implementation in ("eager", "sdpa") and is_readable(text_config)
-        takes_masks = takes_masks and self.config.readout != "mean"
-        packed = pack_views(input_ids, image_rows, masks) if takes_masks else None
-        if packed is None:
-            return None
-        tokens, inputs = self._input_embeddings(packed.input_ids, packed.image_rows, features)
-        positions, readouts = [], []
-        for number in range(len(masks)):
-            ids, rows, lengths, indices = packed.view(number)
-            at = readout_positions(ids, lengths, self.config.readout, self.config.ret_token_id)
-            readouts.append(indices.gather(1, at[:, None])[:, 0])
-            positions.append(self._positions(ids, rows > 0, features, grid))
-        inputs |= {"position_ids": packed.join(positions), "attention_mask": packed.additive_mask(tokens.dtype)}
-        states = self.backbone.language_model(inputs_embeds=tokens, use_cache=False, **inputs).last_hidden_state
-        numbers = torch.arange(len(states), device=states.device)
-        return self.norm(torch.cat([states[numbers, at] for at in readouts]))
-
-    def _input_embeddings(
-        self, input_ids: Tensor, image_rows: Tensor, features: ImageFeatures | None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Return what enters the language model, `(N, T, D)`, and the deeper image features among its inputs."""
-        is_image, tokens = image_rows > 0, self._token_embeddings(input_ids)
-        if features is None:
-            return tokens, {}
-        chosen = image_rows[is_image] - 1
-        tokens = tokens.masked_scatter(is_image[..., None], features.tokens[chosen].to(tokens.dtype))
-        if not features.deepstack:
-            return tokens, {}
-        return tokens, {
-            "visual_pos_masks": is_image,
-            "deepstack_visual_embeds": [level[chosen] for level in features.deepstack],
-        }
-
-    def _after_prefix(
-        self, shared: int, tokens: Tensor, at: Tensor, inputs: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Run the shared prefix for one row; return the remaining tokens, readout positions and inputs."""
-        prefix = SharedPrefix()
-        self.backbone.language_model(inputs_embeds=tokens[:1, :shared], past_key_values=prefix, use_cache=False)
-        inputs = {name: value[..., shared:] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        return tokens[:, shared:], at - shared, inputs | {"past_key_values": prefix}
+    def language_inputs(self, view: Prompts, position_ids: Tensor | None = None) -> dict[str, Any]:
+        """Return the inputs of the language model, with other positions `(..., N, T)` than its own if given."""
+        is_image, tokens, features = view.image_rows > 0, self._token_embeddings(view.input_ids), view.features
+        inputs: dict[str, Any] = {"use_cache": False}
+        if features is not None:
+            chosen = view.image_rows[is_image] - 1
+            tokens = tokens.masked_scatter(is_image[..., None], features.tokens[chosen].to(tokens.dtype))
+            if features.deepstack:
+                levels = [level[chosen] for level in features.deepstack]
+                inputs |= dict(zip(DEEPSTACK_INPUTS, (is_image, levels), strict=True))
+            if position_ids is None and view.grids is not None and self.config.position_mode == "mrope":
+                position_ids = self.positions(view)
+        return inputs | {"inputs_embeds": tokens} | ({} if position_ids is None else {"position_ids": position_ids})
 
     def _token_embeddings(self, input_ids: Tensor) -> Tensor:
         """Return `(N, T, D)` token embeddings; the id of [RET] may be outside the table."""
@@ -473,21 +423,20 @@ class MllmRetrieverModel(PreTrainedModel):
         tokens = self.get_input_embeddings()(input_ids.masked_fill(is_ret, 0))
         return torch.where(is_ret[..., None], self.ret_embedding.to(tokens.dtype), tokens)
 
-    def _positions(
-        self, input_ids: Tensor, is_image: Tensor, features: ImageFeatures | None, grid: Tensor | None
-    ) -> Tensor:
+    def positions(self, view: Prompts) -> Tensor:
         """Return consecutive positions `(N, T)`, or the backbone's 3-D ones `(3, N, T)` if images have grids.
 
         The backbone computes them on the CPU, since it loops over rows.
         """
-        if features is None or grid is None or self.config.position_mode == "1d":
-            return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        ids, is_image = view.input_ids, view.image_rows > 0
+        if view.features is None or view.grids is None or self.config.position_mode == "1d":
+            return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         positions, _ = self.backbone.get_rope_index(
-            input_ids.cpu(),
+            ids.cpu(),
             mm_token_type_ids=is_image.int().cpu(),
-            image_grid_thw=_existing_grids(grid[is_image.any(1)]).cpu(),
+            image_grid_thw=_existing_grids(view.grids[is_image.any(1)]).cpu(),
         )
-        return positions.to(input_ids.device)
+        return positions.to(ids.device)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
