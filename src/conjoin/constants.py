@@ -20,5 +20,5 @@ INDEX_KINDS = {
 """Lance's indexes of vectors: the names that Lance gives them, and their classes in `lancedb.index`."""
 INPUT_TYPES = ("seq", "cat", "avg")
 """Those of `conjoin.processing`, which travels with checkpoints and imports nothing."""
-READOUTS = ("fused", "sum", "intersection")
+READOUTS = ("fused", "sum")
 """Those of `conjoin.models.joint_encoder`, likewise."""

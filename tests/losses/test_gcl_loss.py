@@ -6,11 +6,11 @@ import math
 import naive_losses as naive
 import pytest
 import torch
+from conjoin.ops import Gathered
 from naive_losses import assert_same, scalar, triple
 
 from conjoin.losses import PAIRS, GclLoss, gcl
 from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
-from conjoin.ops import Gathered
 
 FLAGS = list(itertools.product([True, False], repeat=3))
 OPTIONS = GclOptions()

@@ -5,10 +5,10 @@ import math
 import naive_losses as naive
 import pytest
 import torch
+from conjoin.ops import logsumexp as kernel
 from naive_losses import assert_same, leaf, scalar, triple
 
 from conjoin.losses import gcl, info_nce, mac, multi_positive, symmetric_info_nce
-from conjoin.ops import logsumexp as kernel
 
 LOSSES = {
     "info_nce": (lambda a, b, c, t: info_nce(a, torch.cat([b, c]), t), naive.info_nce),

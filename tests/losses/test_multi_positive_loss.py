@@ -5,10 +5,10 @@ import math
 import naive_losses as naive
 import pytest
 import torch
+from conjoin.ops import Gathered
 from naive_losses import assert_same, leaf, scalar
 
 from conjoin.losses import multi_positive
-from conjoin.ops import Gathered
 
 POSITIVE_MASK = torch.tensor([[True, True], [True, False], [False, False], [False, True]])
 NEGATIVE_MASK = torch.tensor([[True] * 3, [False] * 3, [True, False, True], [False, True, False]])

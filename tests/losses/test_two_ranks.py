@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from conjoin.ops import gather_rows, gather_with_gradient as gather, local_positions
 from naive_losses import leaf, scalar
 from torch.nn.parallel import DistributedDataParallel
 
 from conjoin.losses import ContrastiveLoss, GclLoss, gcl, info_nce, mac, multi_positive, symmetric_info_nce
 from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
-from conjoin.ops import gather_rows, gather_with_gradient as gather, local_positions
 
 pytestmark = pytest.mark.slow
 

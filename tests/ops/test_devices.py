@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from conjoin.ops import choose_bf16, choose_device, devices
 
 from conjoin.cli.main import main
-from conjoin.ops import choose_bf16, choose_device, devices
 from conjoin.retrieval import ItemEncoder, load_encoder
 from conjoin.training import RetrievalConfig
 

@@ -6,9 +6,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import given, strategies as st
-
 from conjoin.ops import Exclusion, cross_logsumexp, grouped_logsumexp, pair_logsumexp, self_logsumexp
+from hypothesis import given, strategies as st
 
 SIZES = st.integers(1, 23)
 BLOCKS = st.integers(1, 30)

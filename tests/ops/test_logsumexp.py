@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from conjoin.ops import (
     KEPT_BYTES,
     Exclusion,
@@ -16,6 +14,7 @@ from conjoin.ops import (
     self_logsumexp,
 )
 from conjoin.ops.logsumexp import STRIPS, WHOLE_ROWS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 N, M, D = 11, 17, 5
 

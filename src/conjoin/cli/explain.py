@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> None:
     check_out(args.out)
 
     from conjoin.data.row_images import check_placeholders, is_interleaved, plain_text
+    from conjoin.devices import choose_device
     from conjoin.hub import load_model
     from conjoin.methods.solar.explain.pair import construct_masked, explain_pair, render_explanation
-    from conjoin.ops import choose_device
 
     device = choose_device(args.device)
     loaded, processor = load_model(args.model, revision=args.revision)
@@ -89,7 +89,7 @@ def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[
         score_histogram,
     )
     from conjoin.methods.solar.explain.pair import score_populations
-    from conjoin.methods.solar.masking import qda_threshold
+    from conjoin.losses import qda_threshold
 
     thresholds: dict[str, Any] = {"image": None, "text": None}
     curves = []

@@ -213,7 +213,7 @@ def test_positives_without_scores_need_no_scorer(tiny_checkpoints, tmp_path, pos
     assert objective(**batch)["solar_loss"] > 0
 
 
-@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "three_view_weight": 0.5}])
+@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "gcl_weight": 0.5}])
 def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path, arguments, monkeypatch):
     """With the samples held fixed; thresholds are those of a chunk."""
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
@@ -261,7 +261,7 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_three_view_term_is_that_loss_without_heads(tiny_checkpoints, tmp_path, stage):
     make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
-    objective, batch = make(tiny_checkpoints, three_view_weight=0.5, itc_weight=1.0, learn_temperature=False)
+    objective, batch = make(tiny_checkpoints, gcl_weight=0.5, itc_weight=1.0, learn_temperature=False)
     batch.pop("ids")
     objective.progress = 1.0
     torch.manual_seed(1)

@@ -1,10 +1,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conjoin.models.joint_encoder.intersection import Modality, own_window_scores
 from torch import Tensor
 
 from conjoin.methods.solar.masking import window_scores
-from conjoin.models.joint_encoder.intersection import Modality, own_window_scores
 
 
 def _mean(tokens: Tensor, weights: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from conjoin.methods.solar.masking import qda_threshold
+from conjoin.losses import qda_threshold
 
 
 def random_populations(count=2000):
