@@ -7,8 +7,6 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from conjoin.constants import AUTO
-
 logger = logging.getLogger(__name__)
 _ROUNDS = 10
 
@@ -46,8 +44,8 @@ def choose_bf16(bf16: bool | str, device: str | torch.device | None = None) -> b
     """
     if isinstance(bf16, bool):
         return bf16
-    if bf16 != AUTO:
-        raise ValueError(f"bf16 is {bf16!r}; expected true, false or {AUTO!r}")
+    if bf16 != "auto":
+        raise ValueError(f"bf16 is {bf16!r}; expected true, false or 'auto'")
     return _is_bf16_faster(choose_device(device).type)
 
 

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
 def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401
     """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
     from conjoin.data.row_images import row_item
+    from conjoin.losses import qda_threshold
     from conjoin.methods.solar.explain.charts import (
         MODALITIES,
         distribution_curves,
@@ -89,7 +90,6 @@ def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[
         score_histogram,
     )
     from conjoin.methods.solar.explain.pair import score_populations
-    from conjoin.losses import qda_threshold
 
     thresholds: dict[str, Any] = {"image": None, "text": None}
     curves = []

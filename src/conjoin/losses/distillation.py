@@ -32,13 +32,11 @@ def local_distillation(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor
         shapes = f"student {tuple(student.shape)}, teacher {tuple(teacher.shape)}"
         raise ValueError(f"{shapes}: expected (N, T, D) and (N, T, D')")
     parts = (fill_masked(student, mask, "student"), fill_masked(teacher.detach(), mask, "teacher"), mask.bool())
-    check_norms(parts[0].norm(dim=-1), "student")
-    check_norms(parts[1].norm(dim=-1), "teacher")
     size = max(1, CHUNK_ENTRIES // max(1, student.shape[1]) ** 2)
     if len(student) <= size:
-        correlation, usable = _token_correlations(*parts)
+        correlation, usable = _token_correlations(*parts, 0)
     else:
-        chunks = zip(*(part.split(size) for part in parts), strict=True)
+        chunks = zip(*(part.split(size) for part in parts), range(0, len(student), size), strict=True)
         results = [checkpoint(_token_correlations, *chunk, use_reentrant=False) for chunk in chunks]
         correlation, usable = (torch.cat(column) for column in zip(*results, strict=True))
     return ((1 - correlation) * usable).sum() / usable.sum().clamp(min=1)
@@ -61,25 +59,27 @@ def global_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     if len(student) != len(teacher):
         raise ValueError(f"teacher has {len(teacher)} rows, expected {len(student)}")
     others = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
-    student, teacher = widen(student), widen(teacher.detach())
-    check_norms(student.norm(dim=-1), "student")
-    check_norms(teacher.norm(dim=-1), "teacher")
-    correlation, defined = _pearson(_cosines(student).flatten(), _cosines(teacher).flatten(), others.flatten())
+    matrices = _cosines(widen(student), "student"), _cosines(widen(teacher.detach()), "teacher")
+    correlation, defined = _pearson(matrices[0].flatten(), matrices[1].flatten(), others.flatten())
     return (1 - correlation) * defined
 
 
-def _cosines(vectors: Tensor) -> Tensor:
+def _cosines(vectors: Tensor, name: str) -> Tensor:
     """Cosines `(..., T, T)` of `(..., T, D)`, in full precision under autocast too."""
     with torch.autocast(vectors.device.type, enabled=False):
         products = vectors @ vectors.mT
-    norms = products.diagonal(dim1=-2, dim2=-1).sqrt()
+    norms = check_norms(products.diagonal(dim1=-2, dim2=-1).sqrt(), name)
     return products / (norms[..., :, None] * norms[..., None, :])
 
 
-def _token_correlations(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean correlation over the tokens of each sample, and which samples have one: `(n,)` and `(n,)` bool."""
+def _token_correlations(student: Tensor, teacher: Tensor, mask: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Mean correlation over the tokens of each sample, and which samples have one: `(n,)` and `(n,)` bool.
+
+    `start` is where the samples stand in the batch, for messages.
+    """
     others = mask[:, :, None] & mask[:, None] & ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
-    correlation, defined = _pearson(_cosines(student), _cosines(teacher), others)
+    where = f"[{start}:]" if start else ""
+    correlation, defined = _pearson(_cosines(student, f"student{where}"), _cosines(teacher, f"teacher{where}"), others)
     count = defined.sum(1)
     return (correlation * defined).sum(1) / count.clamp(min=1), count > 0
 

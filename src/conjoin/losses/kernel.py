@@ -183,8 +183,9 @@ class Blocks:
     def _exponentials(self, left: Tensor, rows: slice, columns: slice, buffer: Tensor | None) -> Tensor:
         """The exponentials of a block, in `buffer` if there is one."""
         groups, right = self.matrix.groups, self.columns[columns]
-        out = None if buffer is None else buffer[: len(left) * len(right)].view(len(left), len(right))
-        scores = torch.mm(left, right.T, out=out)
+        shape = (len(left), len(right))
+        scores = left.new_empty(shape) if buffer is None else buffer[: shape[0] * shape[1]].view(shape)
+        torch.mm(left, right.T, out=scores)  # autocast does not reach a product into a given tensor
         if groups is not None:
             same = (groups[0][rows, None] == groups[1][columns]).to(scores.dtype)
             scores *= same.mul_(self.matrix.group_scale - self.matrix.scale).add_(self.matrix.scale)
@@ -256,9 +257,8 @@ def _scalar(scale: Tensor | float, like: Tensor) -> tuple[Tensor, float]:
         ValueError: It is not in (0, 650].
     """
     value = float(scale.detach() if isinstance(scale, Tensor) else scale)
-    largest = LARGEST_EXPONENT[torch.float64]
-    if not 0.0 < value <= largest:
-        raise ValueError(f"scale (1 / temperature) {value:.4g} is outside (0, {largest:.0f}]")
+    if not 0.0 < value <= LARGEST_EXPONENT[torch.float64]:
+        raise ValueError(f"scale (1 / temperature) {value:.4g} is outside (0, {LARGEST_EXPONENT[torch.float64]:.0f}]")
     return torch.as_tensor(scale, dtype=_compute_dtype(like), device=like.device), value
 
 

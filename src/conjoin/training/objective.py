@@ -62,8 +62,8 @@ class Objective(nn.Module):
     Args:
         encoder: A model of this package: `encoder(**pairs, views=views).pooler_output` is `(len(views) * N, D)`.
         loss: Called with the raw embeddings by view, and with `ids` and `present` if rows have them:
-            `loss(image=..., text=..., ids=...)`. It returns named terms, or one tensor, which gets the name of its class
-            (`MyLoss`: `my_loss`).
+            `loss(image=..., text=..., ids=...)`. It returns named terms, or one tensor, which gets the name of its
+            class (`MyLoss`: `my_loss`).
         views: The views to embed of each item: `"image"`, `"text"`, `"fused"`.
 
     Attributes:
