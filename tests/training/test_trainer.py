@@ -29,7 +29,7 @@ def test_terms_are_logged_by_name(tiny_checkpoints, tmp_path):
 
 
 class CosineLoss(torch.nn.Module):
-    def forward(self, image, text):
+    def forward(self, image, text, ids):
         return 1 - torch.nn.functional.cosine_similarity(image, text).mean()
 
 
@@ -37,9 +37,7 @@ class CosineLoss(torch.nn.Module):
 def test_a_loss_may_return_a_tensor(tiny_checkpoints, tmp_path, chunk_size):
     model, processor = make_encoder(tiny_checkpoints)
     args = ContrastiveConfig(str(tmp_path), **SETTINGS, gradient_cache_chunk_size=chunk_size)
-    trainer = RetrievalTrainer(
-        model, args, CosineLoss(), train_dataset=make_rows(8).remove_columns("group"), processing_class=processor
-    )
+    trainer = RetrievalTrainer(model, args, CosineLoss(), train_dataset=make_rows(8), processing_class=processor)
     trainer.train()
     entries = trainer.state.log_history[:2]
     assert all(entry["cosine_loss"] == pytest.approx(entry["loss"], abs=1e-4) for entry in entries)
