@@ -4,7 +4,9 @@ The script trains the demo's joint encoder on cached tower features with each ob
 gallery of image, text and image+text candidates for nine combinations of query and candidate modality, on unseen
 concepts. "CL + triplets" is the paper's baseline of composed queries: it also learns from a picture and an edit ("but
 with dark skin tone") whose target is the edited picture. The result file keeps finished runs, so an interrupted script
-resumes. The plot of the modalities is drawn if one call runs "untrained", "CL" and "GCL" for the first seed.
+resumes. The plot of the modalities is drawn if one call runs "untrained", "CL" and "GCL" for the first seed. The rows
+"GCL without a→b" of the stored results left out one of the six terms, which gained nothing; the last commit that runs
+them is 28f18ad.
 
     python experiments/gcl.py --steps 150 --seeds 0 1 2
 """
@@ -25,7 +27,7 @@ from transformers.utils import logging
 import conjoin
 from conjoin.data import edit_triplets, load_emoji
 from conjoin.evaluation import Embedded, evaluate_combinations
-from conjoin.losses import PAIRS, ContrastiveLoss, GclLoss, info_nce
+from conjoin.losses import ContrastiveLoss, GclLoss, info_nce
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import (
     CachedFeatures,
@@ -92,16 +94,12 @@ def objectives(model: JointEncoderModel, temperature: float = 0.07) -> dict[str,
     """The objectives by name."""
     fixed = {"temperature": temperature, "learn_temperature": False}
     two, three = ("image", "text"), ("image", "text", "fused")
-    table = {
+    return {
         "CL": Objective(model, ContrastiveLoss(**fixed), two),
         "CL + triplets": EditObjective(model, ContrastiveLoss(**fixed), two),
-        "intra-modality separation": Objective(model, Separation(**fixed, pairs=[two, two[::-1]]), two),
+        "intra-modality separation": Objective(model, Separation(**fixed), two),
         "GCL": Objective(model, GclLoss(**fixed), three),
     }
-    for left_out in PAIRS:
-        kept = [pair for pair in PAIRS if pair != left_out]
-        table[f"GCL without {left_out[0]}→{left_out[1]}"] = Objective(model, GclLoss(**fixed, pairs=kept), three)
-    return table
 
 
 @torch.inference_mode()

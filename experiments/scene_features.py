@@ -13,7 +13,6 @@ from torch import Tensor
 
 from conjoin.data import load_triplets
 from conjoin.evaluation import best_ranks
-from conjoin.methods.solar.scores import PairTokens, pair_tokens
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.training import CachedFeatures, collate_features
 
@@ -86,13 +85,8 @@ def embed_features(
     dtype: torch.dtype,
     places: Sequence[int] | None = None,
     views: Sequence[str] = VIEWS,
-    masks: Callable[[JointEncoderModel, PairTokens], dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
-    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view; by `masks` also of masked items.
-
-    `masks` returns `image_weights` and `text_weights`, as `mask_intersection` does; their views are
-    "shared image" and "shared text".
-    """
+    """Unit vectors `(N, d)` of every row, or of the rows at `places`, by view."""
     model.eval()
     device = model.device
     parts: dict[str, list[Tensor]] = {}
@@ -101,18 +95,10 @@ def embed_features(
         for start in range(0, len(rows), 128):
             pairs = collate_trimmed([features[row] for row in rows[start : start + 128]])["pairs"]
             pairs = {name: value.to(device) for name, value in pairs.items()}
-            _keep(parts, views, model(**pairs, views=views).embeddings)
-            if masks is not None:
-                weights = masks(model, pair_tokens(model(**pairs, views=(), output_tokens=True)))
-                shared = model(**pairs, **weights, views=("image", "text")).embeddings
-                _keep(parts, ("shared image", "shared text"), shared)
+            embedded = model(**pairs, views=views).embeddings
+            for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
+                parts.setdefault(view, []).append(vectors.float().cpu())
     return {view: torch.cat(vectors) for view, vectors in parts.items()}
-
-
-def _keep(parts: dict[str, list[Tensor]], views: Sequence[str], embedded: Tensor) -> None:
-    """Add the vectors of a batch, view by view."""
-    for view, vectors in zip(views, embedded.chunk(len(views)), strict=True):
-        parts.setdefault(view, []).append(vectors.float().cpu())
 
 
 def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:

@@ -10,10 +10,10 @@ time. `results.json` holds the outcome of each seed and triplet beside the means
 Negatives lack an object of the query; Precision on those with the same objects in all is a column of its own.
 
 The readout of a row is the one with the best Avg on validation, of known and of unseen objects by itself: fused
-embedding, sum of the views' scores, sum of the three; for rows "+ intersection" also with views of the shared parts,
-for rows "+ random parts" with views of as many tokens at random places. Rows "equal time" get the steps that take the
-CPU seconds of `--time-of`, so they need that row first; or, because other programs change these, `--time-ratio` times
-the steps, as `solar_step_cost.py` measures it step by step.
+embedding, sum of the views' scores, sum of the three. Rows "+ intersection" and "+ random parts", of stored results,
+were also read with views of shared or of random parts, which gained nothing; the last commit that runs them is
+28f18ad. Rows "equal time" get the steps that take the CPU seconds of `--time-of`, so they need that row first; or,
+because other programs change these, `--time-ratio` times the steps, as `solar_step_cost.py` measures it step by step.
 
     python experiments/solar.py --out runs/claims/solar --rows baselines solar
     python experiments/solar.py --out runs/claims/solar --compare Mixed GCL
@@ -89,15 +89,12 @@ def run(row: Row, seed: int, scenes: Any, args: argparse.Namespace) -> None:  # 
 
 def _finish(row: Row, seed: int, laboratory: Any, keep: bool) -> None:  # noqa: ANN401
     """Train, measure and write the record."""
-    from solar_measure import measure_model, measure_parts, measure_towers
-    from solar_training import Trained
+    from solar_measure import measure_model, measure_towers
 
     args, scenes = laboratory.args, laboratory.scenes
     record: dict[str, Any] = {"row": row.name, "seed": seed, "settings": _settings(args), "versions": _versions()}
     cost, log = dict.fromkeys(COSTS, 0.0), []
-    if row.reads:
-        sets = measure_parts(Trained(laboratory.load(row.start), None, {}), scenes, row.shuffled)
-    elif row.method is None:
+    if row.method is None:
         sets = measure_towers(scenes, row.name != "towers")
     else:
         trained = laboratory.train(row, _equal_time(row, seed, args) if row.budget == "time" else steps_of(row, args))

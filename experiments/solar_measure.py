@@ -1,36 +1,26 @@
 """Measure the rows of the SOLAR claims triplet by triplet, by the package's evaluation."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from scene_features import SceneTriplets, Vectors, collate_trimmed, embed_features, tower_vectors
+from scene_features import SceneTriplets, Vectors, embed_features, tower_vectors
 from scene_truth import score_intersection
 from scenes import TEST_SETS
 from solar_scenes import SETS, Scenes
-from solar_training import Trained, shuffled
+from solar_training import Trained
 from torch import Tensor
 
 from conjoin.evaluation import TripletVectors, symmetric_outcomes
-from conjoin.methods.solar.scores import PairTokens, fit_intersection, mask_intersection, pair_tokens
-from conjoin.models.joint_encoder import JointEncoderModel
 
-Masks = Callable[[JointEncoderModel, PairTokens], dict[str, Tensor]]
 Readouts = Mapping[str, Callable[[Vectors], Tensor]]
-
-INTERSECTION_WEIGHT = 0.25
-"""Of 0.25, 0.5, 0.75 and 1 the best on the validation sets, with one seed."""
-CALIBRATION = 256
-"""Training scenes for thresholds and centres of the masks."""
 
 READOUTS: Readouts = {
     "fused": lambda views: views["fused"],
     "score fusion": lambda views: views["image"] + views["text"],
     "sum of three": lambda views: views["image"] + views["text"] + views["fused"],
 }
-PARTS: dict[bool, str] = {False: "score fusion + intersection", True: "score fusion + random parts"}
 TOWER_READOUTS: Readouts = {
     "global": lambda views: torch.cat([views["global"], views["words"]], dim=1),
     "patches": lambda views: torch.cat([views["patches"], views["words"]], dim=1),
@@ -40,27 +30,19 @@ SHARES = (0.1, 0.01, 0.001)
 """Of the mean variance, added to every variance before whitening."""
 
 
-class RandomParts:
-    """As many tokens of each picture and text as the masks of the intersection keep, at random places.
-
-    Args:
-        masks: Those of the intersection.
-    """
-
-    def __init__(self, masks: Masks) -> None:
-        self.masks = masks
-        self.random = torch.Generator().manual_seed(0)
-
-    def __call__(self, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
-        """Return 1 for the chosen tokens, else 0."""
-        masks = self.masks(encoder, tokens)
-        exists = {"image_weights": tokens.image_mask, "text_weights": tokens.text_mask}
-        return {name: shuffled(mask, exists[name], self.random) for name, mask in masks.items()}
-
-
 def measure_model(trained: Trained, scenes: Scenes) -> dict[str, Any]:
     """Every set by every readout, text → image search with and without heads, and the masks against the truth."""
-    found = _measure(trained, scenes, READOUTS, None)
+    distractors = embed_features(trained.model, scenes.distractors, scenes.dtype)
+    found: dict[str, Any] = {}
+    for name in SETS:
+        triplets = scenes.sets[name]
+        views = embed_features(trained.model, triplets.features, scenes.dtype)
+        found[name] = _outcomes(triplets, views, distractors, READOUTS)
+        found[name]["text_to_image"] = triplets.text_to_image_ranks(views, distractors).tolist()
+        if trained.heads is not None:
+            with torch.inference_mode():
+                projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
+            found[name]["text_to_image, heads"] = triplets.text_to_image_ranks(projected, others).tolist()
     for test in TEST_SETS:
         triplets = scenes.sets[f"test_{test}"]
         for kind, made_of in MASKS.items():
@@ -68,42 +50,6 @@ def measure_model(trained: Trained, scenes: Scenes) -> dict[str, Any]:
                 trained.model, scenes.processor, triplets.scenes, features=triplets.features, scores=made_of
             )
     return found
-
-
-def measure_parts(trained: Trained, scenes: Scenes, at_random: bool) -> dict[str, Any]:
-    """Every set by every readout and by one that adds views of shared, or random, parts of each item."""
-    masks = _fit(trained, scenes)
-
-    def with_parts(views: Vectors) -> Tensor:
-        return views["image"] + views["text"] + INTERSECTION_WEIGHT * (views["shared image"] + views["shared text"])
-
-    readouts = {**READOUTS, PARTS[at_random]: with_parts}
-    return _measure(trained, scenes, readouts, RandomParts(masks) if at_random else masks)
-
-
-def _measure(trained: Trained, scenes: Scenes, readouts: Readouts, masks: Masks | None) -> dict[str, Any]:
-    """Every set by every readout, and text → image search with and without heads."""
-    distractors = embed_features(trained.model, scenes.distractors, scenes.dtype, masks=masks)
-    found: dict[str, Any] = {}
-    for name in SETS:
-        triplets = scenes.sets[name]
-        views = embed_features(trained.model, triplets.features, scenes.dtype, masks=masks)
-        found[name] = _outcomes(triplets, views, distractors, readouts)
-        found[name]["text_to_image"] = triplets.text_to_image_ranks(views, distractors).tolist()
-        if trained.heads is not None:
-            with torch.inference_mode():
-                projected, others = (trained.heads(each["image"], each["text"]) for each in (views, distractors))
-            found[name]["text_to_image, heads"] = triplets.text_to_image_ranks(projected, others).tolist()
-    return found
-
-
-@torch.inference_mode()
-def _fit(trained: Trained, scenes: Scenes) -> Masks:
-    """Masks of the intersection, calibrated on training scenes."""
-    batch = collate_trimmed([scenes.train[row] for row in range(min(CALIBRATION, len(scenes.train)))])
-    with torch.autocast("cpu", scenes.dtype, enabled=scenes.dtype != torch.float32):
-        tokens = trained.model.eval()(**batch["pairs"], views=(), output_tokens=True)
-        return partial(mask_intersection, fit_intersection(trained.model, pair_tokens(tokens)))
 
 
 def measure_towers(scenes: Scenes, whitened: bool) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from accelerate.utils import send_to_device
 
 from conjoin.methods.puma.analysis import readout_attention, readout_states
 from conjoin.methods.puma.teachers import FullTeacher, SharedTeacher
-from conjoin.methods.solar import set_readout
 from conjoin.methods.solar.explain.pair import explain_pair, score_populations
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
@@ -107,7 +106,7 @@ def test_readouts_and_explanations(tiny_checkpoints, pictures):
     def found(model):
         scores = explain_pair(model, processor, pairs[0]["image"], "a red dog").image_scores
         populations = score_populations(model, processor, pairs)["image"]
-        set_readout(model, "intersection", processor, pairs)
+        model.config.readout = "sum"
         vectors = model(**send_to_device(dict(processor(pairs)), model.device)).embeddings
         return [torch.as_tensor(scores), *populations, vectors]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjoin
+from conjoin import losses
 from conjoin.data.emoji.sample import INSTALL
 from conjoin.methods.gcl import GclConfig
 from conjoin.training import load_recipe
@@ -65,6 +66,8 @@ def test_all_that_install_the_weights_of_the_sample_install_the_same():
 def test_no_public_name_hides_a_subpackage():
     folders = {path.parent.name for path in Path(conjoin.__file__).parent.glob("*/__init__.py")}
     assert folders & set(conjoin.__all__) == set()
+    files = {path.stem for path in Path(losses.__file__).parent.glob("*.py")}
+    assert files & set(losses.__all__) == set()
 
 
 def test_public_names_resolve():
@@ -86,13 +89,13 @@ def test_overrides_reach_their_section_and_numbers_are_numbers(tmp_path):
             "training.output_dir": str(tmp_path),
             "model.config.hidden_size": "64",
             "training.save_strategy": "no",
-            "training.pairs": "[[image, text]]",
+            "training.matryoshka_dims": "[64, 32]",
             "data.id_column": "key",
             "model.lora.r": "4",
         },
     )
     assert (recipe.data.id_column, recipe.model.lora.r, recipe.model.lora.alpha) == ("key", 4, 32)
-    assert [list(pair) for pair in recipe.training.pairs] == [["image", "text"]]
+    assert recipe.training.matryoshka_dims == (64, 32)
     assert isinstance(recipe.training, GclConfig)
     assert recipe.training.learning_rate == 1e-4
     assert recipe.model.config["hidden_size"] == 64

@@ -64,7 +64,7 @@ TRAINERS = {
     "SOLAR 1": (solar_stage1, {}),
     "SOLAR 1, windows": (solar_stage1, {"scores": "windows", "gla_weight": 0.0, "mask_share": 0.5}),
     "SOLAR 1, ITC only": (solar_stage1, {"gla_weight": 0.0, "gd_weight": 0.0, "ld_weight": 0.0, "mask": "none"}),
-    "SOLAR 1, hard masks": (solar_stage1, {"mask": "hard", "three_view_weight": 1.0}),
+    "SOLAR 1, hard masks": (solar_stage1, {"mask": "hard", "gcl_weight": 1.0}),
     "SOLAR 2": (solar_stage2, {}),
     "SOLAR 2, windows": (solar_stage2, {"scores": "windows", "itc_weight": 1.0}),
     "SOLAR 2, pixels": (solar_stage2, {"mask_level": "input"}),

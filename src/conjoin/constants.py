@@ -22,5 +22,5 @@ POOLINGS = ("mean", "cls", "last")
 """How the last states of a bare checkpoint become one vector."""
 INPUT_TYPES = ("seq", "cat", "avg")
 """Those of `conjoin.processing`, which travels with checkpoints and imports nothing."""
-READOUTS = ("fused", "sum", "intersection")
+READOUTS = ("fused", "sum")
 """Those of `conjoin.models.joint_encoder`, likewise."""

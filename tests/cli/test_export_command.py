@@ -69,30 +69,13 @@ def test_the_readout_of_a_joint_encoder(tiny_checkpoints, tmp_path, capsys):
     clip = tiny_checkpoints["clip"]
     model = JointEncoderModel.from_backbones(clip, clip, hidden_size=24, num_attention_heads=2, vl_init="normal")
     fused = export(model, ImageTextProcessor.from_backbones(clip, clip), tmp_path / "fused")
-    for number in range(4):
-        Image.effect_noise((16, 16), 60 + 10 * number).convert("RGB").save(tmp_path / f"{number}.png")
-    table = tmp_path / "pairs.csv"
-    words = ("bus", "owl", "box", "dog")
-    table.write_text("image,text\n" + "".join(f"{number}.png,a {word}\n" for number, word in enumerate(words)))
-    data = ["--data", str(table)]
+    item = {"image": Image.effect_noise((16, 16), 60).convert("RGB"), "text": "a bus"}
     vectors = {}
-    item = {"image": str(tmp_path / "0.png"), "text": "a bus"}
-    for readout in ("fused", "sum", "intersection"):
-        out = tmp_path / f"to {readout}"
-        options = ["--readout", readout, *data] if readout == "intersection" else ["--readout", readout]
-        assert main(["export", str(fused), "--out", str(out), *options]) == 0
-        encoder = load_encoder(out)
+    for readout in ("fused", "sum"):
+        assert main(["export", str(fused), "--out", str(tmp_path / f"to {readout}"), "--readout", readout]) == 0
+        encoder = load_encoder(tmp_path / f"to {readout}")
         assert encoder.model.config.readout == readout
         vectors[readout] = encoder.encode([item, "a bus"])
     assert (vectors["fused"] == load_encoder(fused).encode([item, "a bus"])).all()
-    assert len({vector[0].tobytes() for vector in vectors.values()}) == 3
-    assert abs(vectors["sum"][1] - vectors["intersection"][1]).max() < 1e-6
-    capsys.readouterr()
-    for words, message in (
-        ([str(fused), "--readout", "intersection"], "--readout intersection and --data go together"),
-        ([str(fused), "--readout", "sum", *data], "--readout intersection and --data go together"),
-        ([str(fused), "--readout", "intersection", *data, "--pairs", "1"], "--pairs must be at least 2, got 1"),
-    ):
-        assert main(["export", *words, "--out", str(tmp_path / "x")]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
+    change = abs(vectors["sum"] - vectors["fused"]).max(axis=1)
+    assert change[0] > 1e-3 > change[1]

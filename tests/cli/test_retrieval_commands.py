@@ -105,7 +105,7 @@ def test_a_csv_is_filtered_by_numbers(data, shop, tmp_path, encode, search):
 def test_a_collection_keeps_its_precision(shop, encode, monkeypatch):
     """Whichever a machine computes faster in: rows that are encoded later are like the others."""
     for faster in (True, False):
-        monkeypatch.setattr("conjoin.ops.devices._is_bf16_faster", lambda kind, faster=faster: faster)
+        monkeypatch.setattr("conjoin.devices._is_bf16_faster", lambda kind, faster=faster: faster)
         encode()
         assert Collection.open(shop).metadata["key"]["precision"] == "bfloat16"
     with pytest.raises(ValueError, match="was made with precision 'bfloat16', not 'full'"):

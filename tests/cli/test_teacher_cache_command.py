@@ -60,7 +60,6 @@ def test_a_model_without_patches_and_words_is_refused(arguments, tiny_checkpoint
     [
         (["--vision", "no/teacher"], "cannot load the model 'no/teacher'"),
         (["--text", "dinov2"], "cannot load the model"),
-        (["--vision-layer", "9"], "hidden_layer=9; expected 0 to 3"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
     ],
 )

@@ -94,7 +94,6 @@ def test_a_recipe_becomes_a_model_that_loads_and_resumes(recipe, tmp_path, capsy
         (["--model.vision=runs/absent/model"], "model.vision: cannot load the model 'runs/absent/model': there is no"),
         (["--training.learning_rate"], "--training.learning_rate needs a value"),
         (["--model.architecture=clap"], "unknown architecture 'clap'; expected one of"),
-        (["--model.config.readout=intersection"], "'intersection' is fitted after training, by `conjoin export"),
         (["--model.vision=null"], "name both towers (vision, text) or a checkpoint"),
         (["--data.source=absent.csv"], "absent.csv"),
         (["--data.streaming=maybe"], "data: streaming is 'maybe'; expected bool"),

@@ -50,7 +50,7 @@ def build(kind, folders):
     if kind == "token_fusion":
         return TokenFusionModel.from_backbones(*towers), processor
     sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_vl_layers": 1, "vl_init": "normal"}
-    return JointEncoderModel.from_backbones(*towers, **sizes, readout="intersection"), processor
+    return JointEncoderModel.from_backbones(*towers, **sizes, readout="sum"), processor
 
 
 @pytest.fixture(scope="module")

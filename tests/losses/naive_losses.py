@@ -1,41 +1,48 @@
-"""The losses as their papers write them: whole matrices and loops over rows. What the package's are tested against."""
+"""The losses as their papers write them: whole matrices and loops over rows, called like those of the package."""
 
 import math
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-MODALITIES = ("image", "text", "fused")
+from conjoin.losses import Gathered
 
 
 def cosines(a, b):
     return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
 
 
-def info_nce(queries, candidates, temperature, places=None, ids=None, hard_temperature=None, modality=None):
-    places = range(len(queries)) if places is None else places.tolist()
-    ids = list(range(len(candidates))) if ids is None else ids.tolist()
+def labels(ids, count):
+    return list(range(count)) if ids is None else ids.tolist()
+
+
+def info_nce(queries, candidates, temperature, **own):
+    return mac(queries, candidates, torch.zeros(len(candidates)), temperature, temperature, **own)
+
+
+def mac(queries, candidates, modality, temperature, hard_temperature, *, positive_indices=None, candidate_ids=None):
+    places, ids = labels(positive_indices, len(queries)), labels(candidate_ids, len(candidates))
     matrix, losses = cosines(queries, candidates), []
     for i, own in enumerate(places):
-        scores = []
-        for j in range(len(candidates)):
-            same_id = ids[j] == ids[own]
-            if j != own and same_id:
-                continue
-            hard = modality is not None and modality[j] == modality[own]
-            scores.append(matrix[i, j] / (hard_temperature if hard else temperature))
-        hard = modality is not None
-        losses.append(torch.stack(scores).logsumexp(0) - matrix[i, own] / (hard_temperature if hard else temperature))
+        scores = [
+            matrix[i, j] / (hard_temperature if modality[j] == modality[own] else temperature)
+            for j in range(len(candidates))
+            if j == own or ids[j] != ids[own]
+        ]
+        losses.append(torch.stack(scores).logsumexp(0) - matrix[i, own] / hard_temperature)
     return torch.stack(losses).mean()
 
 
-def mac(queries, candidates, modality, temperature, hard_temperature, places=None, ids=None):
-    return info_nce(queries, candidates, temperature, places, ids, hard_temperature, modality)
+def symmetric_info_nce(a, b, temperature, *, gathered=None):
+    ids = gathered and gathered.ids
+    return (info_nce(a, b, temperature, candidate_ids=ids) + info_nce(b, a, temperature, candidate_ids=ids)) / 2
 
 
-def multi_positive(anchors, positives, negatives, temperature, positive_mask=None, negative_mask=None, ids=None):
-    ids = list(range(len(anchors))) if ids is None else ids.tolist()
-    losses = []
+def multi_positive(
+    anchors, positives, negatives, temperature, positive_mask=None, negative_mask=None, *, gathered=None
+):
+    ids, losses = labels(gathered and gathered.ids, len(anchors)), []
     for i, anchor in enumerate(anchors):
         pulled = [p for k, p in enumerate(positives[i]) if positive_mask is None or positive_mask[i, k]]
         pushed = [n for k, n in enumerate(negatives[i]) if negative_mask is None or negative_mask[i, k]]
@@ -46,40 +53,21 @@ def multi_positive(anchors, positives, negatives, temperature, positive_mask=Non
     return torch.stack(losses).mean()
 
 
-def gcl(
-    image,
-    text,
-    fused,
-    temperature,
-    exclude_self=True,
-    exclude_same_modality=False,
-    exclude_other_positive=False,
-    pairs=None,
-    present=None,
-    ids=None,
-):
-    if pairs is None:
-        pairs = [(a, b) for a in MODALITIES for b in MODALITIES if a != b]
-    count = len(image)
-    ids = list(range(count)) if ids is None else ids.tolist()
-    present = torch.ones(count, 3, dtype=torch.bool) if present is None else present
-    vectors = [image, text, fused]
+def gcl(image, text, fused, temperature, no_self=True, no_same=False, no_third=False, *, gathered=None):
+    count, vectors, losses = len(image), [image, text, fused], []
+    _, ids, present, _ = gathered or Gathered(vectors)
+    ids = labels(ids, count)
+    present = torch.ones(count, 3).bool() if present is None else present
     scores = [[cosines(x, y) / temperature for y in vectors] for x in vectors]
-    losses = []
-    for first, second in pairs:
-        a, b = MODALITIES.index(first), MODALITIES.index(second)
-        for j in range(count):
-            if not (present[j, a] and present[j, b]):
-                continue
+    for a, b, j in [(a, b, j) for a in range(3) for b in range(3) for j in range(count) if a != b]:
+        if present[j, a] and present[j, b]:
             denominator = []
-            for m in range(3):
-                for k in range(count):
-                    left_out = not present[k, m] or (m == a and exclude_same_modality) or (k != j and ids[k] == ids[j])
-                    if k == j:
-                        left_out = left_out or (m == a and exclude_self)
-                        left_out = left_out or (m not in (a, b) and exclude_other_positive)
-                    if not left_out:
-                        denominator.append(scores[a][m][j, k])
+            for m, k in [(m, k) for m in range(3) for k in range(count)]:
+                left_out = not present[k, m] or (m == a and no_same) or (k != j and ids[k] == ids[j])
+                if k == j:
+                    left_out = left_out or (m == a and no_self) or (m not in (a, b) and no_third)
+                if not left_out:
+                    denominator.append(scores[a][m][j, k])
             losses.append(torch.stack(denominator).logsumexp(0) - scores[a][b][j, j])
     return torch.stack(losses).mean()
 
@@ -88,11 +76,6 @@ def leaf(*shape, seed=0, dtype=torch.float64):
     """Raw embeddings of unequal norms, with gradient."""
     generator = torch.Generator().manual_seed(seed)
     return (3 * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
-
-
-def triple(count=4, width=6, dtype=torch.float64):
-    """An embedding of each modality."""
-    return [leaf(count, width, seed=seed, dtype=dtype) for seed in range(3)]
 
 
 def scalar(value, dtype=torch.float64):
@@ -110,6 +93,30 @@ def assert_same(found, expected, inputs, tolerance=1e-10):
         torch.testing.assert_close(grad, reference, rtol=0, atol=tolerance)
 
 
+def assert_near(loss, reference, inputs, tolerance):
+    """In low precision near the reference in float64, in value and in every gradient, which has its input's dtype."""
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    found, expected = loss(*inputs), reference(*exact)
+    assert found.dtype == torch.float32 and math.isclose(found.item(), expected.item(), rel_tol=1e-5)
+    grads = torch.autograd.grad(found, inputs), torch.autograd.grad(expected, exact)
+    for tensor, grad, right in zip(inputs, *grads, strict=True):
+        assert grad.dtype == tensor.dtype and right.norm() > 1e-3
+        assert (grad - right).norm() < tolerance * right.norm()
+
+
+class Largest(TorchDispatchMode):
+    """Records the size of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
 def alignment_scores(globals_, local, mask, global_mask):
     """All single scores of matching and of other pairs."""
     positive, negative = [], []
@@ -122,7 +129,7 @@ def alignment_scores(globals_, local, mask, global_mask):
     return positive, negative
 
 
-def alignment(text_global, image_local, image_mask, image_global, text_local, text_mask, margin):
+def alignment(text_global, image_local, image_mask, image_global, text_local, text_mask, margin=0.1):
     total = 0
     for globals_, local, mask, global_mask in (
         (text_global, image_local, image_mask, text_mask),
@@ -153,8 +160,5 @@ def local_distillation(student, teacher, mask):
 
 
 def global_distillation(student, teacher):
-    pairs = [(i, j) for i in range(len(student)) for j in range(len(student)) if i != j]
-    rows = [
-        torch.stack([F.cosine_similarity(x[i], x[j], dim=0) for i, j in pairs]) for x in (student, teacher.detach())
-    ]
-    return 1 - pearson(*rows)
+    pairs = ~torch.eye(len(student), dtype=torch.bool)
+    return 1 - pearson(cosines(student, student)[pairs], cosines(teacher, teacher.detach())[pairs])

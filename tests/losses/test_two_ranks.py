@@ -5,11 +5,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from naive_losses import leaf, scalar
-from torch.nn.parallel import DistributedDataParallel
 
-from conjoin.losses import ContrastiveLoss, GclLoss, gcl, info_nce, mac, multi_positive, symmetric_info_nce
-from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
-from conjoin.ops import gather_rows, gather_with_gradient as gather, local_positions
+from conjoin import losses
+from conjoin.losses import ContrastiveLoss, GclLoss, gather_rows, gcl
 
 pytestmark = pytest.mark.slow
 
@@ -18,109 +16,72 @@ MODALITY = torch.tensor([0, 1, 2, 0, 1, 1])
 IDS = torch.tensor([0, 1, 2, 0, 4, 1])
 POSITIVE_MASK = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0], [0, 0], [0, 1]], dtype=torch.bool)
 PRESENT = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 1, 0]], dtype=torch.bool)
-
-OPTIONS = GclOptions(exclude_self=False, exclude_same_modality=True, exclude_other_positive=True)
+LACKING = torch.tensor([[1, 1, 1]] * 4 + [[0, 1, 0]] * 2, dtype=torch.bool)  # rank 0 lacks nothing
 
 
 def inputs():
-    """Queries, candidates, a third view, positives, negatives and the temperature of the full batch."""
-    shapes = [(ROWS, 5)] * 3 + [(ROWS, 2, 5)] * 2
-    return [leaf(*shape, seed=seed) for seed, shape in enumerate(shapes)] + [scalar(0.2)]
+    """Queries, candidates, a third view, positives and the temperature of the full batch."""
+    return [*(leaf(ROWS, 5, seed=seed) for seed in range(3)), leaf(ROWS, 2, 5, seed=3), scalar(0.2)]
 
 
-FULL = {
-    "info_nce": lambda q, c, f, p, n, t, s: info_nce(q, c, t),
-    "info_nce_ids": lambda q, c, f, p, n, t, s: info_nce(q, c, t, candidate_ids=IDS),
-    "symmetric": lambda q, c, f, p, n, t, s: symmetric_info_nce(q, c, t),
-    "mac": lambda q, c, f, p, n, t, s: mac(q, c, MODALITY, t, t / 2),
-    "multi_positive": lambda q, c, f, p, n, t, s: multi_positive(q, p, n, t, POSITIVE_MASK),
-    "gcl": lambda q, c, f, p, n, t, s: gcl(q, c, f, t),
-    "gcl_flags": lambda q, c, f, p, n, t, s: gcl_of_rows(GclRows((q, c, f), IDS), t, OPTIONS),
-    "gcl_present": lambda q, c, f, p, n, t, s: gcl_of_rows(GclRows((q, c, f), None, PRESENT), t, GclOptions()),
+def some(*views, rows, ids=False, present=None):
+    return gather_rows(*views, ids=IDS[rows] if ids else None, present=None if present is None else present[rows])
+
+
+def to_candidates(name, q, c, rows, *temperatures):
+    """InfoNCE, or MAC, to the candidates of all ranks."""
+    (columns, modality), ids, _, places = gather_rows(c, MODALITY[rows], ids=IDS[rows])
+    given = (modality,) if name == "mac" else ()
+    return getattr(losses, name)(q, columns, *given, *temperatures, positive_indices=places, candidate_ids=ids)
+
+
+def module(kind, *views, rows):
+    """A module; rank 0, whose rows lack nothing, does not say so."""
+    given = {} if kind is ContrastiveLoss or LACKING[rows].all() else {"present": LACKING[rows]}
+    return next(iter(kind(0.2).double()(*views, IDS[rows], **given).values()))
+
+
+LOSSES = {
+    "info_nce": lambda q, c, f, p, t, rows: to_candidates("info_nce", q, c, rows, t),
+    "mac": lambda q, c, f, p, t, rows: to_candidates("mac", q, c, rows, t, t / 2),
+    "symmetric": lambda q, c, f, p, t, rows: losses.symmetric_info_nce(q, c, t, gathered=some(q, c, rows=rows, ids=1)),
+    "multi_positive": lambda q, c, f, p, t, rows: losses.multi_positive(
+        q, p, p[:, :0], t, POSITIVE_MASK[rows], gathered=some(q, rows=rows, ids=True, present=POSITIVE_MASK.any(1))
+    ),
+    "gcl": lambda q, c, f, p, t, rows: gcl(q, c, f, t, gathered=some(q, c, f, rows=rows)),
+    "flags": lambda q, c, f, p, t, rows: gcl(q, c, f, t, False, True, True, gathered=some(q, c, f, rows=rows, ids=1)),
+    "present": lambda q, c, f, p, t, rows: gcl(q, c, f, t, gathered=some(q, c, f, rows=rows, present=PRESENT)),
+    "ContrastiveLoss": lambda q, c, f, p, t, rows: module(ContrastiveLoss, q, c, rows=rows),
+    "GclLoss": lambda q, c, f, p, t, rows: module(GclLoss, q, c, f, rows=rows),
+    "mean_over_devices": lambda q, c, f, p, t, rows: losses.mean_over_devices(q.sum(1) / t, PRESENT[rows, 1]),
 }
-"""Every loss on one process; the last argument is the slice of rows a rank holds."""
+"""Every loss on the given rows, with the candidates of all ranks."""
 
 
-def positions():
-    return local_positions(ROWS // 2, torch.device("cpu"))
-
-
-LOCAL = {
-    "info_nce": lambda q, c, f, p, n, t, s: info_nce(q, gather(c), t, positive_indices=positions()),
-    "info_nce_ids": lambda q, c, f, p, n, t, s: info_nce(
-        q, gather(c), t, positive_indices=positions(), candidate_ids=gather(IDS[s])
-    ),
-    "symmetric": lambda q, c, f, p, n, t, s: symmetric_info_nce(
-        q, c, t, gathered_a=gather(q), gathered_b=gather(c), positive_indices=positions()
-    ),
-    "mac": lambda q, c, f, p, n, t, s: mac(q, gather(c), gather(MODALITY[s]), t, t / 2, positive_indices=positions()),
-    "multi_positive": lambda q, c, f, p, n, t, s: multi_positive(
-        q, p, n, t, POSITIVE_MASK[s], gathered=gather_rows(q, present=POSITIVE_MASK[s].any(1))
-    ),
-    "gcl": lambda q, c, f, p, n, t, s: gcl_of_rows(GclRows((q, c, f)), t, GclOptions(), gather_rows(q, c, f)),
-    "gcl_flags": lambda q, c, f, p, n, t, s: gcl_of_rows(
-        GclRows((q, c, f), IDS[s]), t, OPTIONS, gather_rows(q, c, f, ids=IDS[s])
-    ),
-    "gcl_present": lambda q, c, f, p, n, t, s: gcl_of_rows(
-        GclRows((q, c, f), None, PRESENT[s]), t, GclOptions(), gather_rows(q, c, f, present=PRESENT[s])
-    ),
-}
-MODULES = {
-    "contrastive": lambda: ContrastiveLoss(0.2),
-    "gcl": lambda: GclLoss(0.2),
-    "gcl_lacking": lambda: GclLoss(0.2),
-}
-
-
-class Trained(torch.nn.Module):
-    """An encoder and a loss behind one forward, as the trainers have it."""
-
-    def __init__(self, loss):
-        super().__init__()
-        torch.manual_seed(0)
-        self.encoder = torch.nn.Linear(5, 4)
-        self.loss = loss
-
-    def forward(self, ids, options, **views):
-        embedded = self.encoder(torch.cat(list(views.values()))).chunk(len(views))
-        return self.loss(**dict(zip(views, embedded, strict=True)), ids=ids, **options)
-
-
-def train_step(name, rows=None):
-    """Loss terms and parameter gradients of one module on some rows of the full batch."""
-    model = Trained(MODULES[name]()).double()
-    parameters = list(model.parameters())
-    if rows is None:
-        rows = slice(None)
-    else:
-        model = DistributedDataParallel(model)
-    roles = ("image", "text", "fused") if name.startswith("gcl") else ("image", "text")
-    present = torch.tensor([[1, 1, 1]] * 4 + [[0, 1, 0]] * 2, dtype=torch.bool)[rows]  # rank 0 lacks nothing
-    options = {"present": present} if name == "gcl_lacking" and not present.all() else {}
-    views = {role: view.detach()[rows] for role, view in zip(roles, inputs(), strict=False)}
-    terms = model(IDS[rows], options, **views)
-    sum(value for key, value in terms.items() if key.endswith("_loss")).backward()
-    return {key: value.detach() for key, value in terms.items()}, [p.grad for p in parameters]
-
-
-def differentiate(loss, tensors, rows):
+def differentiate(loss, rows=slice(None)):
     """The loss, and its gradients with respect to everything (None as zero), which lies in memory column by column."""
-    leaves = [tensor.detach()[rows].mT.contiguous().mT if tensor.ndim else tensor.detach() for tensor in tensors]
-    leaves = [tensor.clone().requires_grad_() for tensor in leaves]
+    leaves = [x.detach()[rows].mT.contiguous().mT if x.ndim else x.detach() for x in inputs()]
+    leaves = [x.clone().requires_grad_() for x in leaves]
     value = loss(*leaves, rows)
     found = torch.autograd.grad(value, leaves, allow_unused=True)
     return value.detach(), [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+
+
+def statistics(reduced, rows=slice(None)):
+    """Number, mean and scatter of both populations of scores of both modalities."""
+    q, c, _, p, _ = (x.detach()[rows] if x.ndim else x for x in inputs())
+    tokens = (q, p, POSITIVE_MASK[rows] | True, c, p + 1, POSITIVE_MASK[rows])
+    terms = losses.alignment_terms(*tokens, reduce_scores_across_devices=reduced)
+    return torch.stack([torch.stack([*part.positive, *part.negative]) for part in terms[1:]])
 
 
 def run_rank(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.set_num_threads(1)
     rows = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
-    results = {"world_size": dist.get_world_size()}
-    for name, loss in LOCAL.items():
-        results["loss", name] = differentiate(loss, inputs(), rows)
-    for name in MODULES:
-        results["module", name] = train_step(name, rows)
+    results = {name: differentiate(loss, rows) for name, loss in LOSSES.items()}
+    results["masked"] = ContrastiveLoss()(torch.eye(3), torch.eye(3), IDS[rows])["masked_negatives"]
+    results["statistics"] = statistics(False, rows), statistics(True, rows)
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
@@ -133,29 +94,29 @@ def ranks(tmp_path_factory):
     return [torch.load(f"{folder}/rank{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", LOSSES)
 def test_the_mean_over_ranks_is_the_full_batch(ranks, name):
     """Value, gradient of every embedding (averaged as DDP averages parameters) and of the temperature."""
-    assert [rank["world_size"] for rank in ranks] == [2, 2]
-    value, gradients = differentiate(FULL[name], inputs(), slice(0, ROWS))
-    values, parts = zip(*(rank["loss", name] for rank in ranks), strict=True)
-    assert values[0] != values[1]
-    assert (sum(values) / 2 - value).abs() <= 1e-10
-    assert gradients[0].abs().max() > 1e-3 and gradients[-1].abs() > 1e-3
+    value, gradients = differentiate(LOSSES[name])
+    values, parts = zip(*(rank[name] for rank in ranks), strict=True)
+    assert values[0] != values[1] and (sum(values) / 2 - value).abs() <= 1e-10
+    assert gradients[0].abs().max() > 1e-3 and (gradients[-1].abs() > 1e-3 or "Loss" in name)
     for full, first, second in zip(gradients, *parts, strict=True):
         together = torch.cat([first, second]) if full.ndim else first + second
         assert (together / 2 - full).abs().max() <= 1e-10
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_under_ddp_equal_one_process(ranks, name):
-    terms, gradients = train_step(name)
-    assert min(gradient.abs().max() for gradient in gradients) > 1e-4
-    for rank in ranks:
-        found, averaged = rank["module", name]
-        for one, other in zip(averaged, gradients, strict=True):
-            assert (one - other).abs().max() <= 1e-10
-    assert set(found) == set(terms)
-    for key, value in terms.items():
-        mean = sum(rank["module", name][0][key].double() for rank in ranks) / 2
-        assert mean.item() == pytest.approx(value.item(), abs=1e-6 if key == "masked_negatives" else 1e-10)
+def test_masked_negatives_are_those_of_all_ranks(ranks):
+    whole = ContrastiveLoss()(torch.eye(6), torch.eye(6), IDS)["masked_negatives"]
+    assert [rank["masked"] for rank in ranks] == [whole, whole] and whole == pytest.approx(4 / 6)
+
+
+def test_statistics_of_scores_are_joined_without_the_scores(ranks):
+    own, joined = zip(*(rank["statistics"] for rank in ranks), strict=True)
+    (n, mean, scatter), (m, other, more) = (each.unflatten(1, (2, 3)).unbind(2) for each in own)
+    assert (mean - other).abs().max() > 0.01
+    middle = (n * mean + m * other) / (n + m)
+    spread = scatter + more + n * (mean - middle).square() + m * (other - middle).square()
+    for found in joined:
+        torch.testing.assert_close(found.unflatten(1, (2, 3)), torch.stack([n + m, middle, spread], dim=2))
+    assert torch.equal(statistics(False), statistics(True))  # one process

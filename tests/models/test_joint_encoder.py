@@ -59,18 +59,19 @@ def test_masked_tokens_leave_no_trace(kind, built, pairs):
 
 
 @torch.no_grad()
-def test_a_global_token_has_the_lowest_weight_of_the_tokens_it_has_seen(folders, built, pairs):
-    model = JointEncoderModel.from_backbones(*folders, include_global_tokens=True, **SMALL).eval()
-    batch = built(NAME)[1](pairs)
-    weights = torch.ones(len(pairs), 4)
-    weights[:, 1] = 0
-    features = model(**batch, output_tokens=True).image_features
-    other = features.clone()
-    other[:, 0] = 7.0  # the global token
-    inputs = {name: value for name, value in batch.items() if name != "pixel_values"}
-    masked = [model(**inputs, image_features=value, image_weights=weights).embeddings for value in (features, other)]
-    assert torch.equal(*masked)
-    assert not close(*(model(**inputs, image_features=value).embeddings for value in (features, other)))
+def test_the_readout_sum_adds_the_unit_views_of_each_item(built, pairs, monkeypatch):
+    model, processor = built(NAME)
+    items = [pairs[0], pairs[1]["image"], pairs[2]["text"]]
+    image, text, fused = model(**processor(pairs), views=VIEWS).embeddings.chunk(3)
+    plain = model(**processor(items)).embeddings
+    monkeypatch.setattr(model.config, "readout", "sum")
+    assert close(model(**processor(pairs)).embeddings, F.normalize(image + text, dim=1)) and not close(image, text)
+    assert torch.equal(model(**processor(pairs), views=("fused",)).embeddings, fused)  # what training asks for
+    mixed = model(**processor(items)).embeddings
+    assert close(mixed[1:], plain[1:]) and not close(mixed[0], plain[0])  # one modality: the same by every readout
+    assert all(close(model(**processor([item])).embeddings[0], row) for item, row in zip(items, mixed, strict=True))
+    with pytest.raises(ValueError, match="need views, not readout='sum'"):
+        model(**processor(pairs), output_attentions=True)
 
 
 @torch.no_grad()
@@ -314,7 +315,7 @@ def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(folder
         ({"num_attention_heads": 5}, "num_attention_heads=5 must divide hidden_size=768"),
         ({"hidden_size": 0}, "must divide hidden_size=0"),
         ({"num_vl_layers": -1}, "num_vl_layers=-1; expected 0 or more"),
-        ({"num_vl_layers": 0, "readout": "intersection"}, "needs a vision-language encoder, and num_vl_layers=0"),
+        ({"readout": "mean"}, r"readout='mean'; expected one of \('fused', 'sum'\)"),
         ({"adapter_init": "zeros"}, 'adapter_init=\'zeros\'; expected "identity" or "normal"'),
         ({"vl_init": "zeros"}, 'vl_init=\'zeros\'; expected "mean_pooling" or "normal"'),
         ({"token_dropout": 1.0}, r"token_dropout=1.0 must lie in \[0, 1\)"),

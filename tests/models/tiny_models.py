@@ -19,9 +19,9 @@ def token(vision, text, **config):
 
 
 MODELS = {
-    "joint clip": (joint, "clip", "clip", {"readout": "intersection"}),
-    "joint siglip": (joint, "siglip", "siglip", {"include_global_tokens": True, "readout": "sum"}),
-    "joint vit + clip": (joint, "vit", "clip", {"include_global_tokens": True}),
+    "joint clip": (joint, "clip", "clip", {"readout": "sum"}),
+    "joint siglip": (joint, "siglip", "siglip", {"balance_modalities": False}),
+    "joint vit + clip": (joint, "vit", "clip", {"adapter_init": "normal"}),
     "joint dinov2 + bert": (joint, "dinov2", "bert", {"vision_hidden_layer": -2}),
     "joint dinov2 + xlm-roberta": (joint, "dinov2", "xlm_roberta", {}),
     "joint clip + bert, pooled": (joint, "clip", "bert", {"num_vl_layers": 0}),

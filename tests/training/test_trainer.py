@@ -10,9 +10,9 @@ from transformers import AutoModel
 from conjoin.data import PairCollator
 from conjoin.evaluation import best_ranks
 from conjoin.methods.contrastive import ContrastiveConfig
-from conjoin.training import LoraArguments, add_lora
+from conjoin.training import LoraArguments, RetrievalTrainer, add_lora
 from conjoin.training.lora import merge_lora
-from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from tiny_training import SETTINGS, make_encoder, make_rows, make_trainer, without_dropout
 
 
 def _snapshot(module):
@@ -26,6 +26,22 @@ def test_terms_are_logged_by_name(tiny_checkpoints, tmp_path):
     assert first["gcl_loss"] == pytest.approx(first["loss"], abs=1e-4)
     assert first["temperature"] == pytest.approx(0.07) and second["temperature"] != first["temperature"]
     assert 0 <= first["masked_negatives"] <= 1
+
+
+class CosineLoss(torch.nn.Module):
+    def forward(self, image, text, ids):
+        return 1 - torch.nn.functional.cosine_similarity(image, text).mean()
+
+
+@pytest.mark.parametrize("chunk_size", [0, 2])
+def test_a_loss_may_return_a_tensor(tiny_checkpoints, tmp_path, chunk_size):
+    model, processor = make_encoder(tiny_checkpoints)
+    args = ContrastiveConfig(str(tmp_path), **SETTINGS, gradient_cache_chunk_size=chunk_size)
+    trainer = RetrievalTrainer(model, args, CosineLoss(), train_dataset=make_rows(8), processing_class=processor)
+    trainer.train()
+    entries = trainer.state.log_history[:2]
+    assert all(entry["cosine_loss"] == pytest.approx(entry["loss"], abs=1e-4) for entry in entries)
+    assert entries[1]["loss"] < entries[0]["loss"]
 
 
 def test_evaluation_covers_every_row_and_equals_a_naive_one(tiny_checkpoints, tmp_path):
@@ -52,13 +68,10 @@ def test_rows_of_one_text_are_right_answers_in_evaluation(tiny_checkpoints, tmp_
     distinct = make_rows(6)
     same = distinct.map(lambda row: {"text": "a"})
     groups = distinct.map(lambda row: {"group": "g", "text": "a"})
-    found = [
-        make_trainer("contrastive", model, processor, tmp_path, rows, rows, eval_ks=(1,)).evaluate()
-        for rows in (same, groups)
-    ]
+    found = [make_trainer("contrastive", model, processor, tmp_path, rows, rows).evaluate() for rows in (same, groups)]
     assert found[0] == found[1]
     assert found[0]["eval_mean_hit_rate@1"] == 1
-    unlike = make_trainer("contrastive", model, processor, tmp_path, distinct, distinct, eval_ks=(1,)).evaluate()
+    unlike = make_trainer("contrastive", model, processor, tmp_path, distinct, distinct).evaluate()
     assert unlike["eval_mean_hit_rate@1"] < 1
 
 
@@ -218,7 +231,6 @@ def test_arguments_are_checked(tiny_checkpoints, tmp_path):
     for arguments, message in (
         ({"gradient_cache_chunk_size": -1}, "gradient_cache_chunk_size=-1"),
         ({"gradient_cache_chunk_tokens": -1}, "gradient_cache_chunk_tokens=-1"),
-        ({"eval_ks": (0,)}, r"eval_ks=\(0,\)"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, pairs=1, attention_pairs=1, batch_size=1)
     out = check_out(args.out)
 
+    from conjoin.devices import choose_device
     from conjoin.evaluation import Results
     from conjoin.evaluation.report.page import render_report
     from conjoin.methods.puma.analysis import analyse_mllm
-    from conjoin.ops import choose_device
 
     device = choose_device(args.device)
     rows: Any = load_rows(args, args.data)

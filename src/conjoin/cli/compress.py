@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> None:
     check_counts(args, batch_size=2, steps=2, held_out=2, chunk_size=0, lora_rank=0, tune_steps=1)
     out = check_out(args.out)
 
+    from conjoin.devices import choose_device
     from conjoin.evaluation.report.page import format_results, render_report
     from conjoin.hub import load_embedder, load_model
     from conjoin.methods.puma import compress
     from conjoin.models.mllm_retriever import MllmRetrieverModel
-    from conjoin.ops import choose_device
     from conjoin.processing.sentence_files import write_json_file
 
     device = choose_device(args.device)

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _is_bf16(args: argparse.Namespace) -> bool:
     """Whether to compute in bfloat16: as the collection was made, else as is faster here; not on a cluster."""
-    from conjoin.ops import choose_bf16
+    from conjoin.devices import choose_bf16
     from conjoin.retrieval.collection_table import open_table, read_metadata
 
     try:

@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> None:
     check_out(args.out)
 
     from conjoin.data.row_images import check_placeholders, is_interleaved, plain_text
+    from conjoin.devices import choose_device
     from conjoin.hub import load_model
     from conjoin.methods.solar.explain.pair import construct_masked, explain_pair, render_explanation
-    from conjoin.ops import choose_device
 
     device = choose_device(args.device)
     loaded, processor = load_model(args.model, revision=args.revision)
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
 def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[dict[str, Any], list[Curve]]":  # noqa: ANN401
     """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
     from conjoin.data.row_images import row_item
+    from conjoin.losses import qda_threshold
     from conjoin.methods.solar.explain.charts import (
         MODALITIES,
         distribution_curves,
@@ -89,7 +90,6 @@ def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[
         score_histogram,
     )
     from conjoin.methods.solar.explain.pair import score_populations
-    from conjoin.methods.solar.masking import qda_threshold
 
     thresholds: dict[str, Any] = {"image": None, "text": None}
     curves = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conjoin.cli.commands import COMMANDS
-from conjoin.cli.options import add_image_options, add_revision, check_counts, load_rows
+from conjoin.cli.options import add_revision
 from conjoin.cli.train import usage
 from conjoin.constants import READOUTS
 
@@ -39,14 +39,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--readout",
         choices=READOUTS,
-        help="how a joint encoder embeds image and text: fused, all tokens together; sum, the vectors of both added; "
-        "intersection, also those of what both share, found by thresholds fitted to --data",
+        help="how a joint encoder embeds image and text: fused, all tokens together; sum, the vectors of both added",
     )
-    parser.add_argument("--data", metavar="DATA", help="with --readout intersection: pairs, as `conjoin encode` reads")
-    parser.add_argument(
-        "--pairs", type=int, default=256, metavar="N", help="how many of them, from the start (default: %(default)s)"
-    )
-    add_image_options(parser)
     for name in ("query", "document"):
         parser.add_argument(
             f"--{name}-prompt",
@@ -58,7 +52,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check the options, claim the folder, and write."""
-    check_counts(args, pairs=2)
     given = {"query": args.query_prompt, "document": args.document_prompt}
     prompts = {name: text for name, text in given.items() if text is not None}
     if args.int8 and args.format != "onnx":
@@ -67,8 +60,6 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(
             "--query-prompt and --document-prompt are for sentence-transformers, which reads no such export"
         )
-    if (args.data is None) != (args.readout != "intersection"):
-        raise ValueError("--readout intersection and --data go together")
     try:
         Path(args.out).mkdir(parents=True)  # only one of several that run at once can
     except FileExistsError as error:
@@ -85,13 +76,16 @@ def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
     """Load, write and print how to use it."""
     from conjoin.hub import export, export_onnx, export_stock, load_model
     from conjoin.hub.local_paths import is_local
+    from conjoin.models.joint_encoder import JointEncoderModel
     from conjoin.processing.sentence_files import SentenceFilesMixin, write_json_file
 
     model, processor = load_model(args.model, revision=args.revision)
     if prompts and isinstance(processor, SentenceFilesMixin):
         processor.set_prompts((processor.prompts or {}) | prompts)
     if args.readout is not None:
-        _set_readout(args, model, processor)
+        if not isinstance(model, JointEncoderModel):
+            raise ValueError(f"--readout is for a joint encoder, not for {type(model).__name__}")
+        model.config.readout = args.readout
     if args.format == "onnx":
         export_onnx(model, processor, args.out, "int8" if args.int8 else "float32")
         print(f"Saved to {args.out}. Load it with onnxruntime:\n\n{_ONNX_USAGE.format(args.out)}")
@@ -106,16 +100,3 @@ def _write(args: argparse.Namespace, prompts: dict[str, str]) -> None:
     elif not is_local(args.model):
         write_json_file(Path(args.out) / recipe.name, {"model": {"checkpoint": args.model}})
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out)}")
-
-
-def _set_readout(args: argparse.Namespace, model: Any, processor: Any) -> None:  # noqa: ANN401
-    """Change the readout, and fit it to pairs."""
-    from conjoin.data.row_images import row_item
-    from conjoin.methods.solar import set_readout
-
-    pairs = []
-    if args.data is not None:
-        rows: Any = load_rows(args, args.data)
-        chosen = rows.select(range(min(args.pairs, len(rows))))
-        pairs = [row_item({"image": row["image"], "text": row["text"]}) for row in chosen]
-    set_readout(model, args.readout, processor, pairs)

@@ -94,7 +94,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     check_out(args.out)
-    from conjoin.ops import choose_device
+    from conjoin.devices import choose_device
     from conjoin.retrieval import load_reranker, mine_hard_negatives
     from conjoin.retrieval.mining.miners import check_miners, needed_parts
 

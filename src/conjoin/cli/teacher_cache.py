@@ -36,7 +36,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--text", required=True, metavar="NAME", help="text teacher: a folder or Hub name")
     parser.add_argument("--global-text", metavar="NAME", help="another model for the global text state, same tokens")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write or to resume")
-    parser.add_argument("--vision-layer", type=int, metavar="N", help="hidden layer to read (default: the output)")
     parser.add_argument(
         "--max-text-length",
         type=int,
@@ -57,10 +56,10 @@ def run(args: argparse.Namespace) -> None:
 
     import torch
 
+    from conjoin.devices import choose_device
     from conjoin.hub import load_config, load_processor, model_type
     from conjoin.methods.solar.teacher_cache import bytes_per_row, cache_teachers
     from conjoin.methods.solar.teachers import TeacherCollator, Teachers, TextTeacher, VisionTeacher
-    from conjoin.ops import choose_device
 
     device, kind = choose_device(args.device), model_type(args.model, args.revision)
     if kind != "joint_encoder":
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     config: Any = load_config(args.model, args.revision)
     rows: Any = load_rows(args, args.data)
     teachers = Teachers(
-        VisionTeacher.from_pretrained(args.vision, args.vision_layer),
+        VisionTeacher.from_pretrained(args.vision),
         TextTeacher.from_pretrained(args.text, args.max_text_length, args.global_text),
     )
     processor: Any = load_processor(args.model, args.revision)

@@ -6,7 +6,8 @@ from .alignment import (
     global_to_local_alignment as global_to_local_alignment,
 )
 from .distillation import global_distillation as global_distillation, local_distillation as local_distillation
-from .gcl_loss import PAIRS as PAIRS, GclLoss as GclLoss, gcl as gcl
+from .gather import Gathered as Gathered, gather_rows as gather_rows
+from .gcl_loss import GclLoss as GclLoss, gcl as gcl
 from .info_nce_loss import (
     ContrastiveLoss as ContrastiveLoss,
     info_nce as info_nce,
@@ -15,7 +16,6 @@ from .info_nce_loss import (
 from .mac_loss import mac as mac, mac_hard_temperature as mac_hard_temperature
 from .multi_positive_loss import multi_positive as multi_positive
 from .reconstruction import (
-    LOGIT_BYTES as LOGIT_BYTES,
     embedding_reconstruction as embedding_reconstruction,
     mean_over_devices as mean_over_devices,
     mean_over_rows as mean_over_rows,
@@ -23,3 +23,4 @@ from .reconstruction import (
 )
 from .state_distillation import DISTILLATION_KINDS as DISTILLATION_KINDS, self_distillation as self_distillation
 from .temperature import Temperature as Temperature
+from .threshold import Threshold as Threshold, qda_threshold as qda_threshold

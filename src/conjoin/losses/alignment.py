@@ -3,12 +3,10 @@
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from conjoin.ops import is_distributed
-
-from .checks import check_matrix, check_norms, fill_masked, unit
+from .checks import check_local, check_matrix, check_norms, fill_masked, unit
+from .gather import gather_with_gradient, is_distributed
 
 BLOCK_ENTRIES = 2**22
 """Scores of S- that are held at a time."""
@@ -91,51 +89,35 @@ def global_to_local_alignment(
     Raises:
         ValueError: Shapes do not fit, or a vector that takes part is zero or not finite.
     """
-    return alignment_terms(text_global, image_local, image_mask, image_global, text_local, text_mask, margin).loss
+    tokens = (text_global, image_local, image_mask, image_global, text_local, text_mask)
+    return alignment_terms(*tokens, margin=margin).loss
 
 
 def alignment_terms(
-    text_global: Tensor,
-    image_local: Tensor,
-    image_mask: Tensor,
-    image_global: Tensor,
-    text_local: Tensor,
-    text_mask: Tensor,
-    margin: float = 0.1,
-    *,
-    reduce_scores_across_devices: bool = False,
+    *tokens: Tensor, margin: float = 0.1, reduce_scores_across_devices: bool = False
 ) -> AlignmentTerms:
     """`global_to_local_alignment` with the scores and the statistics that masks are made of (SOLAR App. C.1).
 
-    With `reduce_scores_across_devices` the statistics are those of all ranks together (App. G.1); scores are never
-    exchanged, and the loss stays the device's own. The other arguments are those of `global_to_local_alignment`.
+    Args:
+        tokens: The six tensors of `global_to_local_alignment`, in its order.
+        margin: delta.
+        reduce_scores_across_devices: Make the statistics those of all ranks together (App. G.1). Scores are never
+            exchanged, and the loss stays the device's own.
     """
+    text_global, image_local, image_mask, image_global, text_local, text_mask = tokens
     check_matrix(text_global, "text_global")
     check_matrix(image_global, "image_global", text_global, same_rows=True)
-    _check_local(image_local, "image_local", text_global)
-    _check_local(text_local, "text_local", text_global)
+    check_local(image_local, "image_local", text_global)
+    check_local(text_local, "text_local", text_global)
     with torch.autocast(text_global.device.type, enabled=False):
         has_image, has_text = image_mask.bool().any(1), text_mask.bool().any(1)
-        images, texts = (
-            _globals(image_global, has_image, "image_global"),
-            _globals(text_global, has_text, "text_global"),
-        )
+        images = unit(fill_masked(image_global, has_image, "image_global"), "image_global") * has_image[:, None]
+        texts = unit(fill_masked(text_global, has_text, "text_global"), "text_global") * has_text[:, None]
         image_loss, image = _direction(texts, has_text, image_local, image_mask, margin, "image_local")
         text_loss, text = _direction(images, has_image, text_local, text_mask, margin, "text_local")
     if reduce_scores_across_devices and is_distributed():
         image, text = _join_ranks(image, text)
     return AlignmentTerms(image_loss + text_loss, image, text)
-
-
-def _check_local(local: Tensor, name: str, globals_: Tensor) -> None:
-    if local.ndim != 3 or local.shape[0] != len(globals_) or local.shape[2] != globals_.shape[1]:
-        expected = f"({len(globals_)}, *, {globals_.shape[1]})"
-        raise ValueError(f"{name} has shape {tuple(local.shape)}, expected {expected}")
-
-
-def _globals(embeddings: Tensor, has: Tensor, name: str) -> Tensor:
-    """Unit global tokens, zero where the sample lacks the modality: `(N, D)`."""
-    return unit(fill_masked(embeddings, has, name), name) * has[:, None]
 
 
 def _direction(
@@ -147,7 +129,7 @@ def _direction(
     the local tokens copied to be normalised: their inverse norms go with them, zero at padding.
 
     Args:
-        globals_: `(N, D)` unit or zero.
+        globals_: `(N, D)` unit, or zero where the sample lacks the modality.
         has_global: `(N,)` bool, which are not zero.
         local: `(N, T, D)`, raw.
         mask: `(N, T)` bool.
@@ -160,53 +142,35 @@ def _direction(
     pulled, together = scores.sum(), torch.einsum("nt,ntd->d", inverse_norms, local) @ globals_.sum(0)
     num_pulled = (exists & has_global[:, None]).sum()
     num_pushed = exists.sum() * has_global.sum() - num_pulled
-    any_pushed = num_pushed > 0
-    pushed = (together - pulled) * any_pushed
-    hinge = (pushed / num_pushed.clamp(min=1) + margin - pulled / num_pulled.clamp(min=1)).relu()
-    scores, parts = scores.detach(), (globals_.detach(), has_global, local.detach(), inverse_norms.detach())
-    mean = pulled.detach() / num_pulled.clamp(min=1)
-    scatter = ((scores - mean) * (exists & has_global[:, None])).square().sum()
-    positive = ScoreStatistics(num_pulled.to(scores.dtype), mean, scatter)
-    negative = _others(*parts, num_pushed.to(scores.dtype), pushed.detach() / num_pushed.clamp(min=1))
-    return hinge * ((num_pulled > 0) & any_pushed), LocalScores(scores, positive, negative)
-
-
-def _others(
-    globals_: Tensor, has_global: Tensor, local: Tensor, inverse_norms: Tensor, n: Tensor, near: Tensor
-) -> ScoreStatistics:
-    """The statistics of S-, in blocks of samples.
-
-    Args:
-        globals_: `(N, D)` unit or zero.
-        has_global: `(N,)` bool, which are not zero.
-        local: `(N, T, D)`, raw.
-        inverse_norms: `(N, T)`, 0 at padding.
-        n: How many scores there are.
-        near: A value near their mean: distances from it are exact where squares of the scores are not.
-    """
-    size = max(1, BLOCK_ENTRIES // max(1, inverse_norms.numel()))
-    sums, present = globals_.new_zeros(2), has_global.to(globals_.dtype)
-    for start in range(0, len(local), size):
-        scales = inverse_norms[start : start + size]
-        distances = ((local[start : start + size] * scales[..., None]) @ globals_.T).sub_(near)
-        distances.diagonal(start, 0, 2).zero_()  # a sample's own scores are S+
-        rows = torch.stack([distances @ present, distances.square_() @ present])
-        sums = sums + (rows * (scales > 0)).sum((1, 2))
-    shift = sums[0] / n.clamp(min=1)
-    return ScoreStatistics(n, near + shift, (sums[1] - n * shift.square()).clamp(min=0))
+    pushed = (together - pulled) * (num_pushed > 0)
+    means = pulled / num_pulled.clamp(min=1), pushed / num_pushed.clamp(min=1)
+    loss = (means[1] + margin - means[0]).relu() * ((num_pulled > 0) & (num_pushed > 0))
+    with torch.no_grad():
+        scatter = ((scores - means[0]) * (exists & has_global[:, None])).square().sum()
+        positive = ScoreStatistics(num_pulled.to(scores.dtype), means[0].detach(), scatter)
+        # S- in blocks of samples: distances from a value near its mean are exact where squares of scores are not.
+        size, sums = max(1, BLOCK_ENTRIES // max(1, exists.numel())), globals_.new_zeros(2)
+        for start in range(0, len(local), size):
+            scales = inverse_norms[start : start + size]
+            distances = ((local[start : start + size] * scales[..., None]) @ globals_.T).sub_(means[1])
+            distances.diagonal(start, 0, 2).zero_()  # a sample's own scores are S+
+            present = has_global.to(globals_.dtype)
+            rows = torch.stack([distances @ present, distances.square_() @ present])
+            sums = sums + (rows * (scales > 0)).sum((1, 2))
+        n = num_pushed.to(scores.dtype)
+        shift = sums[0] / n.clamp(min=1)
+        negative = ScoreStatistics(n, means[1] + shift, (sums[1] - n * shift.square()).clamp(min=0))
+    return loss, LocalScores(scores.detach(), positive, negative)
 
 
 def _join_ranks(*parts: LocalScores) -> list[LocalScores]:
     """Replace the statistics by those of the populations of all ranks, in one exchange."""
     statistics = torch.stack([torch.stack([torch.stack([*sign]) for sign in part[1:]]) for part in parts])
-    gathered = [torch.empty_like(statistics) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, statistics)
-    counts, means, scatters = torch.stack(gathered).unbind(-1)
+    counts, means, scatters = gather_with_gradient(statistics[None]).unbind(-1)
     n = counts.sum(0)
     mean = (counts * means).sum(0) / n.clamp(min=1)
     scatter = (scatters + counts * (means - mean).square()).sum(0)
-    joined = torch.stack([n, mean, scatter], dim=2)
     return [
-        LocalScores(part.scores, ScoreStatistics(*positive), ScoreStatistics(*negative))
-        for part, (positive, negative) in zip(parts, joined, strict=True)
+        LocalScores(part.scores, *(ScoreStatistics(*sign) for sign in signs))
+        for part, signs in zip(parts, torch.stack([n, mean, scatter], dim=2), strict=True)
     ]

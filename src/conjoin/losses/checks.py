@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from conjoin.ops import Exclusion, gather_with_gradient
+from .gather import gather_with_gradient
+from .kernel import Exclusion
 
 
 def widen(embeddings: Tensor) -> Tensor:
@@ -101,6 +102,16 @@ def check_matrix(embeddings: Tensor, name: str, like: Tensor | None = None, same
         raise ValueError(f"{name} has shape {tuple(embeddings.shape)}, expected {expected}")
 
 
+def check_local(vectors: Tensor, name: str, like: Tensor) -> None:
+    """Check that `vectors` is `(N, K, D)` for `like` `(N, D)`.
+
+    Raises:
+        ValueError: It is not; the message gives its shape.
+    """
+    if vectors.ndim != 3 or vectors.shape[0] != len(like) or vectors.shape[2] != like.shape[1]:
+        raise ValueError(f"{name} has shape {tuple(vectors.shape)}, expected ({len(like)}, *, {like.shape[1]})")
+
+
 def check_length(values: Tensor, name: str, length: int) -> None:
     """Check that `values` is `(length,)`.
 
@@ -109,21 +120,6 @@ def check_length(values: Tensor, name: str, length: int) -> None:
     """
     if values.shape != (length,):
         raise ValueError(f"{name} has shape {tuple(values.shape)}, expected ({length},)")
-
-
-def check_positions(count: int, columns: Tensor, positions: Tensor | None, name: str) -> None:
-    """Check that each of `count` rows has its own column: at `positions`, or at its own index if None.
-
-    Raises:
-        ValueError: There are fewer columns than rows, or a position is not one of a column.
-    """
-    if positions is None:
-        if len(columns) < count:
-            raise ValueError(f"{count} {name} but only {len(columns)} columns, and no positions among them")
-        return
-    check_length(positions, "positions", count)
-    if positions.min() < 0 or positions.max() >= len(columns):
-        raise ValueError(f"positions lie in [{positions.min()}, {positions.max()}], expected [0, {len(columns) - 1}]")
 
 
 def own_columns(columns: Tensor, count: int, positions: Tensor | None) -> Tensor:
@@ -139,26 +135,31 @@ def exclude_own(columns: Tensor, count: int, positions: Tensor | None, ids: Tens
     Args:
         columns: `(M, D)`.
         count: How many rows there are.
-        positions: `(count,)` the index of each row's own column, checked; the row's index by default.
+        positions: `(count,)` the index of each row's own column; the row's index by default.
         ids: `(M,)` integers naming what each column shows; all different by default.
-        name: Of `ids`, in messages.
+        name: Of the rows, in messages.
 
     Raises:
-        ValueError: There is not one id per column.
+        ValueError: A row has no column, or there is not one id per column.
     """
-    if ids is None:
-        if positions is None:
-            return Exclusion(diagonals=(0,))
-        return Exclusion(ids=(positions, torch.arange(len(columns), device=columns.device)))
-    check_length(ids, name, len(columns))
-    return Exclusion(ids=(own_columns(ids, count, positions), ids))
+    if positions is not None:
+        check_length(positions, "positions", count)
+        if positions.min() < 0 or positions.max() >= len(columns):
+            raise ValueError(f"positions lie in [{positions.min()}, {positions.max()}] of {len(columns)} columns")
+    elif len(columns) < count:
+        raise ValueError(f"{count} {name} but only {len(columns)} columns, and no positions among them")
+    if ids is not None:
+        check_length(ids, f"ids of {name}", len(columns))
+        return Exclusion(labels=((own_columns(ids, count, positions), ids),))
+    if positions is None:
+        return Exclusion(diagonals=(0,))
+    return Exclusion(labels=((positions, torch.arange(len(columns), device=columns.device)),))
 
 
-def masked_negatives(ids: Tensor) -> Tensor:
-    """How many other rows of all devices share a row's id, the mean over all rows.
-
-    Args:
-        ids: `(N,)` integers of this device's rows.
-    """
-    counts = gather_with_gradient(ids).unique(return_counts=True)[1]
-    return (counts * (counts - 1)).sum() / counts.sum()
+def loss_metrics(temperature: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
+    """The temperature and, with `ids` `(N,)`, how many other rows of all devices share a row's id on average."""
+    metrics = {"temperature": temperature.detach()}
+    if ids is not None:
+        counts = gather_with_gradient(ids).unique(return_counts=True)[1]
+        metrics["masked_negatives"] = (counts * (counts - 1)).sum() / counts.sum()
+    return metrics

@@ -29,17 +29,14 @@ def local_distillation(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor
         ValueError: Shapes do not fit, or a vector that the mask keeps is zero or not finite.
     """
     if student.ndim != 3 or teacher.ndim != 3 or student.shape[:2] != teacher.shape[:2]:
-        raise ValueError(
-            f"student and teacher have shapes {tuple(student.shape)} and {tuple(teacher.shape)}, "
-            "expected (N, T, D) and (N, T, D')"
-        )
+        shapes = f"student {tuple(student.shape)}, teacher {tuple(teacher.shape)}"
+        raise ValueError(f"{shapes}: expected (N, T, D) and (N, T, D')")
     parts = (fill_masked(student, mask, "student"), fill_masked(teacher.detach(), mask, "teacher"), mask.bool())
     size = max(1, CHUNK_ENTRIES // max(1, student.shape[1]) ** 2)
     if len(student) <= size:
-        correlation, usable = _token_correlations(*parts)
+        correlation, usable = _token_correlations(*parts, 0)
     else:
-        starts = range(0, len(student), size)
-        chunks = zip(*(part.split(size) for part in parts), starts, strict=True)
+        chunks = zip(*(part.split(size) for part in parts), range(0, len(student), size), strict=True)
         results = [checkpoint(_token_correlations, *chunk, use_reentrant=False) for chunk in chunks]
         correlation, usable = (torch.cat(column) for column in zip(*results, strict=True))
     return ((1 - correlation) * usable).sum() / usable.sum().clamp(min=1)
@@ -62,7 +59,7 @@ def global_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     if len(student) != len(teacher):
         raise ValueError(f"teacher has {len(teacher)} rows, expected {len(student)}")
     others = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
-    matrices = [_cosines(widen(student), "student"), _cosines(widen(teacher.detach()), "teacher")]
+    matrices = _cosines(widen(student), "student"), _cosines(widen(teacher.detach()), "teacher")
     correlation, defined = _pearson(matrices[0].flatten(), matrices[1].flatten(), others.flatten())
     return (1 - correlation) * defined
 
@@ -75,7 +72,7 @@ def _cosines(vectors: Tensor, name: str) -> Tensor:
     return products / (norms[..., :, None] * norms[..., None, :])
 
 
-def _token_correlations(student: Tensor, teacher: Tensor, mask: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+def _token_correlations(student: Tensor, teacher: Tensor, mask: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Mean correlation over the tokens of each sample, and which samples have one: `(n,)` and `(n,)` bool.
 
     `start` is where the samples stand in the batch, for messages.

@@ -1,43 +1,19 @@
 """Generalized contrastive learning: one loss over the image, text and fused embeddings of every pair (GCL)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from conjoin.ops import Exclusion, Gathered, cross_logsumexp, gather_rows, is_distributed, self_logsumexp
-
-from .checks import check_length, check_matrix, check_positions, inverse, masked_negatives, own_columns, unit
+from .checks import check_length, check_matrix, inverse, loss_metrics, unit
+from .gather import Gathered, gather_rows, is_distributed
+from .kernel import Exclusion, logsumexp
 from .temperature import Temperature
 
 MODALITIES = ("image", "text", "fused")
-PAIRS = tuple((a, b) for a in MODALITIES for b in MODALITIES if a != b)
-"""The 6 ordered pairs of different modalities that the loss sums over."""
-
-
-@dataclass(frozen=True)
-class GclOptions:
-    """What the denominators of `gcl` leave out, and which terms it averages.
-
-    Args:
-        exclude_self: Leave the anchor out of its own denominator.
-        exclude_same_modality: Leave out everything of the anchor's modality.
-        exclude_other_positive: For the pair (a, b), leave the third embedding of the same j out.
-        pairs: The ordered modality pairs to average over; all six by default.
-
-    Raises:
-        ValueError: A pair is unknown, or there is none.
-    """
-
-    exclude_self: bool = True
-    exclude_same_modality: bool = False
-    exclude_other_positive: bool = False
-    pairs: Sequence[tuple[str, str]] = PAIRS
-
-    def __post_init__(self) -> None:
-        if not self.pairs or any(tuple(pair) not in PAIRS for pair in self.pairs):
-            raise ValueError(f"pairs={list(self.pairs)}: expected some of {PAIRS}")
+PAIRS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
+"""The 6 ordered pairs of different modalities that the loss averages over."""
 
 
 def gcl(
@@ -48,175 +24,109 @@ def gcl(
     exclude_self: bool = True,
     exclude_same_modality: bool = False,
     exclude_other_positive: bool = False,
-    pairs: Sequence[tuple[str, str]] = PAIRS,
+    *,
+    gathered: Gathered | None = None,
 ) -> Tensor:
     """`-1/(6N) sum_j sum_{(a,b)} log( e^{s(a_j, b_j)} / sum_m sum_k e^{s(a_j, m_k)} )`, `s = cos / t`.
 
     The denominator runs over all modalities m and pairs k except the anchor. In a batch of one pair these are the
-    other two embeddings. `GclLoss` also takes ids, missing modalities and the rows of other devices.
+    other two embeddings.
 
     Args:
         image: `(N, D)`, raw.
         text: `(N, D)`, raw.
         fused: `(N, D)`, raw; row j of all three belongs to one image-text pair.
         temperature: Positive float, or 0-d tensor to learn.
-        exclude_self: As for `GclOptions`, like the next three.
+        exclude_self: Leave the anchor out of its own denominator.
         exclude_same_modality: Leave out everything of the anchor's modality.
-        exclude_other_positive: Leave out the third embedding of the pair.
-        pairs: The ordered modality pairs to average over.
+        exclude_other_positive: For the pair (a, b), leave the third embedding of the same j out.
+        gathered: Result of `gather_rows(image, text, fused, ids=..., present=...)`: the rows of all devices, and what
+            each shows; rows of one id are not each other's negatives. `present` `(N, 3)` bool says which of image,
+            text and fused exist: terms that need a missing one are left out of the mean, no denominator holds one,
+            and it may be anything.
 
     Raises:
-        ValueError: Shapes do not fit, a vector is zero or not finite, the temperature is not positive, or a pair is
-            unknown.
+        ValueError: Shapes do not fit, a present vector is zero or not finite, the temperature is not positive, or no
+            row has two of the three.
     """
-    options = GclOptions(exclude_self, exclude_same_modality, exclude_other_positive, pairs)
-    return gcl_of_rows(GclRows((image, text, fused)), temperature, options)
+    scale, count = inverse(temperature), len(image)
+    gathered = gathered or Gathered((image, text, fused))
+    rows = columns = _Views(*gathered[:3])
+    if gathered.positions is not None:
+        own = (part.index_select(0, gathered.positions) for part in (columns.ids, columns.present))
+        rows = _Views((image, text, fused), *own)
+    number = len(PAIRS) * columns.count
+    if not columns.complete:
+        number = int(torch.stack([columns.has(a, b) for a, b in PAIRS]).sum())
+    if not number:
+        raise ValueError("no row has two of image, text and fused: there is nothing to contrast")
 
-
-def gcl_of_rows(
-    rows: "GclRows", temperature: Tensor | float, options: GclOptions, gathered: Gathered | None = None
-) -> Tensor:
-    """Return `gcl` of rows that may have ids or lack modalities.
-
-    Args:
-        rows: The local rows.
-        temperature: As for `gcl`.
-        options: As for `gcl`.
-        gathered: The rows of all devices as columns, with three matrices, and with `ids` and `present` `(M, 3)` if the
-            local rows have them; the mean over devices is then the mean over all terms.
-
-    Raises:
-        ValueError: As `gcl`; or `gathered` does not fit the rows or lacks what they have, or no term is left.
-    """
-    scale = inverse(temperature)
-    columns, positions = rows, None
-    if gathered is not None:
-        if (rows.has_ids and gathered.ids is None) or rows.has_present != (gathered.present is not None):
-            raise ValueError("gathered needs ids beside ids, and present beside present")
-        columns = GclRows(gathered.vectors, gathered.ids, gathered.present, names="gathered ")
-        positions = gathered.positions
-        check_positions(rows.count, gathered.vectors[0], positions, "rows")
-    count = columns.count_terms(options.pairs)
-    negatives = _negatives(rows, columns, positions, scale, options.exclude_same_modality)
-    return _sum_terms(rows, negatives, scale, options) / (count * rows.count / columns.count)
-
-
-def _negatives(
-    local: "GclRows", columns: "GclRows", positions: Tensor | None, scale: Tensor | float, exclude_same_modality: bool
-) -> Tensor:
-    """Log-sum-exp of each embedding to those of all other pairs, minus infinity where it is missing: `(3, N)`."""
-    if columns is local and local.regular:
-        count = local.count
+    # Log-sum-exp of each embedding to those of all other pairs, minus infinity where it is missing.
+    if columns is rows and gathered.ids is None and rows.complete:
         exclusion = Exclusion(diagonals=(-2 * count, -count, 0, count, 2 * count))
     else:
-        pair_ids = own_columns(columns.pair_ids, local.count, None if columns is local else positions)
-        exclusion = Exclusion(ids=(pair_ids[local.index % local.count], columns.ids))
+        exclusion = Exclusion(labels=((rows.ids[rows.index % count], columns.ids[columns.index % columns.count]),))
     if exclude_same_modality:
-        exclusion = exclusion._replace(groups=(local.groups, columns.groups))
-    if columns is local:
-        logsumexp = self_logsumexp(local.vectors, scale, exclusion)
-    else:
-        logsumexp = cross_logsumexp(local.vectors, columns.vectors, scale, exclusion)
-    if local.present is not None:
-        logsumexp = logsumexp.new_full((3 * local.count,), float("-inf")).index_put((local.index,), logsumexp)
-    return logsumexp.view(3, -1)
+        modalities = rows.index // count, columns.index // columns.count
+        exclusion = exclusion._replace(labels=(*exclusion.labels, modalities))
+    negatives = logsumexp(rows.vectors, None if columns is rows else columns.vectors, scale, exclusion)
+    if not rows.complete:
+        negatives = negatives.new_full((3 * count,), float("-inf")).index_put((rows.index,), negatives)
 
+    @cache
+    def score(a: int, b: int) -> Tensor:
+        """Scaled similarities `(N,)` of two embeddings of one pair, minus infinity where one is missing."""
+        scores = (rows.units[a] * rows.units[b]).sum(-1) * scale
+        return scores if rows.complete else scores.masked_fill(~rows.has(a, b), float("-inf"))
 
-def _sum_terms(rows: "GclRows", negatives: Tensor, scale: Tensor | float, options: GclOptions) -> Tensor:
-    """The sum of the terms of all pairs; the pair's own embeddings join the `negatives` `(3, N)` here."""
-    scores = _PairScores(rows, scale)
-    has_self = not (options.exclude_self or options.exclude_same_modality)
     terms = []
-    for a, b in options.pairs:
-        first, second = MODALITIES.index(a), MODALITIES.index(b)
-        members = [second] + [3 - first - second] * (not options.exclude_other_positive) + [first] * has_self
-        denominator = torch.stack([negatives[first], *(scores[first, member] for member in members)], dim=1)
-        positive = scores[first, second]
-        if rows.present is not None:
-            both = rows.present[:, first] & rows.present[:, second]
-            denominator, positive = denominator[both], positive[both]
+    for a, b in PAIRS:
+        members = [b] + [3 - a - b] * (not exclude_other_positive)
+        members += [a] * (not (exclude_self or exclude_same_modality))
+        scores = [score(min(a, member), max(a, member)) for member in members]
+        denominator, positive = torch.stack([negatives.view(3, -1)[a], *scores], dim=1), scores[0]
+        if not rows.complete:
+            denominator, positive = denominator[rows.has(a, b)], positive[rows.has(a, b)]
         terms.append(denominator.logsumexp(1) - positive)
-    return torch.cat(terms).sum()
+    return torch.cat(terms).sum() / (number * count / columns.count)
 
 
-class _PairScores:
-    """Scaled similarities `(N,)` of two embeddings of one pair, minus infinity where one is missing."""
-
-    def __init__(self, rows: "GclRows", scale: Tensor | float) -> None:
-        self.rows, self.scale = rows, scale
-        self.computed: dict[tuple[int, int], Tensor] = {}
-
-    def __getitem__(self, modalities: tuple[int, int]) -> Tensor:
-        a, b = sorted(modalities)
-        if (a, b) not in self.computed:
-            scores = (self.rows.full[a] * self.rows.full[b]).sum(-1) * self.scale
-            if self.rows.present is not None:
-                scores = scores.masked_fill(~(self.rows.present[:, a] & self.rows.present[:, b]), float("-inf"))
-            self.computed[a, b] = scores
-        return self.computed[a, b]
-
-
-class GclRows:
-    """The existing ones of the 3N embeddings, modality by modality, as unit vectors with ids and groups.
+class _Views:
+    """The 3N embeddings of N pairs as unit vectors, modality by modality.
 
     Args:
         matrices: Image, text and fused `(N, D)`, raw.
-        ids: `(N,)` integers naming what each row shows; rows of one id are not each other's negatives.
-        present: `(N, 3)` bool, which of image, text and fused exist; terms that need a missing one are left out of the
-            mean, no denominator holds one, and it may be anything. All exist by default.
-        names: Put before the names of the arguments in error messages.
+        ids: `(N,)` integers naming what each pair shows; all different by default.
+        present: `(N, 3)` bool, which of image, text and fused exist; all by default.
 
-    Raises:
-        ValueError: Shapes do not fit, or a present vector is zero or not finite.
+    Attributes:
+        units: The three matrices; a constant stands for what is missing, which may be zero or NaN.
+        index: Which of the 3N exist.
+        vectors: Those that exist.
     """
 
-    def __init__(
-        self, matrices: Sequence[Tensor], ids: Tensor | None = None, present: Tensor | None = None, names: str = ""
-    ) -> None:
+    def __init__(self, matrices: Sequence[Tensor], ids: Tensor | None, present: Tensor | None) -> None:
         for name, matrix in zip(MODALITIES, matrices, strict=True):
-            check_matrix(matrix, names + name, matrices[0], same_rows=True)
-        count, device = len(matrices[0]), matrices[0].device
-        if present is not None and present.shape != (count, 3):
-            raise ValueError(f"{names}present has shape {tuple(present.shape)}, expected ({count}, 3)")
-        if ids is not None:
-            check_length(ids, f"{names}ids", count)
-        self.count, self.has_ids, self.has_present = count, ids is not None, present is not None
-        self.present = None if present is None or present.all() else present.bool()
-        self.regular = ids is None and self.present is None
-        self.pair_ids = torch.arange(count, device=device) if ids is None else ids
-        self.index = torch.arange(3 * count, device=device)
-        if self.present is not None:
+            check_matrix(matrix, name, matrices[0], same_rows=True)
+        self.count, device = len(matrices[0]), matrices[0].device
+        self.ids = torch.arange(self.count, device=device) if ids is None else ids
+        check_length(self.ids, "ids", self.count)
+        self.present = torch.ones(self.count, 3, device=device).bool() if present is None else present.bool()
+        if self.present.shape != (self.count, 3):
+            raise ValueError(f"present has shape {tuple(self.present.shape)}, expected ({self.count}, 3)")
+        self.complete = present is None or bool(present.all())
+        self.index = torch.arange(3 * self.count, device=device)
+        if not self.complete:
             self.index = self.index[self.present.T.flatten()]
-            matrices = [  # a constant replaces what is missing, which may be zero or NaN
+            matrices = [
                 matrix.where(exists[:, None], 1.0) for matrix, exists in zip(matrices, self.present.T, strict=True)
             ]
-        self.full = [unit(matrix, names + name) for matrix, name in zip(matrices, MODALITIES, strict=True)]
-        vectors = torch.cat(self.full)
-        self.vectors = vectors if self.present is None else vectors[self.index]
+        self.units = [unit(matrix, name) for matrix, name in zip(matrices, MODALITIES, strict=True)]
+        self.vectors = torch.cat(self.units) if self.complete else torch.cat(self.units)[self.index]
 
-    @property
-    def ids(self) -> Tensor:
-        """The pair id of each existing embedding."""
-        return self.pair_ids[self.index % self.count]
-
-    @property
-    def groups(self) -> Tensor:
-        """The modality of each existing embedding."""
-        return self.index // self.count
-
-    def count_terms(self, pairs: Sequence[tuple[str, str]]) -> int:
-        """How many (row, pair) have both modalities.
-
-        Raises:
-            ValueError: None has.
-        """
-        if self.present is None:
-            return self.count * len(pairs)
-        has = dict(zip(MODALITIES, self.present.T, strict=True))
-        count = int(torch.stack([has[a] & has[b] for a, b in pairs]).sum())
-        if not count:
-            raise ValueError("no row has both modalities of any pair: there is nothing to contrast")
-        return count
+    def has(self, a: int, b: int) -> Tensor:
+        """Which pairs `(N,)` have two modalities."""
+        return self.present[:, a] & self.present[:, b]
 
 
 class GclLoss(nn.Module):
@@ -225,13 +135,9 @@ class GclLoss(nn.Module):
     Args:
         temperature: Softmax temperature, or its start.
         learn_temperature: Train it.
-        exclude_self: As for `GclOptions`, like the next three.
+        exclude_self: As for `gcl`, like the next two.
         exclude_same_modality: Leave the anchor's modality out of its denominator.
         exclude_other_positive: Leave the third embedding of the pair out.
-        pairs: Ordered modality pairs to average over.
-
-    Raises:
-        ValueError: A pair is unknown.
     """
 
     def __init__(
@@ -241,10 +147,9 @@ class GclLoss(nn.Module):
         exclude_self: bool = True,
         exclude_same_modality: bool = False,
         exclude_other_positive: bool = False,
-        pairs: Sequence[tuple[str, str]] = PAIRS,
     ) -> None:
         super().__init__()
-        self.options = GclOptions(exclude_self, exclude_same_modality, exclude_other_positive, pairs)
+        self.excluded = (exclude_self, exclude_same_modality, exclude_other_positive)
         self.temperature = Temperature(temperature, learn_temperature)
 
     def forward(
@@ -253,19 +158,15 @@ class GclLoss(nn.Module):
         """Return `gcl_loss` and the metrics `temperature` and, with `ids`, `masked_negatives`.
 
         Args:
-            image: As for `gcl`, like the next two.
+            image: As for `gcl`, like the other arguments.
             text: `(N, D)`, raw.
             fused: `(N, D)`, raw.
-            ids: As for `GclRows`, like `present`.
+            ids: `(N,)` integers.
             present: `(N, 3)` bool.
         """
         temperature = self.temperature()
         if present is None and is_distributed():  # the rows of another device may lack something, and all gather alike
             present = torch.ones(len(image), 3, dtype=torch.bool, device=image.device)
-        rows = GclRows((image, text, fused), ids, present)
         gathered = gather_rows(image, text, fused, ids=ids, present=present)
-        loss = gcl_of_rows(rows, temperature, self.options, gathered)
-        metrics = {"temperature": temperature.detach()}
-        if ids is not None:
-            metrics["masked_negatives"] = masked_negatives(ids)
-        return {"gcl_loss": loss} | metrics
+        loss = gcl(image, text, fused, temperature, *self.excluded, gathered=gathered)
+        return {"gcl_loss": loss} | loss_metrics(temperature, ids)

@@ -1,13 +1,11 @@
 """InfoNCE: from queries to candidates, in both directions, and as a module with its temperature."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from conjoin.ops import cross_logsumexp, gather_with_gradient, is_distributed, local_positions, pair_logsumexp
-
-from .checks import check_matrix, check_positions, exclude_own, inverse, masked_negatives, own_columns, unit
+from .checks import check_matrix, exclude_own, inverse, loss_metrics, own_columns, unit
+from .gather import Gathered, gather_rows
+from .kernel import logsumexp, pair_logsumexp
 from .temperature import Temperature
 
 
@@ -39,11 +37,9 @@ def info_nce(
     check_matrix(candidates, "candidates", queries)
     scale = inverse(temperature)
     q, c = unit(queries, "queries"), unit(candidates, "candidates")
-    check_positions(len(q), c, positive_indices, "queries")
-    exclusion = exclude_own(c, len(q), positive_indices, candidate_ids, "candidate_ids")
-    negatives = cross_logsumexp(q, c, scale, exclusion)
-    positive = (q * own_columns(c, len(q), positive_indices)).sum(-1) * scale
-    return mean_cross_entropy(negatives, positive)
+    exclusion = exclude_own(c, len(q), positive_indices, candidate_ids, "queries")
+    negatives = logsumexp(q, c, scale, exclusion)
+    return mean_cross_entropy(negatives, (q * own_columns(c, len(q), positive_indices)).sum(-1) * scale)
 
 
 def mean_cross_entropy(negatives: Tensor, positive: Tensor) -> Tensor:
@@ -57,41 +53,28 @@ def mean_cross_entropy(negatives: Tensor, positive: Tensor) -> Tensor:
 
 
 def symmetric_info_nce(
-    a: Tensor,
-    b: Tensor,
-    temperature: Tensor | float,
-    *,
-    gathered_a: Tensor | None = None,
-    gathered_b: Tensor | None = None,
-    positive_indices: Tensor | None = None,
-    gathered_ids: Tensor | None = None,
+    a: Tensor, b: Tensor, temperature: Tensor | float, *, gathered: Gathered | None = None
 ) -> Tensor:
-    """The mean of `info_nce` in both directions (CLIP; SOLAR Eq. 3).
-
-    If nothing is gathered, both directions share one matrix of similarities.
+    """The mean of `info_nce` in both directions (CLIP; SOLAR Eq. 3), which share one matrix of similarities.
 
     Args:
         a: `(N, D)`, raw.
         b: `(N, D)`; row i belongs to row i of `a`.
         temperature: Positive float, or 0-d tensor to learn.
-        gathered_a: `(M, D)` the rows of `a` of all devices, the candidates of `b`; `a` itself by default.
-        gathered_b: `(M, D)` likewise.
-        positive_indices: `(N,)` index of each local row among the gathered ones.
-        gathered_ids: `(M,)` integers naming what each pair shows; pairs of one id are not each other's negatives.
+        gathered: Result of `gather_rows(a, b, ids=...)`: candidates of all devices, and what each pair shows.
 
     Raises:
         ValueError: As `info_nce`, or `a` and `b` differ in shape.
     """
     check_matrix(a, "a")
     check_matrix(b, "b", a, same_rows=True)
-    if gathered_a is not None or gathered_b is not None or positive_indices is not None:
-        rest: dict[str, Any] = {"positive_indices": positive_indices, "candidate_ids": gathered_ids}
-        forth = info_nce(a, b if gathered_b is None else gathered_b, temperature, **rest)
-        back = info_nce(b, a if gathered_a is None else gathered_a, temperature, **rest)
-        return (forth + back) / 2
+    (all_a, all_b), ids, _, positions = gathered or Gathered((a, b))
+    if positions is not None:
+        own = {"positive_indices": positions, "candidate_ids": ids}
+        return (info_nce(a, all_b, temperature, **own) + info_nce(b, all_a, temperature, **own)) / 2
     scale = inverse(temperature)
     x, y = unit(a, "a"), unit(b, "b")
-    forth, back = pair_logsumexp(x, y, scale, exclude_own(y, len(x), None, gathered_ids, "gathered_ids"))
+    forth, back = pair_logsumexp(x, y, scale, exclude_own(y, len(x), None, ids, "pairs"))
     positive = (x * y).sum(-1) * scale
     return (mean_cross_entropy(forth, positive) + mean_cross_entropy(back, positive)) / 2
 
@@ -128,16 +111,5 @@ class ContrastiveLoss(nn.Module):
             lacking = (~present.all(dim=1)).nonzero().flatten().tolist()
             raise ValueError(f"symmetric InfoNCE needs image and text in every row; rows {lacking[:5]} lack one")
         temperature = self.temperature()
-        across: dict[str, Any] = {"gathered_ids": ids}
-        if is_distributed():
-            across = {
-                "gathered_a": gather_with_gradient(image),
-                "gathered_b": gather_with_gradient(text),
-                "gathered_ids": None if ids is None else gather_with_gradient(ids),
-                "positive_indices": local_positions(len(image), image.device),
-            }
-        loss = symmetric_info_nce(image, text, temperature, **across)
-        metrics = {"temperature": temperature.detach()}
-        if ids is not None:
-            metrics["masked_negatives"] = masked_negatives(ids)
-        return {"contrastive_loss": loss} | metrics
+        loss = symmetric_info_nce(image, text, temperature, gathered=gather_rows(image, text, ids=ids))
+        return {"contrastive_loss": loss} | loss_metrics(temperature, ids)

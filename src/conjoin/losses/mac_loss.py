@@ -4,10 +4,9 @@ import math
 
 from torch import Tensor
 
-from conjoin.ops import grouped_logsumexp
-
-from .checks import check_length, check_matrix, check_positions, exclude_own, inverse, own_columns, unit
+from .checks import check_length, check_matrix, exclude_own, inverse, own_columns, unit
 from .info_nce_loss import mean_cross_entropy
+from .kernel import logsumexp
 
 
 def mac(
@@ -43,13 +42,10 @@ def mac(
     check_length(candidate_modality, "candidate_modality", len(candidates))
     scale, hard_scale = inverse(temperature), inverse(hard_temperature, "hard_temperature")
     q, c = unit(queries, "queries"), unit(candidates, "candidates")
-    count = len(q)
-    check_positions(count, c, positive_indices, "queries")
-    exclusion = exclude_own(c, count, positive_indices, candidate_ids, "candidate_ids")
-    target_modality = own_columns(candidate_modality, count, positive_indices)
-    negatives = grouped_logsumexp(q, c, scale, hard_scale, (target_modality, candidate_modality), exclusion)
-    positive = (q * own_columns(c, count, positive_indices)).sum(-1) * hard_scale
-    return mean_cross_entropy(negatives, positive)
+    exclusion = exclude_own(c, len(q), positive_indices, candidate_ids, "queries")
+    groups = own_columns(candidate_modality, len(q), positive_indices), candidate_modality
+    negatives = logsumexp(q, c, scale, exclusion, groups, hard_scale)
+    return mean_cross_entropy(negatives, (q * own_columns(c, len(q), positive_indices)).sum(-1) * hard_scale)
 
 
 def mac_hard_temperature(

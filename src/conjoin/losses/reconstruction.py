@@ -1,14 +1,12 @@
 """Reconstruction of the tokens of an item: errors of predicted embeddings, cross-entropy over a vocabulary."""
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from conjoin.ops import is_distributed
-
 from .checks import check_length, check_matrix, widen
+from .gather import gather_with_gradient
 
 LOGIT_BYTES = 2**27
 """Logits in memory at once, in bytes: 128 MiB, 232 positions of a vocabulary of 151,936 in float32."""
@@ -94,8 +92,5 @@ def mean_over_devices(rows: Tensor, present: Tensor) -> Tensor:
         rows: `(N,)`.
         present: `(N,)` bool, the rows that count.
     """
-    count, devices = present.sum().to(rows.dtype), 1
-    if is_distributed():
-        devices = dist.get_world_size()
-        dist.all_reduce(count)
-    return (rows * present).sum() * devices / count.clamp(min=1)
+    counts = gather_with_gradient(present.sum()[None].to(rows.dtype))
+    return (rows * present).sum() * len(counts) / counts.sum().clamp(min=1)

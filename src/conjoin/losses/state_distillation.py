@@ -40,31 +40,16 @@ def self_distillation(
     check_matrix(student_candidates, "student_candidates", student_queries, same_rows=True)
     check_matrix(teacher_queries, "teacher_queries", student_queries, same_rows=True)
     check_matrix(teacher_candidates, "teacher_candidates", student_queries, same_rows=True)
-    teachers = (teacher_queries.detach(), teacher_candidates.detach())
-    if kind == "kl":
-        return _row_divergence((student_queries, student_candidates), teachers, temperature)
-    term = {"mse": _mean_square, "squared_norm": _squared_norm, "cosine": _one_minus_cosine}[kind]
-    return term(student_queries, teachers[0]) + term(student_candidates, teachers[1])
-
-
-def _mean_square(student: Tensor, teacher: Tensor) -> Tensor:
-    return (widen(student) - widen(teacher)).square().mean()
-
-
-def _squared_norm(student: Tensor, teacher: Tensor) -> Tensor:
-    return _mean_square(student, teacher) * student.shape[1]
-
-
-def _one_minus_cosine(student: Tensor, teacher: Tensor) -> Tensor:
-    return (1 - (unit(student, "student") * unit(teacher, "teacher")).sum(1)).mean()
-
-
-def _row_divergence(students: tuple[Tensor, Tensor], teachers: tuple[Tensor, Tensor], temperature: float) -> Tensor:
-    """KL divergence of the rows of similarities between queries and candidates."""
+    sides = [(student_queries, teacher_queries.detach()), (student_candidates, teacher_candidates.detach())]
+    if kind in ("mse", "squared_norm"):
+        factor = student_queries.shape[1] if kind == "squared_norm" else 1
+        terms = [(widen(student) - widen(teacher)).square().mean() * factor for student, teacher in sides]
+        return terms[0] + terms[1]
+    units = [(unit(student, "student"), unit(teacher, "teacher")) for student, teacher in sides]
+    if kind == "cosine":
+        terms = [(1 - (student * teacher).sum(1)).mean() for student, teacher in units]
+        return terms[0] + terms[1]
     scale = inverse(temperature)
-    rows = []
-    for name, (queries, candidates) in (("student", students), ("teacher", teachers)):
-        q, c = unit(queries, f"{name}_queries"), unit(candidates, f"{name}_candidates")
-        with torch.autocast(q.device.type, enabled=False):
-            rows.append((q @ c.T * scale).log_softmax(1))
-    return F.kl_div(rows[0], rows[1], reduction="batchmean", log_target=True)
+    with torch.autocast(student_queries.device.type, enabled=False):
+        student, teacher = ((q @ c.T * scale).log_softmax(1) for q, c in zip(*units, strict=True))
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

@@ -5,27 +5,27 @@ import math
 import torch
 from torch import Tensor, nn
 
+LOWEST, HIGHEST = 0.01, 1.0
+"""The clamp of a learned temperature (CLIP)."""
+
 
 class Temperature(nn.Module):
-    """A positive scalar; learned in log space and clamped to `[minimum, maximum]`.
+    """A positive scalar; learned in log space and clamped to `[LOWEST, HIGHEST]`.
 
     Args:
         value: The temperature, or its start.
         learn: Train it.
-        minimum: Lower clamp of a learned temperature (CLIP: 0.01).
-        maximum: Upper clamp.
 
     Raises:
         ValueError: `value` is not positive, or outside the clamp of a learned temperature.
     """
 
-    def __init__(self, value: float = 0.07, learn: bool = False, minimum: float = 0.01, maximum: float = 1.0) -> None:
+    def __init__(self, value: float = 0.07, learn: bool = False) -> None:
         super().__init__()
         if not value > 0:
             raise ValueError(f"temperature must be positive, got {value}")
-        if learn and not minimum <= value <= maximum:
-            raise ValueError(f"a learned temperature starts within [{minimum}, {maximum}], got {value}")
-        self.minimum, self.maximum = (minimum, maximum) if learn else (value, value)
+        if learn and not LOWEST <= value <= HIGHEST:
+            raise ValueError(f"a learned temperature starts within [{LOWEST}, {HIGHEST}], got {value}")
         self.log_value = nn.Parameter(torch.tensor(math.log(value)), requires_grad=learn)
 
     def forward(self) -> Tensor:
@@ -37,4 +37,4 @@ class Temperature(nn.Module):
     def clamp(self) -> None:
         """Clamp the learned parameter itself: beyond the clamp it would have no gradient to come back with."""
         if self.log_value.requires_grad:
-            self.log_value.clamp_(math.log(self.minimum), math.log(self.maximum))
+            self.log_value.clamp_(math.log(LOWEST), math.log(HIGHEST))

@@ -14,7 +14,7 @@ from lancedb.table import Table
 
 from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
-from conjoin.ops import choose_device
+from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
     DIGESTS,
     IDS_AT_ONCE,

@@ -13,9 +13,9 @@ from PIL import Image
 from transformers import ProcessorMixin
 
 from conjoin.constants import SAMPLE_MODEL
+from conjoin.devices import choose_device
 from conjoin.hub.load import load_model
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
-from conjoin.ops import choose_device
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
 from conjoin.processing.item_error import ItemError

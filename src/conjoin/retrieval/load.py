@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from conjoin.constants import AUTO, SAMPLE_MODEL
+from conjoin.devices import choose_bf16, choose_device
 from conjoin.hub.embedder import UnsupportedEmbedderError, load_embedder
 from conjoin.hub.load import REMEDY, has_file, is_embedder, is_own_model, load_model, loading
 from conjoin.hub.onnx_export import SETTINGS as ONNX_SETTINGS
-from conjoin.ops import choose_bf16, choose_device
 from conjoin.retrieval.encoder import ItemEncoder, model_name
 from conjoin.retrieval.onnx_encoder import OnnxEncoder, load_onnx_model
 from conjoin.retrieval.options import ComputeOptions

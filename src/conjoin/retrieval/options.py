@@ -19,7 +19,7 @@ class ComputeOptions:
         batch_size: Items per forward pass.
         device: Where to run; `None` takes a GPU when there is one.
         dtype: Run under autocast to this type, e.g. `torch.bfloat16`; `None` computes as the weights are,
-            `"auto"` in bfloat16 if `conjoin.ops.choose_bf16` finds it faster here.
+            `"auto"` in bfloat16 if `conjoin.devices.choose_bf16` finds it faster here.
         num_workers: Processes that decode images and tokenise ahead of the model; 0 does it in this one.
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.

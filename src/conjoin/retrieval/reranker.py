@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from conjoin.data.row_images import is_interleaved
+from conjoin.devices import choose_device
 from conjoin.hub.load import loading
-from conjoin.ops import choose_device
 from conjoin.processing.item_inputs import Item, parse_item
 from conjoin.progress import progress
 from conjoin.retrieval.vectors import SearchResult

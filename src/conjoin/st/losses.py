@@ -12,9 +12,8 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_sta
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from conjoin.losses import PAIRS, mac, mac_hard_temperature, multi_positive, self_distillation
-from conjoin.losses.gcl_loss import GclOptions, GclRows, gcl_of_rows
-from conjoin.ops import gather_rows, gather_with_gradient, is_distributed, local_positions
+from conjoin.losses import gather_rows, gcl, mac, mac_hard_temperature, multi_positive, self_distillation
+from conjoin.losses.gather import gather_with_gradient, is_distributed, local_positions
 
 
 class CachedLoss(CachedLossMixin, nn.Module):
@@ -66,10 +65,9 @@ class CachedGclLoss(CachedLoss):
         model: A multimodal `SentenceTransformer`.
         temperature: Of the softmax.
         mini_batch_size: As for `CachedLoss`.
-        exclude_self: As for `gcl`, like the next three.
+        exclude_self: As for `gcl`, like the next two.
         exclude_same_modality: Leave out everything of the anchor's modality.
         exclude_other_positive: Leave out the third embedding of the pair.
-        pairs: The ordered modality pairs to average over.
     """
 
     def __init__(
@@ -80,11 +78,10 @@ class CachedGclLoss(CachedLoss):
         exclude_self: bool = True,
         exclude_same_modality: bool = False,
         exclude_other_positive: bool = False,
-        pairs: Sequence[tuple[str, str]] = PAIRS,
     ) -> None:
         super().__init__(model, mini_batch_size)
         self.temperature = temperature
-        self.options = GclOptions(exclude_self, exclude_same_modality, exclude_other_positive, pairs)
+        self.excluded = (exclude_self, exclude_same_modality, exclude_other_positive)
 
     def contrast(self, columns: Sequence[Tensor], labels: Tensor | None) -> Tensor:
         """Return the loss; `labels` `(N,)` name what each pair shows: those of one label are not negatives.
@@ -94,8 +91,9 @@ class CachedGclLoss(CachedLoss):
         """
         if len(columns) != 3:
             raise ValueError(f"GCL needs the columns image, text and both, got {len(columns)} columns")
+        image, text, fused = columns
         gathered = gather_rows(*columns, ids=labels)
-        return gcl_of_rows(GclRows(columns, labels), self.temperature, self.options, gathered)
+        return gcl(image, text, fused, self.temperature, *self.excluded, gathered=gathered)
 
 
 class CachedMacLoss(CachedLoss):

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
-from conjoin.ops import choose_bf16
+from conjoin.devices import choose_bf16
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,13 @@ class RetrievalConfig(TrainingArguments):
     gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
 
     Args:
-        bf16: Compute in bfloat16, with weights in float32; `"auto"` as for `conjoin.ops.choose_bf16`, unless `fp16` or
-            `accelerate launch` sets the precision. It holds the choice afterwards.
+        bf16: Compute in bfloat16, with weights in float32; `"auto"` as for `conjoin.devices.choose_bf16`, unless
+            `fp16` or `accelerate launch` sets the precision. It holds the choice afterwards.
         gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, but costs a second
             forward pass; 0 runs the plain step.
         gradient_cache_chunk_tokens: Text tokens embedded at once, padding included. Rows are sorted by length and
             padded with rows like them, which is faster where texts differ in length; the gradients are the same. Alone
             or beside `gradient_cache_chunk_size`, which also limits the images of a chunk; 0 for no such limit.
-        eval_ks: The values of k for the hit rates measured in evaluation.
         mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
         activation_checkpointing: Compute activations again in the backward pass: less memory, more compute. Earlier
             versions of transformers name it `gradient_checkpointing`.
@@ -44,7 +43,6 @@ class RetrievalConfig(TrainingArguments):
             over the embeddings cut to each width and normalised again, so vectors can be truncated later. Terms of a
             teacher and of reconstruction keep the whole width; with projection heads, their output is cut. Name the
             whole width too. Empty for the whole width alone.
-        matryoshka_weights: Weights of that mean, one for each width; equal when empty.
     """
 
     remove_unused_columns: bool = field(default=False)
@@ -56,11 +54,9 @@ class RetrievalConfig(TrainingArguments):
     hub_strategy: str = field(default="end")
     gradient_cache_chunk_size: int = field(default=0)
     gradient_cache_chunk_tokens: int = field(default=0)
-    eval_ks: tuple[int, ...] = field(default=(1, 5, 10))
     mask_false_negatives: bool = field(default=True)
     activation_checkpointing: bool | None = field(default=None)
     matryoshka_dims: tuple[int, ...] = field(default=())
-    matryoshka_weights: tuple[float, ...] = field(default=())
     disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
 
     def __post_init__(self) -> None:
@@ -76,7 +72,6 @@ class RetrievalConfig(TrainingArguments):
             logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)
             self._n_gpu = 1
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
-        self.eval_ks = tuple(self.eval_ks)
         if self.push_to_hub and self.hub_strategy != HubStrategy.END:
             raise ValueError(
                 f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
@@ -85,22 +80,9 @@ class RetrievalConfig(TrainingArguments):
         for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
-        if not self.eval_ks or min(self.eval_ks) < 1:
-            raise ValueError(f"eval_ks={self.eval_ks}; expected positive numbers")
-        self.matryoshka_dims, self.matryoshka_weights = tuple(self.matryoshka_dims), tuple(self.matryoshka_weights)
-        dims, weights = self.matryoshka_dims, self.matryoshka_weights
+        self.matryoshka_dims = dims = tuple(self.matryoshka_dims)
         if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
-        if weights and (len(weights) != len(dims) or min(weights) <= 0):
-            raise ValueError(
-                f"matryoshka_weights={weights}; expected {len(dims)} positive numbers, one for each width"
-            )
-
-    @property
-    def widths(self) -> dict[int, float]:
-        """The weight of each of `matryoshka_dims`; the weights sum to 1."""
-        weights = self.matryoshka_weights or (1.0,) * len(self.matryoshka_dims)
-        return {dim: weight / sum(weights) for dim, weight in zip(self.matryoshka_dims, weights, strict=True)}
 
 
 @dataclass

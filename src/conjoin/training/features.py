@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from conjoin.data import EpochRows, ImageAugmentation, name_rows
 from conjoin.data.row_images import map_images, plain_text
+from conjoin.devices import choose_bf16
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.ops import choose_bf16
 from conjoin.processing import load_image
 from conjoin.storage import RowCache, name_ids, processor_digest, rows_digest, weights_digest
 
@@ -189,7 +189,7 @@ def cache_run_features(
             continue
         if not isinstance(rows, datasets.Dataset):
             raise ValueError("features: a stream cannot be cached; set data.streaming: false, or remove the section")
-        augmented = [ImageAugmentation(arguments.seed) if arguments.augment else None] * (arguments.copies - 1)
+        augmented = [ImageAugmentation(arguments.seed)] * (arguments.copies - 1)
         with training.main_process_first(local=False, desc="caching features"):
             folder = cache_features(
                 model,

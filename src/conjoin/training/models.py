@@ -88,14 +88,10 @@ def compose_towers(kind: Any, arguments: ModelArguments) -> ModelAndProcessor:  
     """Build a new model of class `kind` from a vision tower and a text tower.
 
     Raises:
-        ValueError: A tower is not named, or the readout needs a trained model.
+        ValueError: A tower is not named.
     """
     if arguments.vision is None or arguments.text is None:
         raise ValueError("model: name both towers (vision, text) or a checkpoint")
-    if arguments.config.get("readout") == "intersection":
-        raise ValueError(
-            "model.config.readout: 'intersection' is fitted after training, by `conjoin export --readout`"
-        )
     vision: Any = load_sample_vision_tower() if arguments.vision == "sample" else arguments.vision
     text, tokenizer = TEXT_TOWERS[arguments.text]() if arguments.text in TEXT_TOWERS else (arguments.text, None)
     return kind.from_backbones(vision, text, **arguments.config), _processor(arguments, tokenizer)

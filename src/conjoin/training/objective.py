@@ -3,6 +3,7 @@
 `Replay` repeats its computations with the same random numbers in the second pass of the gradient cache.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -60,12 +61,14 @@ class Objective(nn.Module):
 
     Args:
         encoder: A model of this package: `encoder(**pairs, views=views).pooler_output` is `(len(views) * N, D)`.
-        loss: Called with the raw embeddings by view, `loss(image=..., text=..., ids=...)`; returns named terms.
+        loss: Called with the raw embeddings by view, and with `ids` and `present` if rows have them:
+            `loss(image=..., text=..., ids=...)`. It returns named terms, or one tensor, which gets the name of its
+            class (`MyLoss`: `my_loss`).
         views: The views to embed of each item: `"image"`, `"text"`, `"fused"`.
 
     Attributes:
         progress: Completed share of training, in [0, 1], updated by the trainer.
-        widths: Widths to contrast the embeddings at, with weights that sum to 1 (Matryoshka); empty for the whole.
+        widths: Widths to contrast the embeddings at (Matryoshka); empty for the whole.
     """
 
     accepts_loss_kwargs = False
@@ -81,7 +84,7 @@ class Objective(nn.Module):
         self.loss = loss
         self.views = tuple(views)
         self.progress = 0.0
-        self.widths: dict[int, float] = {}
+        self.widths: Sequence[int] = ()
         self._replay: Replay | None = None
 
     @property
@@ -107,14 +110,15 @@ class Objective(nn.Module):
     def terms(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return the loss terms of what `embed` returned for all rows.
 
-        With `widths`, each term of `contrast` is the weighted mean over the embeddings cut to each width, which the
-        loss normalises again (Kusupati et al., "Matryoshka Representation Learning", arXiv 2205.13147, Eq. 1).
+        With `widths`, each term of `contrast` is the mean over the embeddings cut to each width, which the loss
+        normalises again (Kusupati et al., "Matryoshka Representation Learning", arXiv 2205.13147, Eq. 1). A method
+        whose further terms need the full width, such as those of a teacher, adds them here.
 
         Raises:
             ValueError: A width is larger than the embeddings.
         """
         if not self.widths:
-            return self.contrast(embeddings, ids, batch) | self.uncut_terms(embeddings, batch)
+            return self.contrast(embeddings, ids, batch)
         names = [name for name in embeddings if name in self.embedding_names]
         for name in names:
             if max(self.widths) > embeddings[name].shape[-1]:
@@ -122,24 +126,26 @@ class Objective(nn.Module):
                     f"matryoshka_dims has {max(self.widths)}, the embeddings have {embeddings[name].shape[-1]} numbers"
                 )
         means: dict[str, Tensor] = {}
-        for width, weight in self.widths.items():
+        weight = 1 / len(self.widths)
+        for width in self.widths:
             cut = embeddings | {name: embeddings[name][..., :width] for name in names}
             for name, term in self.contrast(cut, ids, batch).items():
-                means[name] = means[name] + weight * term if name in means else weight * term
-        return means | self.uncut_terms(embeddings, batch)
-
-    def uncut_terms(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the terms that need embeddings at their full width, such as those of a teacher."""
-        return {}
+                means[name] = means.get(name, 0.0) + weight * term
+        return means
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return the loss terms of embeddings by view; the loss also gets a mask of present modalities."""
         masks = {view: batch["pairs"].get(f"{view}_mask") for view in ("image", "text")}
-        if all(mask is None for mask in masks.values()):
-            return self.loss(**embeddings, ids=ids)
-        everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
-        image, text = (everything if mask is None else mask for mask in masks.values())
-        return self.loss(**embeddings, ids=ids, present=torch.stack([image, text, image & text], dim=1))
+        given = {} if ids is None else {"ids": ids}
+        if any(mask is not None for mask in masks.values()):
+            everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
+            image, text = (everything if mask is None else mask for mask in masks.values())
+            given["present"] = torch.stack([image, text, image & text], dim=1)
+        terms = self.loss(**embeddings, **given)
+        if not isinstance(terms, Tensor):
+            return terms
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self.loss).__name__).lower()
+        return {f"{name.removesuffix('_loss')}_loss": terms}
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the inputs of `terms` for the given parts, here `{view: (N, D)}` raw embeddings.

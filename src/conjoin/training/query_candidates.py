@@ -21,7 +21,7 @@ from conjoin.data.training_rows import (
     sources_of,
 )
 from conjoin.evaluation.metrics import ranks_of_pairs
-from conjoin.ops import gather_with_gradient, is_distributed
+from conjoin.losses.gather import gather_with_gradient, is_distributed
 from conjoin.storage import stable_id
 from conjoin.training.config import RetrievalConfig
 from conjoin.training.objective import Objective

@@ -71,16 +71,14 @@ class FeatureArguments:
     Args:
         folder: Folder of the cache; a later run with the same model and data reuses it.
         copies: Stored versions of each training image; the first is unchanged.
-        augment: Apply `conjoin.data.ImageAugmentation` to the other copies.
         batch_size: Images per forward.
         seed: Seed of the augmentation.
-        bf16: Compute and store image features in bfloat16; `"auto"` as for `conjoin.ops.choose_bf16`. It holds the
+        bf16: Compute and store image features in bfloat16; `"auto"` as for `conjoin.devices.choose_bf16`. It holds the
             choice after training.
     """
 
     folder: str = "runs/features"
     copies: int = 3
-    augment: bool = True
     batch_size: int = 64
     seed: int = 0
     bf16: bool | str = "auto"

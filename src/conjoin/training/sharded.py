@@ -16,7 +16,7 @@ from conjoin.models.shortcuts import use_shortcuts
 from conjoin.training.lora import merge_lora_weights
 from conjoin.training.objective import Objective
 
-FORWARDS = ("embed", "contrast", "uncut_terms", "encode")
+FORWARDS = ("embed", "terms", "encode")
 """The methods of an `Objective` that a trainer calls besides `forward`; each of them needs whole weights."""
 ENCODER = "encoder."
 

@@ -25,7 +25,7 @@ from conjoin.data import EpochRows, PairCollator, PairStream, SkippedFile
 from conjoin.evaluation import best_ranks
 from conjoin.evaluation.metrics import integer_labels
 from conjoin.hub import model_upload, push, save_model
-from conjoin.ops import is_distributed
+from conjoin.losses.gather import is_distributed
 from conjoin.processing import ImageTextProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
 from conjoin.storage import write_text
@@ -42,6 +42,9 @@ from conjoin.training.run_folder import (
     remove_old,
 )
 from conjoin.training.sharded import Sharding
+
+EVAL_KS = (1, 5, 10)
+"""The values of k for the hit rates measured in evaluation."""
 
 
 class StreamTraining:
@@ -185,7 +188,7 @@ class RetrievalTrainer(Trainer):
         self.objective = model
         if args.gradient_cache_chunk_tokens:
             _check_sortable(model, processing_class)
-        model.widths = args.widths
+        model.widths = args.matryoshka_dims
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         super().__init__(
@@ -300,7 +303,7 @@ class RetrievalTrainer(Trainer):
         embeddings, labels = self._embed_dataset(dataset)
         ranks = self._rank(embeddings, labels, dataset)
         metrics: dict[str, float] = {}
-        for k in self.args.eval_ks:
+        for k in EVAL_KS:
             hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
             metrics |= {f"{metric_key_prefix}_{name}_hit_rate@{k}": hit_rate for name, hit_rate in hits.items()}
             metrics[f"{metric_key_prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)

@@ -103,7 +103,7 @@ def test_every_positive_of_a_row_is_right_in_evaluation(tmp_path, tiny_checkpoin
     table, trainers = QueryTable(tmp_path / "rows.jsonl"), {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
     model, processor = make_encoder(tiny_checkpoints)
     for seed in range(4):  # in some the first row draws the text that is not its query
-        trainer = make_trainer("queries", model, processor, tmp_path, table, table, trainers, eval_ks=(1,), seed=seed)
+        trainer = make_trainer("queries", model, processor, tmp_path, table, table, trainers, seed=seed)
         assert trainer.evaluate()["eval_query_to_candidate_hit_rate@1"] == 1
 
 

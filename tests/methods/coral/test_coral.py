@@ -14,13 +14,7 @@ from conjoin.data import RetrievalCollator
 from conjoin.data.training_rows import NamedCandidates
 from conjoin.losses import info_nce
 from conjoin.methods.coral import CoralConfig, CoralObjective, CoralTrainer, load_language_head
-from conjoin.methods.coral.targets import (
-    PromptFrame,
-    choose_masked,
-    choose_masked_by_position,
-    draw_noise,
-    unpack_targets,
-)
+from conjoin.methods.coral.targets import PromptFrame, choose_masked, draw_noise, unpack_targets
 from conjoin.methods.coral.trainer import SeedCollator, SeededRows
 from two_ranks import run_two_ranks
 
@@ -44,15 +38,6 @@ def make_objective(model, processor, tmp_path, head=None, **arguments):
     return CoralObjective(model, args, PromptFrame.of(processor), head).double()
 
 
-def predict(objective, decoder, state, target, masked, places):
-    """What a decoder predicts of one target; with a mask for each position, position by position."""
-    if not objective.args.mask_by_position:
-        return decoder(state[None], target.embeddings, ~masked, places[None])[0]
-    each = [decoder(state[None], target.embeddings, ~row, place.view(1, 1))[0, 0]
-            for row, place in zip(masked[0, :, None], places, strict=True)]  # fmt: skip
-    return torch.stack(each)
-
-
 def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=False):
     """The four terms by a loop over rows, decoders and terms."""
     found = {}
@@ -66,9 +51,7 @@ def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=Fals
                 places = (masked if masked_only else kind)[0].nonzero().flatten()
                 if not len(places):
                     continue
-                if objective.args.mask_by_position:
-                    masked = choose_masked_by_position(kind, places[None], [int(seeds[row])], 0.5)
-                predicted = predict(objective, decoder, state, target, masked, places)
+                predicted = decoder(state[None], target.embeddings, ~masked, places[None])[0]
                 if name == "vision":
                     wanted = target.embeddings[0, places]
                     if normalized:
@@ -83,7 +66,7 @@ def naive_terms(objective, embeddings, seeds, masked_only=False, normalized=Fals
 
 
 @pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize("options", [{}, {"masked_only": True}, {"mask_by_position": True}, {"key_positions": False}])
+@pytest.mark.parametrize("options", [{}, {"masked_only": True}])
 @pytest.mark.parametrize("readout", ["token", "last"])
 def test_the_terms_are_a_loop_over_targets(folder, tmp_path, partial, options, readout):
     model, processor = make_model(folder, readout=readout)
@@ -100,26 +83,6 @@ def test_the_terms_are_a_loop_over_targets(folder, tmp_path, partial, options, r
         torch.testing.assert_close(terms[name], weight * expected[name], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(terms["contrastive_loss"], info_nce(queries, positives, 0.02))
     assert len({round(terms[name].item(), 6) for name in TERMS}) == 4
-
-
-def test_decoders_read_the_order_of_the_tokens_unless_told_not_to(folder, tmp_path):
-    model, processor = make_model(folder)
-    batch = make_batch(processor)
-    change = {}
-    for options in ({}, {"key_positions": False}):
-        objective = make_objective(model, processor, tmp_path, **options, reconstruct=["language"])
-        decoder = objective.decoders["language"]
-        with torch.no_grad():
-            target = unpack_targets(objective.embed(**batch), slice(0, 1))
-            state, places = target.embeddings[:, 0], torch.tensor([[0]])
-            tokens, seen = target.embeddings, torch.ones_like(target.ids, dtype=torch.bool)
-            change[bool(options)] = (
-                (decoder(state, tokens.flip(1), seen, places) - decoder(state, tokens, seen, places))
-                .abs()
-                .max()
-                .item()
-            )
-    assert change[True] < 1e-12 < 1e-6 < change[False]
 
 
 def test_normalized_targets_are_those_of_the_vision_decoder_alone(folder, tmp_path):
@@ -168,10 +131,9 @@ def test_the_state_alone_carries_the_gradient(folder, tmp_path):
         assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [touched]
 
 
-@pytest.mark.parametrize("mask_by_position", [False, True])
-def test_a_batch_without_pictures_has_no_vision_loss_but_all_gradients(folder, tmp_path, mask_by_position):
+def test_a_batch_without_pictures_has_no_vision_loss_but_all_gradients(folder, tmp_path):
     model, processor = make_model(folder)
-    objective = make_objective(model, processor, tmp_path, mask_by_position=mask_by_position)
+    objective = make_objective(model, processor, tmp_path)
     batch = make_batch(processor, 4)
     batch["positives"] = processor(["one", "two", "three", "four"])
     terms = objective(**batch)
@@ -247,7 +209,6 @@ def test_options_and_models_are_checked(folder, tmp_path, tiny_checkpoints):
         ({"mask_ratio": 0.0}, r"mask_ratio=0.0 must lie in \(0, 1\]"),
         ({"decoded_rows": 0}, "'decoded_rows': 0"),
         ({"decoder_dropout": 1.0}, "a rate below 1"),
-        ({"masked_only": True, "mask_by_position": True}, "every predicted position is masked"),
     ):
         with pytest.raises(ValueError, match=message):
             CoralConfig(output_dir=str(tmp_path), use_cpu=True, **arguments)

@@ -13,7 +13,6 @@ from conjoin.methods.coral.targets import (
     PADDING,
     PromptFrame,
     choose_masked,
-    choose_masked_by_position,
     draw_noise,
     pack_targets,
     recorded_embeddings,
@@ -142,34 +141,9 @@ def test_seeds_follow_the_epoch_and_the_row():
     assert "mask_seeds" not in collate([Products(1)[0]])  # a stream
 
 
-def test_a_position_is_masked_for_itself_and_with_others():
-    kind = torch.zeros(2, 12, dtype=torch.bool)
-    kind[0, :10], kind[1, 4:8] = True, True
-    places = torch.tensor([[0, 3, 9], [4, 5, 7]])
-    masked = choose_masked_by_position(kind, places, [1, 2], 0.5)
-    assert masked.shape == (2, 3, 12) and not (masked & ~kind[:, None]).any()
-    assert masked.sum(2).tolist() == [[5] * 3, [2] * 3]
-    assert masked.gather(2, places[..., None]).all()
-    assert not masked[0, 0].equal(masked[0, 1])
-    assert masked.equal(choose_masked_by_position(kind, places, [1, 2], 0.5))
-
-
-def test_the_order_of_the_visible_tokens_matters():
+def test_a_masked_token_changes_no_prediction_and_any_other_does_and_so_does_their_order():
     torch.manual_seed(0)
-    state, tokens, places = torch.randn(1, 16).double(), torch.randn(1, 6, 16).double(), torch.tensor([[0, 1]])
-    visible, shuffled = torch.tensor([[0, 0, 1, 1, 1, 1]]).bool(), tokens[:, [0, 1, 3, 4, 5, 2]]
-    change = {}
-    for key_positions in (True, False):
-        decoder = ReconstructionDecoder(16, 2, positions=8, key_positions=key_positions).double().eval()
-        moved = decoder(state, shuffled, visible, places) - decoder(state, tokens, visible, places)
-        change[key_positions] = moved.abs().max().item()
-    assert change[False] < 1e-12 < 1e-7 < change[True]
-
-
-@pytest.mark.parametrize("heads", [None, 4])
-def test_a_masked_token_changes_no_prediction_and_any_other_does(heads):
-    torch.manual_seed(0)
-    decoder = ReconstructionDecoder(16, heads, positions=8, dropout=0.1).double().eval()
+    decoder = ReconstructionDecoder(16, positions=8, dropout=0.1).double().eval()
     state, tokens = torch.randn(3, 16).double(), torch.randn(3, 6, 16).double()
     attended = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
     places = torch.tensor([[0, 2, 4], [1, 3, 5], [0, 1, 2]])
@@ -183,30 +157,26 @@ def test_a_masked_token_changes_no_prediction_and_any_other_does(heads):
             wanted = torch.zeros_like(moved)
             wanted[row] = attended[row, place]
             assert moved.equal(wanted)
-        each = attended[:, None].expand(-1, 3, -1).clone()
-        torch.testing.assert_close(decoder(state, tokens, each, places), expected)
-        each[0, 1, 0] = False
-        moved = (decoder(state, tokens, each, places) - expected).abs().amax(2) > 1e-9
-        assert moved.nonzero().tolist() == [[0, 1]]
-        assert (decoder(state + torch.eye(3, 16), tokens, attended, places) != expected).any(2).all()
+    assert (decoder(state + torch.eye(3, 16), tokens, attended, places) != expected).any(2).all()
+    order = [3, 1, 2, 0, 4, 5]  # of visible tokens of the first row
+    moved = (decoder(state, tokens[:, order], attended[:, order], places) - expected).abs().amax((1, 2))
+    assert moved[0] > 1e-9 and moved[2] == 0
     with pytest.raises(ValueError, match="a target has 9 tokens, but decoder_positions=8"):
         decoder(state, torch.randn(3, 9, 16).double(), torch.ones(3, 9).bool(), places)
-    with pytest.raises(ValueError, match="decoder_heads=3 does not divide the width 16"):
-        ReconstructionDecoder(16, 3)
 
 
 def test_a_decoder_is_attention_and_feed_forward_with_a_norm_behind_each():
     torch.manual_seed(0)
-    decoder = ReconstructionDecoder(8, 2, positions=5, dropout=0.0).double()
-    state, tokens = torch.randn(8).double(), torch.randn(3, 8).double()
+    decoder = ReconstructionDecoder(128, positions=5, dropout=0.0).double()
+    state, tokens = torch.randn(128).double(), torch.randn(3, 128).double()
     where = decoder.positions.weight
     keys = torch.stack([tokens[0] + where[0], tokens[2] + where[2], state])  # the second is masked
     query = state + decoder.positions.weight[1]
     weight, bias = decoder.attention.in_proj_weight.chunk(3), decoder.attention.in_proj_bias.chunk(3)
     q, k, v = (x @ w.T + b for x, w, b in zip((query, keys, keys), weight, bias, strict=True))
     heads = []
-    for part in (slice(0, 4), slice(4, 8)):
-        heads.append((q[part] @ k[:, part].T / 2).softmax(0) @ v[:, part])
+    for part in (slice(0, 64), slice(64, 128)):
+        heads.append((q[part] @ k[:, part].T / 8).softmax(0) @ v[:, part])
     found = decoder.attention_norm(query + decoder.attention.out_proj(torch.cat(heads)))
     expected = decoder.output_norm(found + decoder.feed_forward(found))
     attended, places = torch.tensor([[True, False, True]]), torch.tensor([[1]])

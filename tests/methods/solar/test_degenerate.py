@@ -5,7 +5,8 @@ import torch
 from PIL import Image
 from tiny_solar import stage1_objective, stage2_objective, texts
 
-from conjoin.methods.solar.masking import Threshold, construct_samples
+from conjoin.losses import Threshold
+from conjoin.methods.solar.masking import construct_samples
 from conjoin.training.objective import total_loss
 from tiny_training import without_dropout
 

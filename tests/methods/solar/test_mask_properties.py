@@ -7,8 +7,7 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, strategies as st
 
-from conjoin.methods.solar.masking import SCHEDULES, evolutionary_mask, mask_schedule, window_scores
-from conjoin.models.joint_encoder.intersection import Modality
+from conjoin.methods.solar.masking import SCHEDULES, Modality, evolutionary_mask, mask_schedule, window_scores
 
 SEEDS = st.integers(0, 99)
 SHARES = st.floats(0, 1)

@@ -13,6 +13,7 @@ from conjoin.cli.train import parse_overrides
 from conjoin.data import load_pairs
 from conjoin.losses import (
     LocalScores,
+    gather_rows,
     gcl,
     global_distillation,
     global_to_local_alignment,
@@ -26,7 +27,6 @@ from conjoin.methods.solar import (
     SolarStage2Config,
     SolarStage2Rows,
     SolarStage2Trainer,
-    set_readout,
     stage2 as solar_stage2,
 )
 from conjoin.methods.solar.masking import ConstructedSamples, segment_patches
@@ -70,7 +70,7 @@ def test_stage_1_terms_are_those_of_the_losses(tiny_checkpoints):
     local = local + local_distillation(out.text_tokens[:, 1:], out.text_features[:, 1:], out.text_token_mask)
     distilled = global_distillation(image, out.image_features[:, 0])
     distilled = distilled + global_distillation(text, out.text_features[:, 0])
-    contrast = symmetric_info_nce(image, text, 0.07, gathered_ids=ids)
+    contrast = symmetric_info_nce(image, text, 0.07, gathered=gather_rows(image, text, ids=ids))
     expected = {"gla_loss": 2 * alignment, "ld_loss": 5 * local, "gd_loss": 3 * distilled, "itc_loss": contrast}
     for name, value in expected.items():
         assert value > 1e-3
@@ -213,7 +213,7 @@ def test_positives_without_scores_need_no_scorer(tiny_checkpoints, tmp_path, pos
     assert objective(**batch)["solar_loss"] > 0
 
 
-@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "three_view_weight": 0.5}])
+@pytest.mark.parametrize("arguments", [{}, {"itc_weight": 0.5, "gcl_weight": 0.5}])
 def test_gradient_cache_of_stage_2_is_the_plain_step(tiny_checkpoints, tmp_path, arguments, monkeypatch):
     """With the samples held fixed; thresholds are those of a chunk."""
     objective, batch = stage2_objective(tiny_checkpoints, tmp_path, **arguments)
@@ -259,9 +259,9 @@ def test_gradient_cache_of_stage_2_constructs_once_and_leaves_the_draws_as_they_
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_the_three_view_term_is_that_loss_without_heads(tiny_checkpoints, tmp_path, stage):
+def test_the_gcl_term_is_that_loss_without_heads(tiny_checkpoints, tmp_path, stage):
     make = stage1_objective if stage == 1 else partial(stage2_objective, folder=tmp_path)
-    objective, batch = make(tiny_checkpoints, three_view_weight=0.5, itc_weight=1.0, learn_temperature=False)
+    objective, batch = make(tiny_checkpoints, gcl_weight=0.5, itc_weight=1.0, learn_temperature=False)
     batch.pop("ids")
     objective.progress = 1.0
     torch.manual_seed(1)
@@ -301,7 +301,7 @@ def test_stage_2_trains_the_fused_embedding_whatever_the_readout(tiny_checkpoint
     )
     found = []
     for readout in ("fused", "sum"):
-        set_readout(objective.encoder, readout)
+        objective.encoder.config.readout = readout
         torch.manual_seed(0)  # of the samples
         with torch.no_grad():
             found.append(objective.embed(**batch))

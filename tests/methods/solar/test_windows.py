@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conjoin.methods.solar.masking import window_scores
-from conjoin.models.joint_encoder.intersection import Modality, own_window_scores
+from conjoin.methods.solar.masking import Modality, window_scores
 
 
 def _mean(tokens: Tensor, weights: Tensor) -> Tensor:
@@ -69,16 +68,6 @@ def test_scores_with_all_texts_have_mean_zero() -> None:
     images, texts, _, _ = _scenes(2)
     before = window_scores(_mean, images, texts)[0]
     assert abs(float(before.positive.mean * before.positive.n + before.negative.mean * before.negative.n)) < 1e-3
-
-
-def test_scores_of_a_row_by_itself_are_those_of_the_batch() -> None:
-    images, texts, _, _ = _scenes(4)
-    centres = tuple(F.normalize(part.embeddings, dim=-1).mean(0) for part in (images, texts))
-    expected = window_scores(_mean, images, texts)
-    for row in (slice(0, 1), slice(2, 5)):  # row 3 has padding
-        some = (Modality(*(tensor[row] for tensor in part)) for part in (images, texts))
-        for found, whole in zip(own_window_scores(_mean, *some, centres), expected, strict=True):
-            torch.testing.assert_close(found, whole.scores[row])
 
 
 def test_patches_must_fill_a_square() -> None:

@@ -20,28 +20,13 @@ class ReconstructionDecoder(nn.Module):
 
     Args:
         width: D.
-        heads: Attention heads; None for heads of width 64, as in BERT.
         positions: Largest number of tokens.
         dropout: Dropout rate (BERT: 0.1).
-        key_positions: Add position embeddings to the keys; without them the tokens are a set.
-
-    Raises:
-        ValueError: The width is not a multiple of `heads`.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int | None = None,
-        positions: int = 1024,
-        dropout: float = 0.1,
-        key_positions: bool = True,
-    ) -> None:
+    def __init__(self, width: int, positions: int = 1024, dropout: float = 0.1) -> None:
         super().__init__()
-        heads = heads or next(count for count in range(max(width // HEAD_WIDTH, 1), 0, -1) if width % count == 0)
-        if width % heads:
-            raise ValueError(f"decoder_heads={heads} does not divide the width {width} of the model")
-        self.key_positions = key_positions
+        heads = next(count for count in range(max(width // HEAD_WIDTH, 1), 0, -1) if width % count == 0)
         self.positions = nn.Embedding(positions, width)
         self.attention = nn.MultiheadAttention(width, heads, dropout, batch_first=True)
         self.attention_norm = nn.LayerNorm(width)
@@ -58,8 +43,7 @@ class ReconstructionDecoder(nn.Module):
         Args:
             state: `(N, D)`.
             tokens: `(N, T, D)` input embeddings.
-            attended: `(N, T)` bool, the tokens that are keys, or `(N, Q, T)` for each position (M of Eq. 3); masked
-                tokens and padding are not.
+            attended: `(N, T)` bool, the tokens that are keys (M of Eq. 3); masked tokens and padding are not.
             wanted: `(N, Q)` positions in `tokens`.
 
         Returns:
@@ -74,19 +58,9 @@ class ReconstructionDecoder(nn.Module):
                 "it, or lower max_pixels or max_text_length"
             )
         queries = state[:, None] + self.positions(wanted)
-        if self.key_positions:
-            tokens = tokens + self.positions.weight[: tokens.shape[1]]
-        keys = torch.cat([tokens, state[:, None]], dim=1)
+        keys = torch.cat([tokens + self.positions.weight[: tokens.shape[1]], state[:, None]], dim=1)
         masked = F.pad(~attended, (0, 1))  # the state is attended always
-        by_position = attended.ndim == 3
-        attention, _ = self.attention(
-            queries,
-            keys,
-            keys,
-            key_padding_mask=None if by_position else masked,
-            attn_mask=masked.repeat_interleave(self.attention.num_heads, dim=0) if by_position else None,
-            need_weights=False,
-        )
+        attention, _ = self.attention(queries, keys, keys, key_padding_mask=masked, need_weights=False)
         states = self.attention_norm(queries + self.dropout(attention))
         output: Tensor = self.output_norm(states + self.dropout(self.feed_forward(states)))
         return output

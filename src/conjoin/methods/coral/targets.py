@@ -154,27 +154,6 @@ def choose_masked(kind: Tensor, noise: Tensor, ratio: float) -> Tensor:
     return kind & (order < wanted)
 
 
-def choose_masked_by_position(kind: Tensor, positions: Tensor, seeds: Sequence[int], ratio: float) -> Tensor:
-    """Choose the masked tokens of each predicted position, which are itself and random others (RetroMAE's decoding).
-
-    Args:
-        kind: `(N, T)` bool, the tokens to choose from.
-        positions: `(N, Q)` the predicted positions.
-        seeds: Of each row.
-        ratio: As in `choose_masked`.
-
-    Returns:
-        `(N, Q, T)` bool.
-    """
-    length = kind.shape[1]
-    masked = []
-    for seed, row, predicted in zip(seeds, kind, positions, strict=True):
-        noise = draw_noise([seed + 1 + position for position in predicted.tolist()], length).to(kind.device)
-        noise.scatter_(1, predicted[:, None], -1.0)
-        masked.append(choose_masked(row.expand_as(noise), noise, ratio))
-    return torch.stack(masked)
-
-
 @contextmanager
 def recorded_embeddings(encoder: MllmRetrieverModel) -> Iterator[list[Tensor]]:
     """Record what enters the language model, `(N, T, D)` for each call, without gradient; all tokens run."""

@@ -21,16 +21,7 @@ from conjoin.training.query_candidates import (
 )
 
 from .decoders import ReconstructionDecoder
-from .targets import (
-    PADDING,
-    PromptFrame,
-    choose_masked,
-    choose_masked_by_position,
-    draw_noise,
-    pack_targets,
-    recorded_embeddings,
-    unpack_targets,
-)
+from .targets import PADDING, PromptFrame, choose_masked, draw_noise, pack_targets, recorded_embeddings, unpack_targets
 
 SEED = "mask_seed"
 MODALITIES = ("vision", "language")
@@ -73,13 +64,9 @@ class CoralConfig(QueryCandidateConfig):
         rec_weight: λ2, of its reconstruction from its own state; 0 for none.
         mask_ratio: Masked share of the tokens of one modality.
         masked_only: Predict the masked tokens only, in place of all tokens of the modality.
-        mask_by_position: Resample the masked tokens for each predicted position, which never sees itself (RetroMAE's
-            decoding, arXiv 2205.12035, Sec. 3.3), in place of one mask for all positions (M of Eq. 3 allows both).
         normalize_targets: Standardise each image embedding over its dimensions before the vision decoder predicts it
             (as the pixels of a patch in He et al., "Masked Autoencoders", arXiv 2111.06377, Sec. 3), for a model whose
             image embeddings are small; not in the paper.
-        key_positions: Add position embeddings to the tokens that a decoder attends to, not to its queries alone.
-        decoder_heads: Attention heads of a decoder; None for heads of width 64.
         decoder_positions: Largest number of tokens of a target, images and texts.
         decoder_dropout: Dropout rate of the decoders.
         decoded_rows: Targets decoded at once; the activations of their decoders are in memory.
@@ -94,10 +81,7 @@ class CoralConfig(QueryCandidateConfig):
     rec_weight: float = field(default=0.1)
     mask_ratio: float = field(default=0.5)
     masked_only: bool = field(default=False)
-    mask_by_position: bool = field(default=False)
     normalize_targets: bool = field(default=False)
-    key_positions: bool = field(default=True)
-    decoder_heads: int | None = field(default=None)
     decoder_positions: int = field(default=1024)
     decoder_dropout: float = field(default=0.1)
     decoded_rows: int = field(default=4)
@@ -114,8 +98,6 @@ class CoralConfig(QueryCandidateConfig):
             raise ValueError(f"reg_weight={self.reg_weight}, rec_weight={self.rec_weight}: must not be negative")
         if not 0 < self.mask_ratio <= 1:
             raise ValueError(f"mask_ratio={self.mask_ratio} must lie in (0, 1]")
-        if self.masked_only and self.mask_by_position:
-            raise ValueError("masked_only and mask_by_position: every predicted position is masked; set one of them")
         if min(self.decoded_rows, self.decoder_positions) < 1 or not 0 <= self.decoder_dropout < 1:
             given = {name: vars(self)[name] for name in ("decoded_rows", "decoder_positions", "decoder_dropout")}
             raise ValueError(f"{given}: expected positive numbers and a rate below 1")
@@ -139,7 +121,7 @@ class CoralObjective(QueryCandidateObjective):
         language_head: `(V, D)` output embeddings of the MLLM, frozen; None for the input embeddings.
 
     Raises:
-        ValueError: The head does not fit the model, or the number of heads does not divide its width.
+        ValueError: The head does not fit the model.
     """
 
     encoder: MllmRetrieverModel
@@ -156,9 +138,7 @@ class CoralObjective(QueryCandidateObjective):
         self._head = (language_head,)  # a tuple hides it from the module: not trained, not saved
         self.decoders = nn.ModuleDict()
         for name in args.reconstruct if args.weights else ():
-            self.decoders[name] = ReconstructionDecoder(
-                width, args.decoder_heads, args.decoder_positions, args.decoder_dropout, args.key_positions
-            )
+            self.decoders[name] = ReconstructionDecoder(width, args.decoder_positions, args.decoder_dropout)
 
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the raw embeddings of the given parts, and the own tokens of the positives."""
@@ -182,9 +162,10 @@ class CoralObjective(QueryCandidateObjective):
         )
         return {"contrastive_loss": loss}
 
-    def uncut_terms(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `{reg,rec}_{vision,language}_loss`."""
-        return self._reconstruct(embeddings, batch.get("mask_seeds")) if self.decoders else {}
+    def terms(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `contrastive_loss` and the weighted `{reg,rec}_{vision,language}_loss`, of states of full width."""
+        terms = super().terms(embeddings, ids, batch)
+        return terms | self._reconstruct(embeddings, batch.get("mask_seeds")) if self.decoders else terms
 
     def _reconstruct(self, embeddings: dict[str, Tensor], seeds: Tensor | None) -> dict[str, Tensor]:
         """Return the weighted reconstruction terms; blocks of rows are decoded again in the backward pass."""
@@ -230,11 +211,7 @@ class CoralObjective(QueryCandidateObjective):
         positions, valid = _positions(masked if self.args.masked_only else kind)
         dtype = decoder.output_norm.weight.dtype
         state, tokens = embeddings[source][rows].to(dtype), target.embeddings.to(dtype)
-        if self.args.mask_by_position:
-            masked = choose_masked_by_position(kind, positions, seeds[rows].tolist(), self.args.mask_ratio)
-        exists = target.ids != PADDING
-        attended = (exists[:, None] if masked.ndim == 3 else exists) & ~masked
-        predicted = decoder(state, tokens, attended, positions)[valid]
+        predicted = decoder(state, tokens, (target.ids != PADDING) & ~masked, positions)[valid]
         at = torch.arange(len(positions), device=positions.device)[:, None], positions
         if name == "vision":
             targets = target.embeddings[at][valid]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
-from conjoin.losses import PAIRS, GclLoss
+from conjoin.losses import GclLoss
 from conjoin.training import RetrievalTrainer, TemperatureConfig
 
 
@@ -17,13 +17,11 @@ class GclConfig(TemperatureConfig):
         exclude_self: Exclude the anchor from its own denominator.
         exclude_same_modality: Exclude all embeddings of the anchor's modality from its denominator.
         exclude_other_positive: Exclude the third embedding of the anchor's pair from its denominator.
-        pairs: Ordered modality pairs to average over, e.g. `[[image, text], [text, image]]`; all six by default.
     """
 
     exclude_self: bool = field(default=True)
     exclude_same_modality: bool = field(default=False)
     exclude_other_positive: bool = field(default=False)
-    pairs: tuple[tuple[str, str], ...] = field(default=PAIRS)
 
 
 class GclTrainer(RetrievalTrainer):
@@ -38,6 +36,5 @@ class GclTrainer(RetrievalTrainer):
             exclude_self=args.exclude_self,
             exclude_same_modality=args.exclude_same_modality,
             exclude_other_positive=args.exclude_other_positive,
-            pairs=args.pairs,
         )
         super().__init__(model, args, loss, **kwargs)

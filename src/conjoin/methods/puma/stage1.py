@@ -110,15 +110,15 @@ class PumaStage1Objective(QueryCandidateObjective):
         )
         return {"contrastive_loss": self.args.weights(self.progress)[0] * contrastive}
 
-    def uncut_terms(self, embeddings: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `distillation_loss`, and the weights.
+    def terms(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return `contrastive_loss` and `distillation_loss` (of states of full width), both weighted, and the weights.
 
         Raises:
             ValueError: Distillation is on and there are no teacher states.
         """
         queries, positives = (embeddings[part] for part in TEACHER_PARTS)
         contrastive_weight, distill_weight = self.args.weights(self.progress)
-        terms: dict[str, Tensor] = {}
+        terms = super().terms(embeddings, ids, batch)
         if self.args.distill_weight:
             teacher_states = [embeddings.get(f"teacher_{part}") for part in TEACHER_PARTS]
             if teacher_states[0] is None or teacher_states[1] is None:

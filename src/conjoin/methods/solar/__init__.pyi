@@ -6,11 +6,6 @@ from .explain.pair import (
 )
 from .prepare import MinedPairArguments as MinedPairArguments, SolarTeacherArguments as SolarTeacherArguments
 from .rows import SolarStage2Collator as SolarStage2Collator, SolarStage2Rows as SolarStage2Rows
-from .scores import (
-    fit_intersection as fit_intersection,
-    mask_intersection as mask_intersection,
-    set_readout as set_readout,
-)
 from .stage1 import (
     SolarStage1Config as SolarStage1Config,
     SolarStage1Objective as SolarStage1Objective,

@@ -1,4 +1,4 @@
-"""Find and mask the tokens that image and text share: scores of windows, threshold, evolutionary mask, segments."""
+"""Find and mask the tokens that image and text share: scores of windows, evolutionary mask, segments, samples."""
 
 import math
 from collections.abc import Callable
@@ -6,19 +6,34 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import linkage
 from torch import Tensor
 
 from conjoin.losses import LocalScores, ScoreStatistics
-from conjoin.models.joint_encoder.intersection import Modality, above, embed_windows, phrases, squares, unit
 
 SCHEDULES = ("linear", "cosine")
+PATCH_WINDOW, PATCH_STRIDE, WORD_WINDOW = 4, 3, 2
 IMAGES_PER_BLOCK = 32
 """Number of images whose distances are in memory at once."""
 ROLES = ("positive", "image_difference", "text_difference", "intersection")
 """The masked part of each constructed sample: the intersection in one modality (the other keeps it), the difference of
 the image, the difference of the text, or the intersection in both. The first is a positive, the others negatives."""
+
+
+class Modality(NamedTuple):
+    """One modality of N pairs.
+
+    Args:
+        tokens: `(N, T, d)` local tokens, the input of E_VL.
+        mask: `(N, T)` bool, True for the tokens that exist.
+        embeddings: `(N, d)` the embedding of this modality alone, raw.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    embeddings: Tensor
 
 
 @torch.no_grad()
@@ -44,69 +59,47 @@ def window_scores(
     Raises:
         ValueError: The patches do not fill a square.
     """
-    return _all_scores(encode, image, squares(image), text), _all_scores(encode, text, phrases(text), image)
+    patches, words, device = image.tokens.shape[1], text.tokens.shape[1], image.tokens.device
+    side = round(patches**0.5)
+    if side * side != patches:
+        raise ValueError(f"window scores need a square grid of patches, got {patches} patches")
+    width = min(PATCH_WINDOW, side)
+    starts = sorted({*range(0, side - width + 1, PATCH_STRIDE), side - width})  # with those at the far edges
+    grid = torch.arange(patches, device=device).view(side, side)
+    squares = [grid[top : top + width, left : left + width].flatten() for top in starts for left in starts]
+    phrases = torch.arange(words, device=device).unfold(0, min(WORD_WINDOW, words), 1)
+    return _scores(encode, image, torch.stack(squares), text), _scores(encode, text, phrases, image)
 
 
-def _all_scores(
+def _scores(
     encode: Callable[[Tensor, Tensor], Tensor], local: Modality, windows: Tensor, other: Modality
 ) -> LocalScores:
     """Return the scores of `local`'s tokens with the embeddings of `other`, in `windows` `(W, S)` of positions."""
-    embedded, share = embed_windows(encode, local, windows)
-    similar = torch.einsum("nwd,md->nmw", embedded, unit(other.embeddings))
-    similar = similar - similar.mean(1, keepdim=True)
-    scores = torch.einsum("nmw,nwt->nmt", similar, share)
+    (rows, length), number = local.mask.shape, len(windows)
+    count = local.mask.sum(1, keepdim=True)
+    weights = local.mask[:, windows].float()  # (N, W, S)
+    filled = weights.sum(2, keepdim=True)
+    # As much weight as the whole view has, so that CLS keeps its share; an empty window gets any, and counts nowhere.
+    weights = torch.where(filled > 0, weights * count[..., None] / filled.clamp(min=1), 1.0)
+    embedded = encode(local.tokens[:, windows].flatten(0, 1), weights.flatten(0, 1)).unflatten(0, (rows, number))
+    covers = torch.zeros(number, length, device=windows.device).scatter(1, windows, 1.0) * (filled > 0)  # (N, W, T)
+    share = covers / covers.sum(1, keepdim=True).clamp(min=1)
+    similar = torch.einsum("nwd,md->nmw", _unit(embedded), _unit(other.embeddings))
+    scores = torch.einsum("nmw,nwt->nmt", similar - similar.mean(1, keepdim=True), share)
     matched = scores.diagonal(dim1=0, dim2=1).T * local.mask
-    matching = torch.eye(len(matched), dtype=torch.bool, device=matched.device)[..., None]
+    matching = torch.eye(rows, dtype=torch.bool, device=matched.device)[..., None]
     exists = local.mask[:, None].expand_as(scores)
     return LocalScores(matched, _statistics(scores, exists & matching), _statistics(scores, exists & ~matching))
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    return F.normalize(embeddings.float(), dim=-1)
 
 
 def _statistics(scores: Tensor, chosen: Tensor) -> ScoreStatistics:
     n = chosen.sum().to(scores.dtype)
     mean = (scores * chosen).sum() / n.clamp(min=1)
     return ScoreStatistics(n, mean, ((scores - mean) * chosen).square().sum())
-
-
-class Threshold(NamedTuple):
-    """A threshold on scores.
-
-    Args:
-        threshold: 0-d threshold.
-        fallback: 0-d bool: True if the densities are equal nowhere between the means; the threshold is the midpoint.
-    """
-
-    threshold: Tensor
-    fallback: Tensor
-
-
-def qda_threshold(
-    positive_mean: Tensor | float,
-    positive_std: Tensor | float,
-    negative_mean: Tensor | float,
-    negative_std: Tensor | float,
-) -> Threshold:
-    """Return the score between the means where N(mean+, std+) and N(mean-, std-) have equal density (SOLAR Eq. 6-10).
-
-    Eq. 7 prints +b, but the roots of its quadratic have -b. At most one root is between the means, and it is the root
-    nearer to their midpoint. Its formula avoids cancellation, so equal deviations need no special case. The result
-    falls back to the midpoint if there is no such root: the positive mean is not above the negative mean, a deviation
-    is zero, or one Gaussian is denser everywhere between the means. No gradient flows. All tensors have one shape
-    (one threshold per entry). The computation does not synchronise with a GPU.
-    """
-    values = (positive_mean, positive_std, negative_mean, negative_std)
-    high, high_std, low, low_std = (
-        value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64) for value in values
-    )
-    middle, half = (high + low) / 2, (high - low) / 2
-    usable = (half > 0) & (high_std > 0) & (low_std > 0)
-    # In units where the means are 1 and -1: a x^2 + 2 h x + c = 0.
-    high_variance, low_variance = ((std / torch.where(usable, half, 1.0)).square() for std in (high_std, low_std))
-    log_ratio = torch.where(usable, low_std / high_std, 1.0).log()
-    a, h = high_variance - low_variance, high_variance + low_variance
-    c = a + 2 * high_variance * low_variance * log_ratio
-    root = -c / (h + (h.square() - a * c).sqrt())
-    is_inside = usable & (root.abs() <= 1)  # also False for NaN
-    return Threshold(middle + torch.where(is_inside, root, 0.0) * half, ~is_inside)
 
 
 def mask_schedule(
@@ -155,7 +148,10 @@ def evolutionary_mask(scores: Tensor, exists: Tensor, threshold: Tensor | float,
     """
     if not 0.0 <= rho <= 1.0:
         raise ValueError(f"rho={rho} must lie in [0, 1]")
-    return rho + (1.0 - rho) * above(scores, exists, threshold).to(scores.dtype)
+    shared = (scores > threshold) & exists
+    best = scores.masked_fill(~exists, -math.inf).argmax(1, keepdim=True)
+    shared = shared.scatter(1, best, shared.gather(1, best) | ~shared.any(1, keepdim=True))
+    return rho + (1.0 - rho) * shared.to(scores.dtype)
 
 
 @torch.no_grad()

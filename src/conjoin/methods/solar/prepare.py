@@ -28,7 +28,6 @@ class SolarTeacherArguments:
         vision: Id or folder of a vision model (DINOv2 in the paper).
         text: Id or folder of a text model, for token states (BGE-m3-retromae).
         text_global: Text model with the same tokens, for states of whole texts (BGE-m3); None for `text`.
-        vision_hidden_layer: The hidden state of `vision` to use; None for its output.
         max_text_length: Maximum text length in tokens of the text teacher; None for its tokenizer's limit.
         cache: Output folder of `conjoin teacher-cache`; None runs the teachers live.
     """
@@ -36,14 +35,13 @@ class SolarTeacherArguments:
     vision: str
     text: str
     text_global: str | None = None
-    vision_hidden_layer: int | None = None
     max_text_length: int | None = None
     cache: str | None = None
 
     def load(self) -> Teachers:
         """Load the teachers."""
         return Teachers(
-            VisionTeacher.from_pretrained(self.vision, self.vision_hidden_layer),
+            VisionTeacher.from_pretrained(self.vision),
             TextTeacher.from_pretrained(self.text, self.max_text_length, self.text_global),
         )
 

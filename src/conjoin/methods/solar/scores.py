@@ -1,16 +1,13 @@
 """The scores of stage 1: which tokens of an image and a text show what both have."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, ProcessorMixin
 
-from conjoin.losses import AlignmentTerms, LocalScores, alignment_terms
-from conjoin.methods.solar.masking import Threshold, evolutionary_mask, qda_threshold, window_scores
-from conjoin.models.joint_encoder import READOUTS, JointEncoderModel, JointEncoderOutput
-from conjoin.models.joint_encoder.intersection import IntersectionMasks, Modality, unit
+from conjoin.losses import AlignmentTerms, LocalScores, Threshold, alignment_terms, qda_threshold
+from conjoin.methods.solar.masking import Modality, evolutionary_mask, window_scores
+from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
 
 SCORES = ("global", "windows")
 
@@ -61,41 +58,19 @@ def align(tokens: PairTokens, margin: float = 0.1, reduce_scores_across_devices:
     """Score local tokens against the other modality's global token, and compute the alignment loss (Eq. 1)."""
     image, text, image_mask, text_mask = tokens
     return alignment_terms(
-        text[:, 0], image[:, 1:], image_mask, image[:, 0], text[:, 1:], text_mask, margin,
-        reduce_scores_across_devices=reduce_scores_across_devices,
+        text[:, 0], image[:, 1:], image_mask, image[:, 0], text[:, 1:], text_mask,
+        margin=margin, reduce_scores_across_devices=reduce_scores_across_devices,
     )  # fmt: skip
 
 
 @torch.no_grad()
 def score_windows(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[LocalScores, LocalScores]:
     """Return the window scores of a batch of pairs, patches first, by the encoder's E_VL on local tokens."""
-    return window_scores(encoder.vl_encoder, *_modalities(encoder, tokens))
-
-
-def _modalities(encoder: JointEncoderModel, tokens: PairTokens) -> tuple[Modality, Modality]:
-    encode = encoder.vl_encoder
-    image = Modality.encode(encode, tokens.image, tokens.image_mask)
-    text = Modality.encode(encode, tokens.text, tokens.text_mask)
-    return image, text
-
-
-@torch.no_grad()
-def fit_intersection(encoder: JointEncoderModel, tokens: PairTokens) -> IntersectionMasks:
-    """Take centres and thresholds of the masks from pairs of the training data, some hundreds."""
-    image, text = _modalities(encoder, tokens)
-    masks = IntersectionMasks(encoder.config.hidden_size).to(tokens.image.device)
-    scores = window_scores(encoder.vl_encoder, image, text)
-    for name, part, local in (("image", image, scores[0]), ("text", text, scores[1])):
-        getattr(masks, f"{name}_centre").copy_(unit(part.embeddings).mean(0))
-        getattr(masks, f"{name}_threshold").copy_(threshold_of(local).threshold)
-    return masks
-
-
-@torch.no_grad()
-def mask_intersection(masks: IntersectionMasks, encoder: JointEncoderModel, tokens: PairTokens) -> dict[str, Tensor]:
-    """Return the model's inputs `image_weights` `(N, P)` and `text_weights` `(N, T)`: 1 for shared tokens, else 0."""
-    weights = masks(encoder.vl_encoder, *_modalities(encoder, tokens))
-    return {"image_weights": weights[0], "text_weights": weights[1]}
+    parts = [
+        Modality(local[:, 1:], exists, encoder.vl_encoder(local[:, 1:], exists.float()))
+        for local, exists in ((tokens.image, tokens.image_mask), (tokens.text, tokens.text_mask))
+    ]
+    return window_scores(encoder.vl_encoder, *parts)
 
 
 def threshold_of(scores: LocalScores) -> Threshold:
@@ -125,40 +100,3 @@ def mask_tokens(scores: LocalScores, exists: Tensor, rho: float, name: str) -> t
     for sign, population in (("positive", scores.positive), ("negative", scores.negative)):
         metrics |= {f"{name}_{sign}_mean": population.mean, f"{name}_{sign}_std": population.std}
     return evolutionary_mask(scores.scores, exists, tau, rho), metrics
-
-
-@torch.no_grad()
-def set_readout(
-    model: PreTrainedModel,
-    readout: str,
-    processor: ProcessorMixin | None = None,
-    pairs: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Change the readout of a joint encoder in place; see `JointEncoderConfig`. Vectors made before no longer fit.
-
-    Args:
-        model: The joint encoder.
-        readout: `"fused"`, `"sum"` or `"intersection"`.
-        processor: Its processor, for `"intersection"`.
-        pairs: For `"intersection"`, items with `"image"` and `"text"` like those it was trained on, some hundreds: the
-            thresholds of shared patches and words are fitted to them.
-
-    Raises:
-        ValueError: The model is no joint encoder, the readout is unknown, or the pairs are too few or incomplete.
-    """
-    if not isinstance(model, JointEncoderModel):
-        raise ValueError(f"a readout is chosen for a joint encoder, not for {type(model).__name__}")
-    if readout not in READOUTS:
-        raise ValueError(f"readout={readout!r}; expected one of {READOUTS}")
-    masks = None
-    if readout == "intersection":
-        if processor is None or len(pairs) < 2:
-            raise ValueError(f"readout='intersection' is fitted to pairs of image and text; got {len(pairs)}")
-        for index, pair in enumerate(pairs):
-            if not isinstance(pair, Mapping) or any(pair.get(part) is None for part in ("image", "text")):
-                raise ValueError(f"pair {index} is no image with a text: {pair!r:.80}")
-        inputs = processor([{"image": pair["image"], "text": pair["text"]} for pair in pairs])
-        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-        masks = fit_intersection(model, pair_tokens(model.eval()(**inputs, views=(), output_tokens=True)))
-    model.intersection = masks
-    model.config.readout = readout

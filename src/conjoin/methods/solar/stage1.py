@@ -19,8 +19,8 @@ from conjoin.training import Objective, RetrievalTrainer, TemperatureConfig
 
 HEADS_FILE = "projection_heads.safetensors"
 
-THREE_VIEWS = ("three_view_image", "three_view_text", "three_view_fused")
-"""Names of the embeddings of the three-view loss."""
+GCL_VIEWS = ("gcl_image", "gcl_text", "gcl_fused")
+"""Names of the embeddings of the GCL loss."""
 
 LIVE_INPUTS = {"pixel_values", "input_ids"}
 """The entries of `teacher` that teachers read when they run live."""
@@ -40,7 +40,7 @@ class SolarStage1Config(TemperatureConfig):
         gla_weight: Weight lambda_1 of the global-to-local alignment (Eq. 1).
         gd_weight: Weight lambda_2 of the global distillation.
         ld_weight: Weight lambda_3 of the local distillation.
-        three_view_weight: Weight of a generalized contrastive loss over the masked image, the masked text and the
+        gcl_weight: Weight of a generalized contrastive loss over the masked image, the masked text and the
             fused embedding of the whole pair, without projection heads. It is not in the paper.
         margin: delta of the alignment (Fig. 10).
         mask: `"evolutionary"` moves from no mask to the estimated mask; `"hard"` uses the estimated mask from the
@@ -65,7 +65,7 @@ class SolarStage1Config(TemperatureConfig):
     gla_weight: float = field(default=1.0)
     gd_weight: float = field(default=1.0)
     ld_weight: float = field(default=1.0)
-    three_view_weight: float = field(default=0.0)
+    gcl_weight: float = field(default=0.0)
     margin: float = field(default=0.1)
     mask: Literal["evolutionary", "hard", "none"] = field(default="evolutionary")
     scores: Literal["global", "windows"] = field(default="global")
@@ -78,7 +78,7 @@ class SolarStage1Config(TemperatureConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weights = {name: getattr(self, f"{name}_weight") for name in ("itc", "gla", "gd", "ld", "three_view")}
+        weights = {name: getattr(self, f"{name}_weight") for name in ("itc", "gla", "gd", "ld", "gcl")}
         if min(weights.values()) < 0 or not any(weights.values()):
             raise ValueError(f"weights {weights} must not be negative, and not all zero")
         if self.mask not in ("evolutionary", "hard", "none"):
@@ -104,7 +104,7 @@ class ProjectionHeads(nn.Module):
         return {"image": self.image(image), "text": self.text(text)}
 
 
-class ThreeViewLoss(nn.Module):
+class WeightedGcl(nn.Module):
     """A weighted generalized contrastive loss over the image, text and fused embeddings of each pair.
 
     Args:
@@ -117,8 +117,8 @@ class ThreeViewLoss(nn.Module):
         self.loss, self.weight = GclLoss(args.temperature, args.learn_temperature), weight
 
     def forward(self, embeddings: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
-        """Return the loss by its name; `embeddings` has the entries `THREE_VIEWS` `(N, d)`."""
-        image, text, fused = (embeddings[name] for name in THREE_VIEWS)
+        """Return the loss by its name; `embeddings` has the entries `GCL_VIEWS` `(N, d)`."""
+        image, text, fused = (embeddings[name] for name in GCL_VIEWS)
         terms = self.loss(image=image, text=text, fused=fused, ids=ids)
         return {name: self.weight * value for name, value in terms.items() if name.endswith("_loss")}
 
@@ -147,7 +147,7 @@ class PairObjective(Objective):
     @property
     def embedding_names(self) -> Collection[str]:
         """Which outputs of `embed` are embeddings."""
-        return (*self.views, *THREE_VIEWS, "anchors", "constructed", "augmented", "mined")
+        return (*self.views, *GCL_VIEWS, "anchors", "constructed", "augmented", "mined")
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules except frozen towers, which stay in evaluation mode."""
@@ -175,7 +175,7 @@ class SolarStage1Objective(PairObjective):
     def __init__(self, encoder: JointEncoderModel, args: SolarStage1Config, teacher: Teacher | None = None) -> None:
         super().__init__(encoder, ContrastiveLoss(args.temperature, args.learn_temperature))
         self.heads = ProjectionHeads(encoder.config.hidden_size) if args.projection_heads and args.itc_weight else None
-        self.three_view = ThreeViewLoss(args, args.three_view_weight) if args.three_view_weight else None
+        self.gcl = WeightedGcl(args, args.gcl_weight) if args.gcl_weight else None
         self.args = args
         self._teacher = (teacher,)  # a tuple hides it from the module: not trained, not saved
         if teacher is None and (args.gd_weight or args.ld_weight):
@@ -189,7 +189,7 @@ class SolarStage1Objective(PairObjective):
     def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
         inputs, teacher_inputs = split_teacher(batch["pairs"])
-        views = (*(self.views if self.args.gd_weight else ()), *(("fused",) if self.three_view is not None else ()))
+        views = (*(self.views if self.args.gd_weight else ()), *(("fused",) if self.gcl is not None else ()))
         output = self.encoder(**inputs, views=views, output_tokens=True)
         unmasked = dict(zip(views, () if not views else output.pooler_output.chunk(len(views)), strict=True))
         tokens = pair_tokens(output)
@@ -200,7 +200,7 @@ class SolarStage1Objective(PairObjective):
             terms |= {"gla_loss": self.args.gla_weight * alignment.loss} if self.args.gla_weight else {}
         terms |= self._distil(teacher_inputs, output, tokens, unmasked)
         embeddings: dict[str, Tensor] = {}
-        if self.args.itc_weight or self.three_view is not None:
+        if self.args.itc_weight or self.gcl is not None:
             image, text, metrics = self.once("masks", lambda: self._weights(alignment, tokens, teacher_inputs))
             terms |= metrics
             masked = self.encoder(
@@ -214,16 +214,16 @@ class SolarStage1Objective(PairObjective):
             parts = masked.pooler_output.chunk(2)
             if self.args.itc_weight:
                 embeddings |= self._project(*parts)
-            if self.three_view is not None:
-                embeddings |= dict(zip(THREE_VIEWS, (*parts, unmasked["fused"]), strict=True))
+            if self.gcl is not None:
+                embeddings |= dict(zip(GCL_VIEWS, (*parts, unmasked["fused"]), strict=True))
         rows = len(tokens.image)
         return embeddings | {name: term.float().expand(rows) for name, term in terms.items()}
 
     def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return `itc_loss` and the three-view loss over all rows, and the means of the other terms."""
-        terms = {name: value.mean() for name, value in embeddings.items() if name not in (*self.views, *THREE_VIEWS)}
-        if self.three_view is not None:
-            terms |= self.three_view(embeddings, ids)
+        """Return `itc_loss` and the GCL loss over all rows, and the means of the other terms."""
+        terms = {name: value.mean() for name, value in embeddings.items() if name not in (*self.views, *GCL_VIEWS)}
+        if self.gcl is not None:
+            terms |= self.gcl(embeddings, ids)
         if not self.args.itc_weight:
             return terms
         contrastive = self.loss(**{view: embeddings[view] for view in self.views}, ids=ids)

@@ -9,20 +9,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from conjoin.losses import ContrastiveLoss, LocalScores, Temperature, multi_positive
+from conjoin.losses import ContrastiveLoss, LocalScores, Temperature, gather_rows, multi_positive
 from conjoin.methods.solar.masking import ConstructedSamples, construct_samples, mask_pixels, segment_patches
 from conjoin.methods.solar.rows import SolarStage2Collator, SolarStage2Rows
 from conjoin.methods.solar.scores import align, check_scores, pair_tokens, score_windows, separation, threshold_of
 from conjoin.methods.solar.stage1 import (
+    GCL_VIEWS,
     HEADS_FILE,
-    THREE_VIEWS,
     PairObjective,
     ProjectionHeads,
-    ThreeViewLoss,
+    WeightedGcl,
     split_teacher,
 )
 from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
-from conjoin.ops import gather_rows
 from conjoin.training import RetrievalTrainer, TemperatureConfig
 
 EVERYTHING_SHARED = -2.0
@@ -47,7 +46,7 @@ class SolarStage2Config(TemperatureConfig):
             a text tower that attends to padding (SigLIP).
         itc_weight: Weight of an additional image-text contrastive loss: the Mixed variant of Table 12, which preserves
             text → image search.
-        three_view_weight: Weight of an additional generalized contrastive loss over the image, text and fused
+        gcl_weight: Weight of an additional generalized contrastive loss over the image, text and fused
             embeddings of the anchors, without projection heads. It is not in the paper.
         trainable_vl_layers: Number of first layers of E_VL to train fully, besides any LoRA (Mixed: 2).
         reduce_scores_across_devices: Fit the thresholds to the scores of all devices, as in stage 1.
@@ -68,7 +67,7 @@ class SolarStage2Config(TemperatureConfig):
     mask_source: Literal["frozen", "online"] = field(default="frozen")
     mask_level: Literal["feature", "input"] = field(default="feature")
     itc_weight: float = field(default=0.0)
-    three_view_weight: float = field(default=0.0)
+    gcl_weight: float = field(default=0.0)
     trainable_vl_layers: int = field(default=0)
     reduce_scores_across_devices: bool = field(default=False)
     min_separation: float = field(default=0.55)
@@ -88,7 +87,7 @@ class SolarStage2Config(TemperatureConfig):
             raise ValueError(
                 f"positive={self.positive!r} goes with constructed_negatives=False (the paper's RP and AP)"
             )
-        for name in ("mined_per_anchor", "itc_weight", "three_view_weight", "trainable_vl_layers", "min_separation"):
+        for name in ("mined_per_anchor", "itc_weight", "gcl_weight", "trainable_vl_layers", "min_separation"):
             if vars(self)[name] < 0:
                 raise ValueError(f"{name}={vars(self)[name]} must not be negative")
 
@@ -118,7 +117,7 @@ class SolarStage2Objective(PairObjective):
         super().__init__(encoder, loss)
         self.temperature = Temperature(args.temperature, args.learn_temperature)
         self.heads = (heads or ProjectionHeads(encoder.config.hidden_size)) if mixed else None
-        self.three_view = ThreeViewLoss(args, args.three_view_weight) if args.three_view_weight else None
+        self.gcl = WeightedGcl(args, args.gcl_weight) if args.gcl_weight else None
         self.args = args
         self._scorer = (_frozen_copy(encoder) if args.mask_source == "frozen" else None,)  # not trained, not saved
 
@@ -140,14 +139,14 @@ class SolarStage2Objective(PairObjective):
 
     def _embed_pairs(self, pairs: dict[str, Any]) -> dict[str, Tensor]:
         anchors, teacher_inputs = split_teacher(pairs)
-        views = ("fused", *(self.views if self.heads is not None or self.three_view is not None else ()))
+        views = ("fused", *(self.views if self.heads is not None or self.gcl is not None else ()))
         output = self.encoder(**anchors, views=views, output_tokens=True)
         parts = dict(zip(views, output.pooler_output.chunk(len(views)), strict=True))
         embeddings: dict[str, Tensor] = {"anchors": parts["fused"]}
         if self.heads is not None:
             embeddings |= self.heads(parts["image"], parts["text"])
-        if self.three_view is not None:
-            embeddings |= dict(zip(THREE_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
+        if self.gcl is not None:
+            embeddings |= dict(zip(GCL_VIEWS, (parts["image"], parts["text"], parts["fused"]), strict=True))
         if self.args.positive == "augmented":
             return embeddings
         samples, metrics = self.once("samples", lambda: self.construct(anchors, output, teacher_inputs))
@@ -169,15 +168,14 @@ class SolarStage2Objective(PairObjective):
             temperature,
             positive_mask,
             mask[:, 1:],
-            ids=ids,
             gathered=gather_rows(anchors, ids=ids, present=positive_mask.any(1)),
         )
         terms = {"solar_loss": loss, "temperature": temperature.detach()}
         if self.heads is not None:
             contrastive = self.loss(image=embeddings["image"], text=embeddings["text"], ids=ids)
             terms["itc_loss"] = self.args.itc_weight * contrastive["contrastive_loss"]
-        if self.three_view is not None:
-            terms |= self.three_view(embeddings, ids)
+        if self.gcl is not None:
+            terms |= self.gcl(embeddings, ids)
         metrics = {name: value for name, value in embeddings.items() if name.startswith("metric_")}
         return terms | {name.removeprefix("metric_"): value.mean() for name, value in metrics.items()}
 

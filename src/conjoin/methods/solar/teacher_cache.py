@@ -151,7 +151,7 @@ def _key(teachers: Teachers, collator: TeacherCollator, rows: Any, dtype: torch.
 def _teachers_key(teachers: Teachers, collator: TeacherCollator) -> dict[str, Any]:
     vision, text = teachers.vision, teachers.text
     return {
-        "vision teacher": [weights_digest(vision.model), vision.hidden_layer],
+        "vision teacher": weights_digest(vision.model),
         "text teacher": [weights_digest(text.model), text.max_length, tokenizer_digest(text.tokenizer)],
         "global text teacher": None if text.global_model is None else weights_digest(text.global_model),
         "grid": [

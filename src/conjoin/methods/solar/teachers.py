@@ -83,30 +83,25 @@ class VisionTeacher:
         model: Any transformers vision model with patches.
         image_processor: Its image processor, used for colour statistics and resampling; crop and resolution follow
             the student.
-        hidden_layer: Index into `hidden_states`; None for the final, normalised output.
 
     Raises:
-        ValueError: The model has no patches, or the layer does not exist.
+        ValueError: The model has no patches.
     """
 
-    def __init__(self, model: PreTrainedModel, image_processor: Any, hidden_layer: int | None = None) -> None:  # noqa: ANN401
+    def __init__(self, model: PreTrainedModel, image_processor: Any) -> None:  # noqa: ANN401
         if "patch_size" not in model.config.to_dict():
             raise ValueError(f"{type(model).__name__} has no patches (no patch_size), so it cannot teach patches")
-        if hidden_layer is not None and not 0 <= hidden_layer <= model.config.num_hidden_layers:
-            last = model.config.num_hidden_layers
-            raise ValueError(f"hidden_layer={hidden_layer}; expected 0 to {last}, {type(model).__name__} has no other")
         self.model = _frozen(model)
         self.image_processor = image_processor
-        self.hidden_layer = hidden_layer
 
     @classmethod
-    def from_pretrained(cls, name: str, hidden_layer: int | None = None, dtype: torch.dtype | None = None) -> Self:
+    def from_pretrained(cls, name: str, dtype: torch.dtype | None = None) -> Self:
         """Load from a model id or folder; from a two-tower checkpoint (CLIP, SigLIP) load its vision tower."""
         with loading(name):
             model = AutoModel.from_pretrained(name, dtype=dtype or torch.float32, trust_remote_code=False)
             image_processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
         tower = model.vision_model if "vision_config" in model.config.sub_configs else model
-        return cls(tower, image_processor, hidden_layer)
+        return cls(tower, image_processor)
 
     @property
     def patch_size(self) -> int:
@@ -124,13 +119,8 @@ class VisionTeacher:
         arguments = inspect.signature(self.model.forward).parameters
         extra = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in arguments else {}
         with torch.autocast(pixel_values.device.type, enabled=False):
-            output = self.model(
-                pixel_values=pixel_values.to(self.model.dtype),
-                output_hidden_states=self.hidden_layer is not None,
-                **extra,
-            )
-        layer = self.hidden_layer
-        states = output.last_hidden_state if layer is None else output.hidden_states[layer]
+            output = self.model(pixel_values=pixel_values.to(self.model.dtype), **extra)
+        states = output.last_hidden_state
         height, width = (side // self.patch_size for side in pixel_values.shape[-2:])
         num_prefix = states.shape[1] - height * width  # CLS and register tokens
         pooled = states[:, 0] if num_prefix else output.pooler_output

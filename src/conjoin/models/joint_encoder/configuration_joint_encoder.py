@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-READOUTS = ("fused", "sum", "intersection")
+READOUTS = ("fused", "sum")
 
 
 class JointEncoderConfig(PreTrainedConfig):
@@ -26,8 +26,6 @@ class JointEncoderConfig(PreTrainedConfig):
         vision_hidden_layer: Index of the `hidden_states` entry to read in the vision tower (as in LLaVA, e.g. -2). The
             blocks above it are not built. None reads the tower's final, normalised output.
         text_attends_padding: Let the text tower attend to padding, for towers trained without a mask (SigLIP).
-        include_global_tokens: Also feed the towers' global tokens to the vision-language encoder. The paper does
-            not.
         balance_modalities: Give image and text equal total weight as keys of the vision-language encoder, however many
             tokens each has. Otherwise 256 patches outweigh 10 words, and a fused embedding starts as the picture's.
         adapter_init: `"identity"` starts each adapter as an exact identity (an orthogonal projection where widths
@@ -38,11 +36,9 @@ class JointEncoderConfig(PreTrainedConfig):
         token_dropout: Fraction of local tokens dropped before the vision-language encoder in training.
         attention_dropout: Dropout rate of the attention weights in the vision-language encoder.
         readout: How an item of image and text is embedded: `"fused"`, by E_VL over the tokens of both (the paper's);
-            `"sum"`, as the sum of the unit embeddings of its image and its text; `"intersection"`, as that sum plus
-            `intersection_weight` times the sum of the unit embeddings of the parts of image and text that both have
-            (see `conjoin.methods.solar.fit_intersection`). An item of one modality is embedded alike by all. Training
-            on pairs does not use it; training on queries does.
-        intersection_weight: Weight of the shared parts.
+            `"sum"`, as the sum of the unit embeddings of its image and its text. An item of one modality is embedded
+            alike by both. Training on pairs does not use it; training on queries does. Set it in a loaded model's
+            `config` to change it.
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of the layer norms.
 
@@ -63,14 +59,12 @@ class JointEncoderConfig(PreTrainedConfig):
         intermediate_size: int | None = None,
         vision_hidden_layer: int | None = None,
         text_attends_padding: bool = False,
-        include_global_tokens: bool = False,
         balance_modalities: bool = True,
         adapter_init: str = "identity",
         vl_init: str = "mean_pooling",
         token_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         readout: str = "fused",
-        intersection_weight: float = 0.25,
         initializer_range: float = 0.02,
         layer_norm_eps: float = 1e-6,
         **kwargs: Any,  # noqa: ANN401
@@ -83,22 +77,18 @@ class JointEncoderConfig(PreTrainedConfig):
         self.intermediate_size = intermediate_size if intermediate_size is not None else 4 * hidden_size
         self.vision_hidden_layer = vision_hidden_layer
         self.text_attends_padding = text_attends_padding
-        self.include_global_tokens = include_global_tokens
         self.balance_modalities = balance_modalities
         self.adapter_init = adapter_init
         self.vl_init = vl_init
         self.token_dropout = token_dropout
         self.attention_dropout = attention_dropout
         self.readout = readout
-        self.intersection_weight = intersection_weight
         self.initializer_range = initializer_range
         self.layer_norm_eps = layer_norm_eps
         if hidden_size <= 0 or num_attention_heads <= 0 or hidden_size % num_attention_heads:
             raise ValueError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
         if num_vl_layers < 0:
             raise ValueError(f"num_vl_layers={num_vl_layers}; expected 0 or more")
-        if num_vl_layers == 0 and readout == "intersection":
-            raise ValueError("readout='intersection' needs a vision-language encoder, and num_vl_layers=0")
         if vl_init not in ("mean_pooling", "normal"):
             raise ValueError(f'vl_init={vl_init!r}; expected "mean_pooling" or "normal"')
         if adapter_init not in ("identity", "normal"):

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_joint_encoder import JointEncoderConfig
-from .intersection import IntersectionMasks, Modality
 
 VIEWS = ("image", "text", "fused")
-_Local = tuple[Tensor | None, Tensor | None, Tensor | None]
 _Parts = dict[str, tuple[Tensor, Tensor, Tensor] | None]
 
 
@@ -248,7 +245,6 @@ class JointEncoderModel(PreTrainedModel):
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
         self.vl_encoder: Any = VLEncoder(config) if config.num_vl_layers else None
-        self.intersection = IntersectionMasks(config.hidden_size) if config.readout == "intersection" else None
         self.post_init()
 
     @classmethod
@@ -352,21 +348,20 @@ class JointEncoderModel(PreTrainedModel):
         if image_features is None and text_features is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
         if self.vl_encoder is None:
-            image = (image_features, image_token_mask, image_weights)
-            text = (text_features, text_token_mask, text_weights)
-            image_tokens = _pool(self.vision_adapter, image, output_tokens)
-            text_tokens = _pool(self.text_adapter, text, output_tokens)
+            image_tokens = _pool(self.vision_adapter, image_features, image_token_mask, image_weights, output_tokens)
+            text_tokens = _pool(self.text_adapter, text_features, text_token_mask, text_weights, output_tokens)
         if image_tokens is None and image_features is not None:
             image_tokens = self.vision_adapter(image_features)
         if text_tokens is None and text_features is not None:
             text_tokens = self.text_adapter(text_features)
-        image = (image_tokens, image_token_mask, image_weights)
-        text = (text_tokens, text_token_mask, text_weights)
+        parts = {
+            "image": self._keys(image_tokens, image_token_mask, image_weights),
+            "text": self._keys(text_tokens, text_token_mask, text_weights),
+        }
         pooled: Tensor | None = None
         if summed and self.vl_encoder is not None:
-            pooled = self._read_sum((image, text))
+            pooled = self._sum_views(parts)
         elif views:
-            parts = {"image": self._keys(*image), "text": self._keys(*text)}
             pooled = torch.cat([self._embed_view(parts, view, wants_attention) for view in views])
         unit = None if pooled is None else F.normalize(pooled.float(), dim=-1)
         output = JointEncoderOutput(embeddings=unit, pooler_output=pooled)
@@ -443,12 +438,7 @@ class JointEncoderModel(PreTrainedModel):
             return None
         keys = tokens[:, 1:] if self.config.num_vl_layers else tokens[:, :1]
         key_weights = exists.float() if weights is None else exists * weights.float()
-        if self.config.include_global_tokens:
-            keys = torch.cat([tokens[:, :1], keys], dim=1)
-            lowest = key_weights.masked_fill(~exists, 1.0).amin(1, keepdim=True)  # it has seen every local token
-            key_weights = torch.cat([lowest * exists.any(1, keepdim=True), key_weights], dim=1)
-        count = exists.sum(1, keepdim=True) + int(self.config.include_global_tokens)
-        return keys, key_weights, count * (key_weights > 0).any(1, keepdim=True)
+        return keys, key_weights, exists.sum(1, keepdim=True) * (key_weights > 0).any(1, keepdim=True)
 
     def _embed_view(self, parts: _Parts, view: str, return_attention: bool = False) -> Tensor:
         if view not in VIEWS:
@@ -468,20 +458,6 @@ class JointEncoderModel(PreTrainedModel):
             pairs = [drop_tokens(*pair, self.config.token_dropout) for pair in pairs]
         keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
         return self.vl_encoder(keys, weights, return_attention)
-
-    def _read_sum(self, local: Sequence[_Local]) -> Tensor:
-        """Return `(N, d)` by `config.readout`: "sum", or "intersection" of the items that have image and text."""
-        parts = dict(zip(("image", "text"), starmap(self._keys, local), strict=True))
-        whole = self._sum_views(parts)
-        pairs = [(tokens, exists) for tokens, exists, _ in local if tokens is not None and exists is not None]
-        if self.intersection is None or len(pairs) < 2:
-            return whole
-        image, text = (Modality.encode(self.vl_encoder, *pair) for pair in pairs)
-        both = image.mask.any(1, keepdim=True) & text.mask.any(1, keepdim=True)
-        masks = self.intersection(self.vl_encoder, image, text)
-        for name, mask, (tokens, exists, weights) in zip(parts, masks, local, strict=True):
-            parts[name] = self._keys(tokens, exists, mask if weights is None else mask * weights)
-        return whole + self.config.intersection_weight * both * self._sum_views(parts)
 
     def _sum_views(self, parts: _Parts) -> Tensor:
         """Return the sum `(N, d)` of the unit embeddings of the modalities that an item has; of CLS if it has none."""
@@ -505,9 +481,6 @@ class JointEncoderModel(PreTrainedModel):
                 init.eye_(layer.v_proj.weight)
                 init.eye_(layer.o_proj.weight)
                 init.zeros_(layer.fc2.weight)
-        if isinstance(module, IntersectionMasks):
-            for name, buffer in module.named_buffers():
-                init.constant_(buffer, math.inf if name.endswith("threshold") else 0.0)
 
 
 def _init_identity(layer: AdapterInput | AdapterOutput) -> None:
@@ -530,15 +503,18 @@ def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noq
     return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
 
 
-def _pool(adapter: Adapter, local: _Local, each: bool) -> Tensor | None:
+def _pool(
+    adapter: Adapter, features: Tensor | None, exists: Tensor | None, weights: Tensor | None, each: bool
+) -> Tensor | None:
     """Return an adapter's output for the pooled tower state `(N, 1, d)`.
 
     Args:
         adapter: Of the tower.
-        local: Tower features with their mask and weights.
+        features: `(N, 1 + S, h)` of the tower.
+        exists: `(N, S)` bool, which local tokens exist.
+        weights: `(N, S)` their weights; ones when None.
         each: Also return what each local token gives in place of the mean of all: `(N, 1 + S, d)`.
     """
-    features, exists, weights = local
     if features is None or exists is None:
         return None
     weights = exists.float() if weights is None else exists * weights.float()

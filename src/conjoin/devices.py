@@ -1,0 +1,77 @@
+"""The device and its precision: bfloat16 where it computes faster than float32."""
+
+import logging
+import time
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+logger = logging.getLogger(__name__)
+_ROUNDS = 10
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """Return `device`; if None, a GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: Torch does not know the device, or does not see the GPU.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"{device!r} is not a device; expected cpu, cuda, cuda:1, ...") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{chosen} was asked for, but torch sees no GPU; use --device cpu")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"{chosen} was asked for, but torch sees {torch.cuda.device_count()} GPUs, counted from 0")
+    return chosen
+
+
+def choose_bf16(bf16: bool | str, device: str | torch.device | None = None) -> bool:
+    """Return whether to compute in bfloat16.
+
+    Args:
+        bf16: True or False is the answer; `"auto"` asks the device, once per process, and logs a line that says what
+            was chosen and why. A GPU computes in bfloat16 if it has instructions for it; a CPU if that is faster in a
+            test of about 50 ms; other devices do not.
+        device: As for `choose_device`.
+
+    Raises:
+        ValueError: `bf16` is something else, or there is no such device.
+    """
+    if isinstance(bf16, bool):
+        return bf16
+    if bf16 != "auto":
+        raise ValueError(f"bf16 is {bf16!r}; expected true, false or 'auto'")
+    return _is_bf16_faster(choose_device(device).type)
+
+
+@cache
+def _is_bf16_faster(kind: str) -> bool:
+    faster, reason = False, f"bfloat16 is not chosen on {kind}"
+    if kind == "cuda":
+        faster = torch.cuda.is_bf16_supported(including_emulation=False)
+        reason = f"this GPU has {'' if faster else 'no '}bfloat16 instructions"
+    elif kind == "cpu":
+        full, half = _time_cpu(torch.float32), _time_cpu(torch.bfloat16)
+        faster, ratio = half < full, max(full, half) / min(full, half)
+        reason = f"bfloat16 is {ratio:.1f} times as {'fast' if faster else 'slow'} as float32 on this CPU"
+    logger.warning("computing in %s: %s", "bfloat16" if faster else "float32", reason)
+    return faster
+
+
+def _time_cpu(dtype: torch.dtype) -> float:
+    """Return the seconds of a linear layer and a layer norm on one CPU thread, the fastest of several rounds."""
+    rows, weight = torch.ones(128, 384), torch.ones(1536, 384)
+    threads, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    for _ in range(_ROUNDS):
+        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            start = time.perf_counter()
+            F.layer_norm(F.linear(rows, weight), (len(weight),))
+            seconds.append(time.perf_counter() - start)
+    torch.set_num_threads(threads)
+    return min(seconds)
