@@ -28,11 +28,11 @@ LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_tex
 MASKED = ("eager", "sdpa")
 """Implementations of attention that accept a mask of pairs of tokens."""
 LEAST_SAVED_TOKENS = 256
-"""Minimum number of saved tokens for a second pass, which on a GPU reads all weights again."""
+"""What fewer tokens cost is not worth the test, nor a second pass, which on a GPU reads all weights again."""
 GROUP_TOKENS = 1024
 """About how many tokens of prompts a CPU trains on at once."""
 TOLERANCE = 1e-4
-"""Distance of unit vectors in float64, where rounding explains none of it."""
+"""Distance of unit vectors in the test, in float32 or better: rounding makes 2e-6 of it, a break 1e-3 or more."""
 
 
 def use_shortcuts(model: nn.Module, enabled: bool = True) -> None:
@@ -85,7 +85,7 @@ class Shortcuts:
 
     Args:
         works: Whether to use a shortcut. The others are tested before their first use.
-        least_saved_tokens: Run a shared prefix for one row if this saves as many tokens.
+        least_saved_tokens: Run the last layer alone, or a prefix once, if this saves as many tokens.
     """
 
     def __init__(self, works: dict[str, bool] | None = None, least_saved_tokens: int = LEAST_SAVED_TOKENS) -> None:
@@ -97,24 +97,24 @@ class Shortcuts:
         together = self._read_together(model, prompts, torch.stack(masks)) if len(masks) > 1 else None
         if together is not None:
             return together
-        return torch.cat([self._read_groups(model, prompts, mask) for mask in masks])
+        return torch.cat([self._read_view(model, *prompts.only(mask)) for mask in masks])
 
-    def _read_groups(self, model: MllmRetrieverModel, prompts: Prompts, mask: Tensor) -> Tensor:
+    def _read_view(self, model: MllmRetrieverModel, view: Prompts, lengths: Tensor) -> Tensor:
         """Return the states `(N, D)` of one view; in training on a CPU, prompts of similar lengths run together."""
-        if not _needs_gradient(model) or mask.device.type != "cpu":
-            return self._read(model, prompts, mask)
-        lengths, order = mask.sum(1).sort()
-        groups = order.split(max(1, GROUP_TOKENS // int(lengths[-1])))
-        states = torch.cat([self._read(model, _rows(prompts, rows), mask[rows]) for rows in groups])
-        return states[order.argsort()]
-
-    def _read(self, model: MllmRetrieverModel, prompts: Prompts, mask: Tensor) -> Tensor:
-        """Return the states `(N, D)` of one view."""
-        view, lengths = prompts.only(mask)
         at = model.readout_positions(view, lengths)
+        if not _needs_gradient(model) or at.device.type != "cpu":
+            return self._read(model, view, at)
+        order = lengths.argsort()
+        groups = order.split(max(1, GROUP_TOKENS // view.input_ids.shape[1]))
+        parts = [(_rows(view, rows, int(lengths[rows[-1]])), at[rows]) for rows in groups]
+        return torch.cat([self._read(model, *part) for part in parts])[order.argsort()]
+
+    def _read(self, model: MllmRetrieverModel, view: Prompts, at: Tensor) -> Tensor:
+        """Return the states `(N, D)` of prompts at the positions `at` `(N,)`."""
         language: Any = model.text_model
         inputs = model.language_inputs(view)
-        is_last_alone = len(inputs.get(DEEPSTACK_INPUTS[1], ())) < len(language.layers)
+        is_last_alone = view.input_ids.numel() - len(at) >= self.least_saved_tokens
+        is_last_alone = is_last_alone and len(inputs.get(DEEPSTACK_INPUTS[1], ())) < len(language.layers)
         is_last_alone = is_last_alone and self._is_right(LAST_LAYER, model)
         shared = 0 if _needs_gradient(model) else self._shared_length(view, at)
         if shared and self._is_right(PREFIX, model):
@@ -233,9 +233,10 @@ def after_prefix(language_model: nn.Module, shared: int, inputs: dict[str, Any])
     return rest | {"inputs_embeds": tokens[:, shared:], name: cache}
 
 
-def _rows(prompts: Prompts, rows: Tensor) -> Prompts:
-    grids = None if prompts.grids is None else prompts.grids[rows]
-    return Prompts(prompts.input_ids[rows], prompts.image_rows[rows], prompts.features, grids)
+def _rows(view: Prompts, rows: Tensor, end: int) -> Prompts:
+    """Return the first tokens of some prompts."""
+    grids = None if view.grids is None else view.grids[rows]
+    return Prompts(view.input_ids[rows, :end], view.image_rows[rows, :end], view.features, grids)
 
 
 def _needs_gradient(model: nn.Module) -> bool:
@@ -258,7 +259,7 @@ def _distance(model: MllmRetrieverModel, shortcuts: Shortcuts, all_views: bool) 
     """Return how far the vectors of two short prompts are from those of the plain path."""
     attention = model.text_model.config._attn_implementation
     attention = attention if attention in MASKED else "sdpa"  # others, such as FlashAttention, compute in 16 bits
-    precise = torch.autocast(model.device.type, enabled=False), _Float64()
+    precise = torch.autocast(model.device.type, enabled=False), _Precise()
     with evaluation_mode(model), attention_implementation(model.text_model, attention), precise[0], precise[1]:
         prompts, masks = _short_prompts(model)
         masks = masks if all_views else masks[2:]
@@ -267,8 +268,8 @@ def _distance(model: MllmRetrieverModel, shortcuts: Shortcuts, all_views: bool) 
         return float(difference.norm(dim=1).max())
 
 
-class _Float64(TorchFunctionMode):
-    """Computes in float64, whatever the type of the weights; on MPS, which has none, in float32."""
+class _Precise(TorchFunctionMode):
+    """Computes in float32, whatever the type of the weights; on a GPU, where that may be TF32, in float64."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if function is not F.embedding:  # its table is large
@@ -280,7 +281,7 @@ class _Float64(TorchFunctionMode):
             return type(value)(map(self._convert, value))
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
+        return value.to(torch.float64 if value.is_cuda or value.dtype == torch.float64 else torch.float32)
 
 
 def _short_prompts(model: MllmRetrieverModel) -> tuple[Prompts, list[Tensor]]:

@@ -104,7 +104,7 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     config = copy.deepcopy(config)
     text_config = config.get_text_config()
     depth = text_config.num_hidden_layers
-    least = max(1, len((config.to_dict().get("vision_config") or {}).get("deepstack_visual_indexes") or ()))
+    least = max(1, len(config.vision_config.deepstack_visual_indexes)) if config.model_type == "qwen3_vl" else 1
     if keep_layers is None:
         return config
     if not _is_within(least, keep_layers, depth):
