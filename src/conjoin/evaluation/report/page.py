@@ -159,7 +159,7 @@ def combination_tables(cells: Sequence[Cell], metrics: Sequence[str] | None = No
             [f"{each.query} → {each.candidates}".replace(",", "+"), each.queries, *map(each.metrics.get, names)]
             for each in shown
         ]
-        columns = ["query → candidates", "n", *map(_metric_name, names)]
+        columns = ["query → candidates", "n", *map(metric_name, names)]
         tables.append(Table(f"{SETTING_TITLES[setting]} ({sizes} candidates)", columns, rows))
     return tables
 
@@ -171,7 +171,7 @@ def symmetric_table(runs: Sequence[Symmetric]) -> Table:
         ["triplets", *(run.triplets for run in runs)],
         ["candidates of each", *(run.pool for run in runs)],
     ]
-    rows += [[_metric_name(name), *(run.metrics.get(name) for run in runs)] for name in names]
+    rows += [[metric_name(name), *(run.metrics.get(name) for run in runs)] for name in names]
     return Table("Symmetric triplets", ["", *(run.name for run in runs)], rows)
 
 
@@ -189,7 +189,7 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}"
 
 
-def _metric_name(name: str) -> str:
+def metric_name(name: str) -> str:
     """`"hit_rate@10"` → `"R@10"`, as the literature prints it."""
     name = name.replace("hit_rate@", "R@").replace("recall@", "R@").replace("mrr@", "MRR@")
     return _METRIC_NAMES.get(name, name)
