@@ -31,7 +31,7 @@ from transformers.utils import logging
 
 from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
 from conjoin.evaluation import TaskScores, bootstrap_ci
-from conjoin.evaluation.benchmarks.merit import evaluate_merit
+from conjoin.evaluation.tasks.merit import evaluate_merit
 from conjoin.methods.coral import CoralConfig, CoralTrainer
 from conjoin.methods.coral.targets import IMAGE, PromptFrame, pack_targets, recorded_embeddings
 from conjoin.methods.gcl import GclConfig, GclTrainer

@@ -27,7 +27,7 @@ from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, 
 from transformers.utils import logging
 
 from conjoin.data import MbeirTraining, emoji_concepts, load_nli, make_mini_mbeir
-from conjoin.evaluation.benchmarks.mbeir import average_score, evaluate_mbeir
+from conjoin.evaluation.tasks.mbeir import average_score, evaluate_mbeir
 from conjoin.methods.puma import (
     PumaStage1Config,
     PumaStage1Trainer,

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.manifold import TSNE
 
 from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
-from conjoin.evaluation.benchmarks.mbeir import mbeir_tasks
+from conjoin.evaluation.tasks.mbeir import mbeir_tasks
 from conjoin.retrieval import load_encoder
 
 _COLOURS = {"text": "#0072b2", "image": "#d55e00", "image + text": "#009e73"}

@@ -9,8 +9,8 @@ import pytest
 
 from conjoin.cli.main import main
 from conjoin.data import MbeirCandidates, load_pairs
-from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
 from conjoin.evaluation.report.search_page import write_search_page
+from conjoin.evaluation.tasks.mmeb import evaluate_mmeb
 from conjoin.methods.solar.teachers import TextTeacher, VisionTeacher
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel

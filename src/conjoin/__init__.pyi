@@ -20,9 +20,9 @@ from conjoin.evaluation import (
     evaluate_symmetric as evaluate_symmetric,
     render_report as render_report,
 )
-from conjoin.evaluation.benchmarks.mbeir import evaluate_mbeir as evaluate_mbeir
-from conjoin.evaluation.benchmarks.merit import evaluate_merit as evaluate_merit
-from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets as evaluate_triplets
+from conjoin.evaluation.tasks.mbeir import evaluate_mbeir as evaluate_mbeir
+from conjoin.evaluation.tasks.merit import evaluate_merit as evaluate_merit
+from conjoin.evaluation.tasks.symmetric import evaluate_triplets as evaluate_triplets
 from conjoin.hub import export as export, load_model as load_model
 from conjoin.losses import (
     gcl as gcl,

@@ -198,10 +198,7 @@ def test_mistakes_are_one_line(model, mini, tmp_path, capsys):
 
 
 TOY = """
-from conjoin.evaluation import BENCHMARKS, Benchmark, Headline, Metric, Results, Table
-
-def add_arguments(parser):
-    parser.add_argument("--words", nargs="+", default=["a"])
+from conjoin.evaluation import BENCHMARKS, Benchmark, Headline, Metric, Results, Table, flag
 
 def run(encoder, args, out):
     width = encoder.encode(args.words, show_progress=not args.quiet).shape[1]
@@ -210,7 +207,8 @@ def run(encoder, args, out):
     return Results("Toy words", args.data, args.seed, headline=[Headline("all", Metric(0.25))],
                    tables=[Table("Words", ["word", "long"], rows)])
 
-BENCHMARKS.register(Benchmark("toy", "words of a toy", add_arguments, run, reads_data="optional"))
+FLAGS = [flag("--words", "the words", nargs="+", default=["a"])]
+BENCHMARKS.register(Benchmark("toy", "words of a toy", run, FLAGS, reads_data="optional"))
 """
 
 

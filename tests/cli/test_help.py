@@ -21,9 +21,7 @@ def parsers(parser):
 
 def of_benchmark(name):
     """The options of `conjoin evaluate --benchmark NAME`."""
-    parser = evaluate._parser("")
-    BENCHMARKS[name].add_arguments(parser)
-    return parser
+    return evaluate._parser("", BENCHMARKS[name])
 
 
 EVALUATE = {f"conjoin evaluate --benchmark {name}": of_benchmark(name) for name in BENCHMARKS}

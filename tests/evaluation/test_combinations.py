@@ -37,28 +37,21 @@ def test_local_cells_equal_a_naive_loop():
         assert (cell.queries, cell.gallery) == (24, 24)
 
 
-def test_global_asks_for_one_modality_and_any_for_all():
+def test_global_asks_for_one_modality():
     ids = ["x", "y"]
     x, y = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
     gap = [0.0, 0.0, 5.0]  # texts live elsewhere: a modality gap
     pictures = Embedded(torch.tensor([x, y]), ids)
     texts = Embedded(torch.tensor([x, y]) + torch.tensor(gap), ids)
-    cells = evaluate_combinations(
-        {"image": pictures},
-        {"image": pictures, "text": texts},
-        settings=("local", "global", "any"),
-        ks=(1, 2, 3),
-        resamples=10,
-    )
+    cells = evaluate_combinations({"image": pictures}, {"image": pictures, "text": texts}, ks=(1, 2, 3), resamples=10)
     value = {
         (cell.setting, cell.candidates): [cell.metrics[f"hit_rate@{k}"].value for k in (1, 2, 3)] for cell in cells
     }
     assert value["local", "text"] == [1, 1, 1]
     assert value["global", "image"] == [1, 1, 1]
     assert value["global", "text"] == [0, 1, 1]  # the picture itself stands first
-    assert value["any", "any"] == [1, 1, 1]
     chances = {cell.candidates: cell.metrics["hit_rate@1"].chance for cell in cells if cell.setting != "local"}
-    assert chances == {"image": 0.25, "text": 0.25, "any": 0.5}
+    assert chances == {"image": 0.25, "text": 0.25}
 
 
 def test_several_right_candidates_count_by_the_best():

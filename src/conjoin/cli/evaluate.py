@@ -88,8 +88,7 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
             words
         )  # exits: the benchmark is missing
     benchmark = BENCHMARKS[name]
-    parser = _parser(f"{name}: {benchmark.help}")
-    benchmark.add_arguments(parser)
+    parser = _parser(f"{name}: {benchmark.help}", benchmark)
     args, rest = parser.parse_known_args(words, namespace)
     if rest:
         near = difflib.get_close_matches(rest[0].split("=")[0], re.findall(r"--[\w-]+", parser.format_usage()), n=1)
@@ -105,8 +104,8 @@ def parse(words: Sequence[str], namespace: argparse.Namespace | None = None) -> 
     return args, benchmark
 
 
-def _parser(epilog: str) -> argparse.ArgumentParser:
-    """The options of every benchmark."""
+def _parser(epilog: str, benchmark: "Benchmark | None" = None) -> argparse.ArgumentParser:
+    """The options of every benchmark, and those of one."""
     parser = argparse.ArgumentParser(
         PROG,
         description="Evaluate MODEL on a benchmark; print its scores, and write results.json and report.html.\n"
@@ -130,4 +129,8 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
     add_rerank_options(parser)
     computing = add_compute_options(parser)
     computing.add_argument("--seed", type=int, default=0, help="random seed of the bootstrap (default: %(default)s)")
+    if benchmark is not None and benchmark.flags:
+        group = parser.add_argument_group(f"options of {benchmark.name}")
+        for name, how in benchmark.flags:
+            group.add_argument(name, **how)
     return parser

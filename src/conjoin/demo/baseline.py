@@ -8,7 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from conjoin.evaluation import Metric, Results, Table
-    from conjoin.evaluation.benchmarks.emoji import EmojiScores
+    from conjoin.evaluation.tasks.emoji import EmojiScores
 
 DEMO = "sample/demo.yaml"
 TOWERS = "frozen towers"

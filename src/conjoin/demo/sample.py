@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from conjoin.evaluation import Curve, EvaluateOptions, Example, Headline, Results, Shown, format_combinations, picture
-from conjoin.evaluation.benchmarks.emoji import EmojiScores, evaluate_emoji
+from conjoin.evaluation.tasks.emoji import EmojiScores, evaluate_emoji
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.retrieval.collection_table import check_place
 from conjoin.training import RetrievalTrainer, load_recipe, recipe_folder, train

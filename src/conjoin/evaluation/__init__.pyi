@@ -1,6 +1,7 @@
 from conjoin.evaluation.benchmark import (
     BENCHMARKS as BENCHMARKS,
     Benchmark as Benchmark,
+    flag as flag,
     run_tasks as run_tasks,
     task_results as task_results,
 )

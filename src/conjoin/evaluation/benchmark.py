@@ -1,9 +1,9 @@
-"""What a benchmark registers, so that `conjoin evaluate` finds it, and the baselines of its tasks.
+"""What a benchmark declares, so that `conjoin evaluate` finds it, its tables, and the baselines of its tasks.
 
 A baseline scores the same tasks with a part of each item, or with the model's towers instead of the model.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, task_examples
+from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, task_examples
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
 from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
 from conjoin.registry import Registry
@@ -32,6 +32,15 @@ NOTE = (
     "of views: the vectors of picture and text are added. Towers alone: without what was trained on top of them, the "
     "picture's global token and the mean of the text's tokens. Where a baseline is better, use the baseline."
 )
+Flag = tuple[str, dict[str, Any]]
+
+
+def flag(name: str, help: str, **how: Any) -> Flag:  # noqa: ANN401 - of argparse
+    """Declare an option of a benchmark; `how` as for `ArgumentParser.add_argument`."""
+    return name, {"help": help, **how}
+
+
+DTYPE = flag("--dtype", "type of stored vectors (default: float32)", choices=("float32", "float16"), default="float32")
 
 
 @dataclass(frozen=True)
@@ -41,10 +50,10 @@ class Benchmark:
     Args:
         name: What `--benchmark` takes.
         help: One line about what it measures and what `--data` is.
-        add_arguments: Adds the benchmark's own options to the parser of the command.
         run: Called as `run(encoder, args, out)` with the model, all options, and the folder to write to; `run_tasks`
             makes one of retrieval tasks. `args` holds the benchmark's own options and the shared ones: `data`, `seed`,
             `quiet` and so on.
+        flags: The benchmark's own options.
         reads_data: Whether `--data` must, can or cannot be given. It is a path, or with `"source"`, any source of
             `conjoin.data.load_pairs`, and must be given.
         reranks: Whether it uses `args.reranker`, a `conjoin.retrieval.Reranker` or None, on the first
@@ -53,13 +62,13 @@ class Benchmark:
 
     name: str
     help: str
-    add_arguments: Callable[[ArgumentParser], None]
     run: Run
+    flags: Sequence[Flag] = ()
     reads_data: Literal["required", "optional", "none", "source"] = "required"
     reranks: bool = False
 
 
-BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.benchmarks", "conjoin.benchmarks")
+BENCHMARKS: Registry[Benchmark] = Registry("benchmark", "conjoin.evaluation.tasks", "conjoin.benchmarks")
 """Every benchmark by name."""
 
 
@@ -83,6 +92,12 @@ def run_tasks(
     return run
 
 
+def read_options(args: Namespace, **defaults: Any) -> EvaluateOptions:  # noqa: ANN401 - of `EvaluateOptions`
+    """The options of an evaluation among those of the command; `defaults` are the benchmark's."""
+    given = {each.name: vars(args)[each.name] for each in fields(EvaluateOptions) if each.name in vars(args)}
+    return EvaluateOptions(**defaults | given | {"show_progress": not args.quiet})
+
+
 def complete(results: Results, scores: Sequence[TaskScores]) -> Results:
     """Add the table of baselines to a report, and examples if it has none."""
     table = baseline_table(scores)
@@ -102,45 +117,42 @@ def task_results(title: str, summary: str, scores: Sequence[TaskScores], **facts
         facts: Further fields of `Results`.
     """
     metrics = [each.metrics() for each in scores]
-    columns = [name.replace("hit_rate@", "R@").replace("mrr@", "MRR@") for name in (metrics[0] if metrics else ())]
+    columns = [metric_name(name) for name in (metrics[0] if metrics else ())]
     rows: list[TableRow] = [
-        [each.task.name, len(each.ids), each.task.size, *task_metrics.values()]
-        for each, task_metrics in zip(scores, metrics, strict=True)
+        [each.task.name, len(each.ids), each.task.size, *values.values()]
+        for each, values in zip(scores, metrics, strict=True)
     ]
     tables = [Table("Tasks", ["task", "n", "candidates", *columns], rows, HIT_RATE_NOTE)]
-    for kind in dict.fromkeys(kind for each in scores for kind in each.task.groups):
-        grouped = [
-            group_row(each, f"{each.task.name}, {name}" if len(scores) > 1 else name, ids)
-            for each in scores
-            for name, ids in each.task.groups.get(kind, {}).items()
-        ]
-        tables.append(Table(f"By {kind}", [kind, "n", *columns], grouped))
+    kinds = dict.fromkeys(kind for each in scores for kind in each.task.groups)
+    tables += [group_table(scores, kind, f"By {kind}", kind) for kind in kinds]
     headline = [
-        Headline(f"{each.task.name}, {name}", metric, f"{len(each.ids):,} queries")
-        for each, task_metrics in zip(scores, metrics, strict=True)
-        for name, metric in list(zip(columns, task_metrics.values(), strict=True))[:1]
+        Headline(f"{each.task.name}, {columns[0]}", next(iter(values.values())), f"{len(each.ids):,} queries")
+        for each, values in zip(scores, metrics, strict=True)
+        if values
     ]
     seed = scores[0].vectors.options.seed if scores else 0
     return Results(title, summary, seed, headline=headline, tables=tables, **facts)
 
 
-def group_row(scores: TaskScores, label: str, ids: Sequence[str]) -> TableRow:
-    """A row of a table about some queries: their number and metrics, whose chance is left out for width."""
-    options = scores.vectors.options
-    empty = [None] * (len(options.ks) + (options.mrr is not None))
-    return [label, len(ids), *([replace(metric, chance=None) for metric in scores.metrics(ids).values()] or empty)]
-
-
-def read_options(args: Namespace, **defaults: Any) -> EvaluateOptions:  # noqa: ANN401 - of `EvaluateOptions`
-    """The options of an evaluation among those of the command.
+def group_table(scores: Sequence[TaskScores], kind: str, title: str, column: str, **facts: Any) -> Table:  # noqa: ANN401
+    """A table with one row per task and group of a kind, named by the group, and by the task if there are several.
 
     Args:
-        args: What was parsed.
-        defaults: Of the benchmark.
+        scores: Of the tasks.
+        kind: Of the groups.
+        title: Of the table.
+        column: Name of the first column.
+        facts: Further fields of `Table`.
     """
-    given = vars(args)
-    names = {each.name for each in fields(EvaluateOptions)} & given.keys()
-    return EvaluateOptions(**defaults | {name: given[name] for name in names} | {"show_progress": not args.quiet})
+    options = scores[0].vectors.options
+    names = [f"R@{k}" for k in options.ks] + ([] if options.mrr is None else [f"MRR@{options.mrr}"])
+    rows: list[TableRow] = []
+    for each in scores:
+        for name, ids in each.task.groups.get(kind, {}).items():
+            label = f"{each.task.name}, {name}" if len(scores) > 1 else name
+            metrics: list[Any] = [replace(metric, chance=None) for metric in each.metrics(ids).values()]
+            rows.append([label, len(ids), *(metrics or [None] * len(names))])
+    return Table(title, [column, "n", *names], rows, **facts)
 
 
 def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
@@ -153,18 +165,33 @@ def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
         return None
     vectors = scores[0].vectors
     options, out = replace(vectors.options, reranker=None), vectors.folder.parent
-    tasks = [each.task for each in scores if each.task.qrels]
-    by_task: dict[str, list[tuple[str, TaskScores]]] = {each.task.name: [("this model", each)] for each in scores}
-    for view, label in VIEWS.items():
-        viewed = [task.seen_as(view) for task in tasks if _has_view(task, view)]
-        for each in evaluate_tasks(vectors.encoder, viewed, out, options):
-            by_task[each.task.name].append((label, each))
+    tasks = [(each.task, _parts(each.task)) for each in scores if each.task.qrels]
+    runs: list[tuple[str, ItemEncoder, Path, list[RetrievalTask]]] = [
+        (label, vectors.encoder, out, [task.seen_as(view) for task, pairs in tasks if _has_view(pairs, view)])
+        for view, label in VIEWS.items()
+    ]
     towers = tower_encoder(vectors.encoder)
-    if towers is not None:
-        shared = [replace(task, run_depth=0) for task in tasks if _shares_part(task)]
-        for each in evaluate_tasks(towers, shared, out / "towers", options):
-            by_task[each.task.name].append((TOWERS, each))
-    rows = [row for runs in by_task.values() if len(runs) > 1 for row in _rows(runs, options)]
+    if towers is not None:  # they only find what shares a part with the query
+        shared = [
+            replace(task, run_depth=0)
+            for task, pairs in tasks
+            if all(any(query & parts for parts in right) for query, right in pairs)
+        ]
+        runs.append((TOWERS, towers, out / "towers", shared))
+    by_task: dict[str, list[tuple[str, TaskScores]]] = {each.task.name: [("this model", each)] for each in scores}
+    for label, encoder, folder, seen in runs:
+        for each in evaluate_tasks(encoder, seen, folder, options):
+            by_task[each.task.name].append((label, each))
+    rows: list[TableRow] = []
+    for name, each_run in by_task.items():
+        if len(each_run) == 1:
+            continue
+        for label, each in each_run:
+            rows.append([name, label, len(each.ids), *(replace(m, chance=None) for m in each.metrics().values())])
+        first = each_run[0][1]
+        rows.append(
+            [name, "random order", len(first.ids), *(Metric(m.chance or 0.0) for m in first.metrics().values())]
+        )
     names = [f"R@{k}" for k in options.ks] + ([] if options.mrr is None else [f"MRR@{options.mrr}"])
     return Table("Baselines", ["task", "", "n", *names], rows, NOTE, len(rows) > MOST_PRINTED) if rows else None
 
@@ -177,6 +204,21 @@ def wants_baselines(tasks: Sequence[RetrievalTask], options: EvaluateOptions) ->
     return sum(sizes.values()) <= MOST_ROWS
 
 
+def _parts(task: RetrievalTask) -> list[tuple[set[Part], list[set[Part]]]]:
+    """The parts of each scored query, and of each of its right candidates."""
+    candidates = {id_: parts for rows in task.corpus for id_, parts in rows.parts.items()}
+    queries = task.queries.parts
+    return [(queries[id_], [candidates[name] for name in right]) for id_, right in task.qrels.items()]
+
+
+def _has_view(pairs: Sequence[tuple[set[Part], list[set[Part]]]], view: View) -> bool:
+    """Whether all queries can be found as this view shows them, and it hides or separates anything."""
+    both = any(len(parts) > 1 for query, right in pairs for parts in (query, *right))
+    return both and (
+        view == "sum" or all(view in query and any(view in parts for parts in right) for query, right in pairs)
+    )
+
+
 def tower_encoder(encoder: ItemEncoder) -> ItemEncoder | None:
     """An encoder of the towers of a joint encoder; None for other models."""
     from conjoin.models.joint_encoder import JointEncoderModel
@@ -184,10 +226,8 @@ def tower_encoder(encoder: ItemEncoder) -> ItemEncoder | None:
     if not isinstance(encoder.model, JointEncoderModel):
         return None
     towers: Any = _Towers(encoder.model)
-    name, device = f"{encoder.name}, towers", encoder.device
-    options: dict[str, Any] = {"dtype": encoder.dtype, "num_workers": encoder.num_workers, "name": name}
-    options["input_type"] = encoder.input_type
-    return ItemEncoder(towers, encoder.processor, encoder.batch_size, device, **options)
+    how = {name: getattr(encoder, name) for name in ("batch_size", "device", "dtype", "num_workers", "input_type")}
+    return ItemEncoder(towers, encoder.processor, name=f"{encoder.name}, towers", **how)
 
 
 class _Towers(nn.Module):
@@ -211,34 +251,3 @@ class _Towers(nn.Module):
             if inputs.get(name) is not None:
                 parts[index] = parts[index] * inputs[name][:, None]
         return EncoderOutput(F.normalize(torch.cat([F.normalize(part, dim=1) for part in parts], dim=1), dim=1))
-
-
-def _parts(task: RetrievalTask) -> list[tuple[set[Part], list[set[Part]]]]:
-    """The parts of each scored query, and of each of its right candidates."""
-    candidates = {id_: parts for rows in task.corpus for id_, parts in rows.parts.items()}
-    queries = task.queries.parts
-    return [(queries[id_], [candidates[name] for name in right]) for id_, right in task.qrels.items()]
-
-
-def _has_view(task: RetrievalTask, view: View) -> bool:
-    """Whether all queries can be found as this view shows them, and it hides or separates anything."""
-    pairs = _parts(task)
-    both = any(len(parts) > 1 for query, right in pairs for parts in (query, *right))
-    return both and (
-        view == "sum" or all(view in query and any(view in parts for parts in right) for query, right in pairs)
-    )
-
-
-def _shares_part(task: RetrievalTask) -> bool:
-    """Whether each query has a part that a right candidate has, too."""
-    return all(any(query & parts for parts in right) for query, right in _parts(task))
-
-
-def _rows(runs: Sequence[tuple[str, TaskScores]], options: EvaluateOptions) -> list[TableRow]:
-    """A row for the model, for each baseline and for a random order."""
-    rows: list[TableRow] = []
-    for label, scores in runs:
-        metrics = [replace(metric, chance=None) for metric in scores.metrics().values()]
-        rows.append([scores.task.name, label, len(scores.ids), *metrics])
-    chances = [Metric(metric.chance or 0.0) for metric in runs[0][1].metrics().values()]
-    return [*rows, [runs[0][1].task.name, "random order", len(runs[0][1].ids), *chances]]

@@ -5,7 +5,7 @@ Every metric is a mean over queries. `score_rankings` and `triplet_wins` return 
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -219,21 +219,18 @@ def best_ranks(
     Raises:
         ValueError: Widths or lengths differ, embeddings are not finite, or a query has no relevant candidate.
     """
-    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
-    _check_sizes(q, c, query_labels, candidate_labels)
-    c = c.to(q)
-    wanted, labels = query_labels.to(q.device), candidate_labels.to(q.device)
-    rows = max(1, block_scores // len(c))
+    for name, rows, labels in (("queries", queries, query_labels), ("candidates", candidates, candidate_labels)):
+        if labels.shape != (len(rows),):
+            raise ValueError(f"{name}: {len(rows)} embeddings but labels of shape {tuple(labels.shape)}")
     ranks = []
-    for start in range(0, len(q), rows):
-        block = slice(start, start + rows)
-        scores = q[block] @ c.T
+    for block, scores in _score_blocks(queries, candidates, block_scores):
+        wanted, labels = query_labels[block, None].to(scores.device), candidate_labels.to(scores.device)
         if ignored_labels is not None:
-            scores.masked_fill_(ignored_labels[block, None].to(q.device) == labels, float("-inf"))
-        relevant = wanted[block, None] == labels
+            scores.masked_fill_(ignored_labels[block, None].to(scores.device) == labels, float("-inf"))
+        relevant = wanted == labels
         if texts is not None:
-            relevant |= texts[0][block, None].to(q.device) == texts[1].to(q.device)
-        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
+            relevant |= texts[0][block, None].to(scores.device) == texts[1].to(scores.device)
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(scores.dtype)))
     return torch.cat(ranks).cpu() if ranks else torch.empty(0, dtype=torch.long)
 
 
@@ -252,17 +249,25 @@ def ranks_of_pairs(queries: Array, candidates: Array, pairs: Tensor, block_score
     Raises:
         ValueError: Widths differ, embeddings are not finite, or a query has no right candidate.
     """
-    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
-    _check_sizes(q, c, torch.arange(len(q)), torch.arange(len(c)))
-    rows = max(1, block_scores // len(c))
     ranks = []
-    for start in range(0, len(q), rows):
-        scores = q[start : start + rows] @ c.T
-        in_block = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + rows)]
+    for block, scores in _score_blocks(queries, candidates, block_scores):
+        in_block = pairs[(pairs[:, 0] >= block.start) & (pairs[:, 0] < block.stop)]
         relevant = torch.zeros_like(scores, dtype=torch.bool)
-        relevant[in_block[:, 0] - start, in_block[:, 1]] = True
-        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(q.dtype)))
+        relevant[in_block[:, 0] - block.start, in_block[:, 1]] = True
+        ranks.append(rank_of_relevant(scores, relevant, tie_tolerance(scores.dtype)))
     return torch.cat(ranks) if ranks else torch.empty(0, dtype=torch.long)
+
+
+def _score_blocks(queries: Array, candidates: Array, block_scores: int) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of queries and their cosines with all candidates."""
+    q, c = unit_rows(queries, "queries"), unit_rows(candidates, "candidates")
+    if not len(c):
+        raise ValueError("the gallery is empty")
+    if q.shape[1] != c.shape[1]:
+        raise ValueError(f"queries have width {q.shape[1]}, candidates {c.shape[1]}: one model for both?")
+    rows, columns = max(1, block_scores // len(c)), c.to(q).T
+    for start in range(0, len(q), rows):
+        yield slice(start, start + rows), q[start : start + rows] @ columns
 
 
 def count_at_least(
@@ -293,15 +298,3 @@ def count_at_least(
         for part in rows.split(max(1, block_scores // max(1, len(queries)))):
             counts += (queries @ part.T >= limits).sum(dim=1)
     return counts, total
-
-
-def _check_sizes(queries: Tensor, candidates: Tensor, query_labels: Tensor, candidate_labels: Tensor) -> None:
-    if not len(candidates):
-        raise ValueError("the gallery is empty")
-    if queries.shape[1] != candidates.shape[1]:
-        raise ValueError(
-            f"queries have width {queries.shape[1]}, candidates {candidates.shape[1]}: one model for both?"
-        )
-    for name, rows, labels in (("queries", queries, query_labels), ("candidates", candidates, candidate_labels)):
-        if labels.shape != (len(rows),):
-            raise ValueError(f"{name}: {len(rows)} embeddings but labels of shape {tuple(labels.shape)}")

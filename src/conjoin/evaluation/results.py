@@ -98,7 +98,7 @@ class Cell:
     """One of the modality combinations: queries of one modality against candidates of one modality."""
 
     setting: str
-    """`"local"` (a gallery of that modality only), `"global"` (one gallery of all modalities) or `"any"`."""
+    """`"local"` (a gallery of that modality only) or `"global"` (one gallery of all modalities)."""
     query: str
     candidates: str
     queries: int
@@ -331,15 +331,14 @@ def write_run(path: str | os.PathLike[str], rankings: Mapping[str, Sequence[tupl
         ValueError: An id or the tag is empty or holds white space, a score is not finite, scores rise along a
             ranking, or a document is ranked twice for one query.
     """
-    _check_word(tag, "tag")
+    _word(tag, "tag")
     lines = []
     for query, ranking in rankings.items():
-        _check_word(query, "query id")
-        for document, _ in ranking:
-            _check_word(document, "document id")
+        start = f"{_word(query, 'query id')} Q0"
+        words = [(_word(document, "document id"), score) for document, score in ranking]
         _check_ranking(ranking, f"query {query!r}")
         lines += [
-            f"{query} Q0 {doc} {rank} {float(score)!r} {tag}\n" for rank, (doc, score) in enumerate(ranking, start=1)
+            f"{start} {word} {rank} {float(score)!r} {tag}\n" for rank, (word, score) in enumerate(words, start=1)
         ]
     Path(path).write_text("".join(lines), encoding="utf-8")
 
@@ -357,10 +356,10 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     for where, columns in _rows(path, (6,), "qid Q0 docid rank score tag"):
         query, _, document, rank, score, _ = columns
         ranking = rows.setdefault(query, {})
-        position = _integer(rank, f"{where}: rank")
+        position = _number(int, rank, f"{where}: rank")
         if position in ranking:
             raise ValueError(f"{where}: query {query!r} already has a document at rank {position}")
-        ranking[position] = document, _finite(score, f"{where}: score")
+        ranking[position] = document, _number(float, score, f"{where}: score")
     run = {query: [ranking[position] for position in sorted(ranking)] for query, ranking in rows.items()}
     for query, pairs in run.items():
         _check_ranking(pairs, f"{path}, query {query!r}")
@@ -373,12 +372,11 @@ def write_qrels(path: str | os.PathLike[str], qrels: Mapping[str, Mapping[str, i
     Raises:
         ValueError: An id is empty or holds white space.
     """
-    lines = []
-    for query, judged in qrels.items():
-        _check_word(query, "query id")
-        for document, grade in judged.items():
-            _check_word(document, "document id")
-            lines.append(f"{query} 0 {document} {grade}\n")
+    lines = [
+        f"{_word(query, 'query id')} 0 {_word(document, 'document id')} {grade}\n"
+        for query, judged in qrels.items()
+        for document, grade in judged.items()
+    ]
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
@@ -396,7 +394,7 @@ def read_qrels(path: str | os.PathLike[str]) -> Qrels:
         judged = qrels.setdefault(query, {})
         if document in judged:
             raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
-        judged[document] = _integer(grade, f"{where}: relevance")
+        judged[document] = _number(int, grade, f"{where}: relevance")
     kept = {query: {doc: grade for doc, grade in judged.items() if grade > 0} for query, judged in qrels.items()}
     return {query: judged for query, judged in kept.items() if judged}
 
@@ -417,9 +415,10 @@ def _rows(path: str | os.PathLike[str], widths: tuple[int, ...], layout: str) ->
                 yield where, columns
 
 
-def _check_word(text: str, name: str) -> None:
-    if not isinstance(text, str) or len(text.split()) != 1 or text != text.strip():
+def _word(text: str, name: str) -> str:
+    if not isinstance(text, str) or [text] != text.split():
         raise ValueError(f"{name} must be one word without white space, got {text!r}")
+    return text
 
 
 def _check_ranking(ranking: Sequence[tuple[str, float]], name: str) -> None:
@@ -434,18 +433,11 @@ def _check_ranking(ranking: Sequence[tuple[str, float]], name: str) -> None:
         previous = score
 
 
-def _integer(text: str, name: str) -> int:
+def _number(kind: Any, text: str, name: str) -> Any:  # noqa: ANN401 - an integer or a finite number
     try:
-        return int(text)
+        number = kind(text)
     except ValueError as error:
-        raise ValueError(f"{name} must be an integer, got {text!r}") from error
-
-
-def _finite(text: str, name: str) -> float:
-    try:
-        number = float(text)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a number, got {text!r}") from error
-    if not math.isfinite(number):
+        raise ValueError(f"{name} must be {'an integer' if kind is int else 'a number'}, got {text!r}") from error
+    if kind is float and not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {text!r}")
     return number

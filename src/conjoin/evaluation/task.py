@@ -96,8 +96,6 @@ class Rows:
         """The rows as `view` shows them, without those that lack the part."""
         if self.view is None:
             return self.rows
-        if self.view == "sum":
-            raise ValueError("a sum of views has no rows of its own")
         return (_part(row, self.view) for row in self._undecoded() if row.get(self.view) is not None)
 
     def __len__(self) -> int:
@@ -310,17 +308,13 @@ class TaskScores:
 
     def metrics(self, ids: Iterable[str] | None = None) -> dict[str, Metric]:
         """Hit rates and MRR of all queries or of some, with intervals and chance; empty without queries."""
-        index = self.positions(self.ids if ids is None else ids)
+        index = [self._position[id_] for id_ in (self.ids if ids is None else ids)]
         if not index:
             return {}
         counts = np.array([len(self.task.qrels[self.ids[position]]) for position in index])
         options = self.vectors.options
         how: dict[str, Any] = {"resamples": options.resamples, "seed": options.seed}
         return score_ranks(self.ranks[index], counts, self.task.size, options.ks, options.mrr, **how)
-
-    def positions(self, ids: Iterable[str]) -> list[int]:
-        """Where queries stand in `ranks`."""
-        return [self._position[id_] for id_ in ids]
 
     @cached_property
     def _position(self) -> dict[str, int]:
@@ -344,7 +338,8 @@ class TaskScores:
         """
         task, examples = self.task, []
         show = show or (lambda name: Shown.from_item(task.candidate(name), f"candidate {name}"))
-        for id_, position in zip(ids, self.positions(ids), strict=True):
+        for id_ in ids:
+            position = self._position[id_]
             ranked = zip(self.results.ids[position], self.results.scores[position].tolist(), strict=False)
             first = [(name, score) for name, score in ranked if np.isfinite(score)][:_SHOWN_RESULTS]
             hits = [Hit(show(name), score, name in task.qrels[id_]) for name, score in first]
@@ -359,26 +354,19 @@ class TaskScores:
         task, id_ = self.task, self.ids[position]
         if sum(map(len, task.corpus)) > _MOST_RANKED:
             return None
-        query = torch.from_numpy(self._queries[position])
-        blocks = [
-            (names.to_pylist(), torch.from_numpy(block).float() @ query) for names, block in self._corpus.batches()
-        ]
-        names, scores = [name for block, _ in blocks for name in block], torch.cat([block for _, block in blocks])
-        allowed, excluded = set(task.candidates or names), set(task.excluded.get(id_, ()))
-        is_searched = torch.tensor([name in allowed and name not in excluded for name in names])
-        relevant = torch.tensor([name in task.qrels[id_] for name in names])
-        if not (relevant & is_searched).any():
+        corpus, query = self.vectors.corpus(task), self._queries[position : position + 1]
+        found = search_exactly(corpus, query, task.size, ids=task.candidates, device=self.vectors.encoder.device)  # type: ignore[arg-type]
+        excluded = set(task.excluded.get(id_, ()))
+        ranked = zip(found.ids[0], found.scores[0].tolist(), strict=True)
+        kept = [(score, name in task.qrels[id_]) for name, score in ranked if name not in excluded]
+        if not any(is_right for _, is_right in kept):
             return task.size
-        scores = scores.masked_fill(~is_searched, -torch.inf)
-        return int(rank_of_relevant(scores[None], relevant[None], tie_tolerance(scores.dtype)))
+        scores, relevant = (torch.tensor([column]) for column in zip(*kept, strict=True))
+        return int(rank_of_relevant(scores, relevant, tie_tolerance(torch.float32)))
 
     @cached_property
     def _queries(self) -> np.ndarray:
         return self.vectors.queries(self.task)
-
-    @cached_property
-    def _corpus(self) -> _Corpus:
-        return self.vectors.corpus(self.task)
 
 
 def evaluate_task(

@@ -10,22 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conjoin.evaluation.results import (
-    Cell,
-    Curve,
-    Example,
-    Headline,
-    Hit,
-    Metric,
-    Results,
-    Shown,
-    Symmetric,
-    Table,
-    TableRow,
-)
+from conjoin.evaluation.metrics import rank_of_relevant
+from conjoin.evaluation.results import Cell, Curve, Example, Hit, Metric, Results, Shown, Symmetric, Table, TableRow
 from conjoin.evaluation.task import TaskScores
 
 _PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}\Z")
@@ -33,7 +23,6 @@ HIT_RATE_NOTE = "R@k: % of queries with a right candidate among the first k; tie
 SETTING_TITLES = {
     "local": "Local: the gallery holds one modality",
     "global": "Global: the gallery holds all modalities, and only the named one is right",
-    "any": "Any: the gallery holds all modalities, and each of them is right",
 }
 _SHOWN_METRICS = ("hit_rate@1", "hit_rate@5", "hit_rate@10")
 _METRIC_NAMES = {"precision": "Precision", "mean_recall": "mR", "average": "Avg"}
@@ -124,7 +113,11 @@ def _inline_picture(uri: str) -> str:
 
 def format_results(results: Results) -> str:
     """Lay out the headline, the combinations, the symmetric runs, and the tables that are not for the report only."""
-    parts = [format_table(_headline_table(results.title, results.headline))] if results.headline else []
+    parts = []
+    if results.headline:
+        labels = [f"{each.label} ({each.detail})" if each.detail else each.label for each in results.headline]
+        rows: list[TableRow] = [[label, each.metric] for label, each in zip(labels, results.headline, strict=True)]
+        parts.append(format_table(Table(results.title, ["", "score"], rows)))
     parts += [format_combinations(results.combinations)] if results.combinations else []
     parts += [format_table(symmetric_table(results.symmetric))] if results.symmetric else []
     parts += [format_table(table) for table in results.tables if not table.report_only]
@@ -141,7 +134,13 @@ def format_table(table: Table) -> str:
     """Lay out any table; scores in %, with interval and chance if a score of the column has them."""
     columns: list[list[str]] = []
     for index, name in enumerate(table.columns):
-        columns += _text_columns(name, [row[index] for row in table.rows])
+        values = [row[index] for row in table.rows]
+        scores = [value if isinstance(value, Metric) else None for value in values]
+        columns.append([name, *(percent(each.value) if isinstance(each, Metric) else plain(each) for each in values)])
+        if any(score and score.low is not None for score in scores):
+            columns.append(["95 % CI", *map(_interval, scores)])
+        if any(score and score.chance is not None for score in scores):
+            columns.append(["chance", *("" if not s or s.chance is None else percent(s.chance) for s in scores)])
     widths = [max(map(len, column)) for column in columns]
     form = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     lines = [form.format(*row) for row in zip(*columns, strict=True)]
@@ -159,7 +158,7 @@ def combination_tables(cells: Sequence[Cell], metrics: Sequence[str] | None = No
             [f"{each.query} → {each.candidates}".replace(",", "+"), each.queries, *map(each.metrics.get, names)]
             for each in shown
         ]
-        columns = ["query → candidates", "n", *map(_metric_name, names)]
+        columns = ["query → candidates", "n", *map(metric_name, names)]
         tables.append(Table(f"{SETTING_TITLES[setting]} ({sizes} candidates)", columns, rows))
     return tables
 
@@ -171,7 +170,7 @@ def symmetric_table(runs: Sequence[Symmetric]) -> Table:
         ["triplets", *(run.triplets for run in runs)],
         ["candidates of each", *(run.pool for run in runs)],
     ]
-    rows += [[_metric_name(name), *(run.metrics.get(name) for run in runs)] for name in names]
+    rows += [[metric_name(name), *(run.metrics.get(name) for run in runs)] for name in names]
     return Table("Symmetric triplets", ["", *(run.name for run in runs)], rows)
 
 
@@ -189,26 +188,10 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}"
 
 
-def _metric_name(name: str) -> str:
+def metric_name(name: str) -> str:
     """`"hit_rate@10"` → `"R@10"`, as the literature prints it."""
     name = name.replace("hit_rate@", "R@").replace("recall@", "R@").replace("mrr@", "MRR@")
     return _METRIC_NAMES.get(name, name)
-
-
-def _headline_table(title: str, headline: Sequence[Headline]) -> Table:
-    labels = [f"{entry.label} ({entry.detail})" if entry.detail else entry.label for entry in headline]
-    return Table(title, ["", "score"], [[label, entry.metric] for label, entry in zip(labels, headline, strict=True)])
-
-
-def _text_columns(name: str, values: TableRow) -> list[list[str]]:
-    """The columns of text that show one column of a table."""
-    scores = [value if isinstance(value, Metric) else None for value in values]
-    columns = [[name, *(percent(value.value) if isinstance(value, Metric) else plain(value) for value in values)]]
-    if any(score and score.low is not None for score in scores):
-        columns.append(["95 % CI", *map(_interval, scores)])
-    if any(score and score.chance is not None for score in scores):
-        columns.append(["chance", *("" if not s or s.chance is None else percent(s.chance) for s in scores)])
-    return columns
 
 
 def _interval(metric: Metric | None) -> str:
@@ -332,13 +315,10 @@ def search_examples(
     if len(relevant) != len(queries) or not all(relevant):
         raise ValueError("relevant must name at least one candidate for every query")
     scores = F.normalize(query_embeddings.float(), dim=1) @ F.normalize(gallery_embeddings.float(), dim=1).T
+    is_right = torch.tensor([[index in right for index in range(len(gallery))] for right in relevant])
     examples = []
-    for query, row, right in zip(queries, scores, relevant, strict=True):
-        best = row[list(right)].max()
-        rank = 1 + int((row >= best).sum()) - sum(bool(row[index] >= best) for index in right)
-        hits = [
-            Hit(gallery[index], score, index in right)
-            for score, index in zip(*(part.tolist() for part in row.topk(min(k, len(gallery)))), strict=True)
-        ]
-        examples.append(Example(query, hits, rank, len(gallery), title))
+    for query, row, right, rank in zip(queries, scores, relevant, rank_of_relevant(scores, is_right), strict=True):
+        best = zip(*(part.tolist() for part in row.topk(min(k, len(gallery)))), strict=True)
+        hits = [Hit(gallery[index], score, index in right) for score, index in best]
+        examples.append(Example(query, hits, int(rank), len(gallery), title))
     return examples

@@ -9,7 +9,7 @@ from PIL import Image
 
 from conjoin.data import load_triplets
 from conjoin.evaluation import EvaluateOptions
-from conjoin.evaluation.benchmarks.symmetric import evaluate_triplets
+from conjoin.evaluation.tasks.symmetric import evaluate_triplets
 from conjoin.processing.item_inputs import parse_items
 from conjoin.retrieval import ItemEncoder, encode, encode_collection
 

@@ -4,16 +4,17 @@
 """
 
 import math
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from conjoin.data import MeritItems, MeritProducts, MeritQuery, MeritQueryRows, merit_queries
 from conjoin.data.merit import ood_subsets, ood_values, read_captions, subset_names
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, group_row, run_tasks
-from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, task_examples
-from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
+from conjoin.evaluation.benchmark import BENCHMARKS, DTYPE, Benchmark, flag, group_table, run_tasks
+from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, task_examples
+from conjoin.evaluation.results import Headline, Metric, Results, TableRow
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_task
 from conjoin.retrieval import ItemEncoder
 
@@ -22,7 +23,6 @@ PARTS = ("image", "title")
 RUN_DEPTH = 100
 """Products of each query in the run file."""
 
-_COLUMNS = ["n", "R@1", "R@5", "R@10", "MRR@10"]
 _LANGUAGE_NOTE = "The language of all products that a query shows and of all that answer it."
 _OOD_NOTE = (
     "language: all products of the query, its answers and its hard negatives have the language. attribute: a "
@@ -62,14 +62,40 @@ def merit_task(
         raise ValueError(f"without={unknown[0]!r}; expected some of {', '.join(PARTS)}")
     data = Path(data)
     products = MeritProducts(data, split)
-    texts = _captions(data, captions) if "image" in without else None
+    path = Path(captions or data / "captions.jsonl")
+    if "image" in without and captions is None and not path.is_file():
+        raise FileNotFoundError(
+            f"no such file: {str(path)!r}; without images, --captions must name a file of captions"
+        )
+    texts = read_captions(path) if "image" in without else None
     items = MeritItems(products, texts, titles="title" not in without)
     queries = merit_queries(data, products)
-    by_subset = _subsets(data, products, queries, subsets)
+    values = ood_values(data)
+    names = subset_names(values)
+    unknown = [name for name in subsets or () if name not in names]
+    if unknown:
+        raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
+    held = {query.id: ood_subsets(query, products, values) for query in queries}
+    by_subset = {
+        name: [id_ for id_, its in held.items() if name in its]
+        for name in dict.fromkeys(names if subsets is None else subsets)
+    }
     named = {id_ for ids in by_subset.values() for id_ in ids}
     kept = [query for query in queries if subsets is None or query.id in named]
     if not kept:
         raise ValueError(f"none of the {len(queries)} queries is in {', '.join(subsets or ())}")
+
+    def group(name_of: Callable[[MeritQuery], str]) -> dict[str, list[str]]:
+        """Ids of queries by name, `"several"` last."""
+        by_name: dict[str, list[str]] = {}
+        for query in kept:
+            by_name.setdefault(name_of(query), []).append(query.id)
+        return {name: by_name[name] for name in sorted(by_name, key=lambda name: (name == "several", name))}
+
+    def language(query: MeritQuery) -> str:
+        languages = {products[pid].language for pid in (*query.products, *query.positives)}
+        return languages.pop() if len(languages) == 1 else "several"
+
     folder = "-".join([split, *(f"without-{part}" for part in PARTS if part in without)])
     by_id = {query.id: query for query in queries}
     return RetrievalTask(
@@ -79,8 +105,8 @@ def merit_task(
         {query.id: query.positives for query in kept},
         excluded={query.id: query.products for query in kept} if exclude_query_products else {},
         groups={
-            "language": _group(kept, {query.id: _language(query, products) for query in kept}),
-            "size": _group(kept, {query.id: str(len(query.products)) for query in kept}),
+            "language": group(language),
+            "size": group(lambda query: str(len(query.products))),
             "subset": by_subset,
         },
         run_depth=RUN_DEPTH,
@@ -106,64 +132,24 @@ def evaluate_merit(
     return evaluate_task(encoder, merit_task(data, **which), out, options)
 
 
-def _captions(data: Path, path: str | Path | None) -> dict[str, str]:
-    default = data / "captions.jsonl"
-    if path is None and not default.is_file():
-        raise FileNotFoundError(
-            f"no such file: {str(default)!r}; without images, --captions must name a file of captions"
-        )
-    return read_captions(default if path is None else path)
-
-
-def _subsets(
-    data: Path, products: MeritProducts, queries: Sequence[MeritQuery], subsets: Sequence[str] | None
-) -> dict[str, list[str]]:
-    """Ids of the queries of each subset of the out-of-distribution tests, or of those named."""
-    values = ood_values(data)
-    names = subset_names(values)
-    unknown = [name for name in subsets or () if name not in names]
-    if unknown:
-        raise ValueError(f"unknown subset {unknown[0]!r}; expected some of {', '.join(names)}")
-    of_query = {query.id: ood_subsets(query, products, values) for query in queries}
-    return {
-        name: [id_ for id_, held in of_query.items() if name in held]
-        for name in (names if subsets is None else dict.fromkeys(subsets))
-    }
-
-
-def _language(query: MeritQuery, products: MeritProducts) -> str:
-    languages = {products[pid].language for pid in (*query.products, *query.positives)}
-    return languages.pop() if len(languages) == 1 else "several"
-
-
-def _group(queries: Iterable[MeritQuery], names: dict[str, str]) -> dict[str, list[str]]:
-    """Ids of queries by name, `"several"` last."""
-    by_name: dict[str, list[str]] = {}
-    for query in queries:
-        by_name.setdefault(names[query.id], []).append(query.id)
-    return {name: by_name[name] for name in sorted(by_name, key=lambda name: (name == "several", name))}
-
-
 def merit_results(scores: TaskScores, seed: int = 0) -> Results:
     """The scores as `Results`: all queries, by language, by subset, and by number of products in the query."""
-    task = scores.task
-    groups = {
-        kind: [group_row(scores, name, ids) for name, ids in names.items()] for kind, names in task.groups.items()
-    }
+    task, subsets = scores.task, scores.task.groups["subset"]
     tables = [
-        Table("By language", ["language", *_COLUMNS], groups["language"], _LANGUAGE_NOTE),
-        Table("By number of products in the query", ["products", *_COLUMNS], groups["size"], report_only=True),
+        group_table([scores], "language", "By language", "language", note=_LANGUAGE_NOTE),
+        group_table([scores], "size", "By number of products in the query", "products", report_only=True),
     ]
-    if any(task.groups["subset"].values()):  # a catalogue of the user's own has none
-        tables.insert(1, Table("Out-of-distribution subsets", ["subset", *_COLUMNS], _subset_rows(scores), _OOD_NOTE))
+    if any(subsets.values()):  # a catalogue of the user's own has none
+        table = group_table([scores], "subset", "Out-of-distribution subsets", "subset", note=_OOD_NOTE)
+        tables.insert(1, replace(table, rows=_with_averages(table.rows)))
     return Results(
         title="MERIT",
         summary="Queries that interleave the images and titles of several products with text. Each searches all "
         f"{task.size:,} products of the split. {HIT_RATE_NOTE} MRR@10 counts ranks up to 10.",
         seed=seed,
         headline=[
-            Headline(name, metric, f"{len(scores.ids):,} queries")
-            for name, metric in zip(_COLUMNS[1:], scores.metrics().values(), strict=True)
+            Headline(metric_name(name), metric, f"{len(scores.ids):,} queries")
+            for name, metric in scores.metrics().items()
         ],
         tables=tables,
         examples=task_examples([scores], 8),
@@ -171,55 +157,18 @@ def merit_results(scores: TaskScores, seed: int = 0) -> Results:
     )
 
 
-def _subset_rows(scores: TaskScores) -> list[TableRow]:
+def _with_averages(subsets: Sequence[list[Any]]) -> list[TableRow]:
     """The subsets, each kind followed by the mean of its subsets as in Table 7; empty subsets have no score."""
-    subsets = scores.task.groups["subset"]
     rows: list[TableRow] = []
-    for kind in dict.fromkeys(name.partition(":")[0] for name in subsets):
-        members = {name: ids for name, ids in subsets.items() if name.partition(":")[0] == kind}
-        rows += [group_row(scores, name, ids) for name, ids in members.items()]
-        metrics = [scores.metrics(ids) for ids in members.values() if ids]
-        if len(metrics) > 1:
-            means = [Metric(math.fsum(each[name].value for each in metrics) / len(metrics)) for name in metrics[0]]
-            rows.append([f"average, {kind}", sum(map(len, members.values())), *means])
+    for kind in dict.fromkeys(row[0].partition(":")[0] for row in subsets):
+        members = [row for row in subsets if row[0].partition(":")[0] == kind]
+        rows += members
+        scored = [row[2:] for row in members if row[1]]
+        if len(scored) > 1:
+            columns = [[metric.value for metric in column] for column in zip(*scored, strict=True)]
+            means = [Metric(math.fsum(column) / len(scored)) for column in columns]
+            rows.append([f"average, {kind}", sum(row[1] for row in members), *means])
     return rows
-
-
-def _add_arguments(parser: ArgumentParser) -> None:
-    options = parser.add_argument_group("options of merit")
-    options.add_argument(
-        "--split",
-        choices=("test", "validation"),
-        default="test",
-        help="validation is part of a miniature (default: %(default)s)",
-    )
-    options.add_argument(
-        "--subset",
-        nargs="+",
-        metavar="NAME",
-        help="only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all)",
-    )
-    options.add_argument(
-        "--exclude-query-products",
-        action="store_true",
-        help="leave the products that a query shows out of its ranking (as published, they stay)",
-    )
-    options.add_argument(
-        "--without",
-        nargs="+",
-        choices=PARTS,
-        default=[],
-        help="ablations, in queries and products: image: captions in place of images; title: no titles",
-    )
-    options.add_argument(
-        "--captions", metavar="FILE", help="JSON lines of idx and caption (default: captions.jsonl of the data)"
-    )
-    options.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="type of stored vectors (default: %(default)s)",
-    )
 
 
 def _tasks(args: Namespace) -> list[RetrievalTask]:
@@ -239,12 +188,39 @@ def _report(scores: list[TaskScores], args: Namespace) -> Results:
     return results
 
 
-MERIT = BENCHMARKS.register(
+BENCHMARKS.register(
     Benchmark(
         "merit",
         "MERIT: queries of several images and texts; also writes run files; --data is its root folder",
-        _add_arguments,
         run_tasks(_tasks, _report),
+        (
+            flag(
+                "--split",
+                "validation is part of a miniature (default: test)",
+                choices=("test", "validation"),
+                default="test",
+            ),
+            flag(
+                "--subset",
+                "only the queries of these out-of-distribution subsets, e.g. language:th class:drink (default: all)",
+                nargs="+",
+                metavar="NAME",
+            ),
+            flag(
+                "--exclude-query-products",
+                "leave the products that a query shows out of its ranking (as published, they stay)",
+                action="store_true",
+            ),
+            flag(
+                "--without",
+                "ablations, in queries and products: image: captions in place of images; title: no titles",
+                nargs="+",
+                choices=PARTS,
+                default=[],
+            ),
+            flag("--captions", "JSON lines of idx and caption (default: captions.jsonl of the data)", metavar="FILE"),
+            DTYPE,
+        ),
         reranks=True,
     )
 )

@@ -1,7 +1,7 @@
 import pytest
 
 from conjoin.data import emoji_concepts
-from conjoin.evaluation.benchmarks.emoji import evaluate_emoji
+from conjoin.evaluation.tasks.emoji import evaluate_emoji
 
 
 def test_queries_and_gallery_need_two_artists(tmp_path):
@@ -14,8 +14,8 @@ def test_queries_in_another_language(tmp_path, load_first_emoji, monkeypatch):
     def catch(encoder, tasks, *rest):
         raise RuntimeError(tasks)
 
-    monkeypatch.setattr("conjoin.evaluation.benchmarks.emoji.load_emoji", load_first_emoji)
-    monkeypatch.setattr("conjoin.evaluation.benchmarks.emoji.evaluate_tasks", catch)
+    monkeypatch.setattr("conjoin.evaluation.tasks.emoji.load_emoji", load_first_emoji)
+    monkeypatch.setattr("conjoin.evaluation.tasks.emoji.evaluate_tasks", catch)
     asked = {}
     for language in ("en", "de"):
         with pytest.raises(RuntimeError) as caught:

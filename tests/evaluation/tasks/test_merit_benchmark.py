@@ -10,7 +10,7 @@ import pytrec_eval
 from conjoin.data import make_mini_merit
 from conjoin.data.make import mini_merit
 from conjoin.evaluation import format_results, read_qrels, read_run
-from conjoin.evaluation.benchmarks.merit import evaluate_merit, merit_results
+from conjoin.evaluation.tasks.merit import evaluate_merit, merit_results
 from tiny_encoder import tiny_encoder
 from tiny_letters import letters_encoder
 from tiny_merit import png, write_products, write_queries

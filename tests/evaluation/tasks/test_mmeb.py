@@ -6,8 +6,10 @@ import pytest
 
 from conjoin.cli.evaluate import parse
 from conjoin.data.mmeb import find_subsets
-from conjoin.evaluation.benchmarks.mmeb import evaluate_mmeb
+from conjoin.evaluation.tasks.mmeb import evaluate_mmeb
 from tiny_encoder import tiny_encoder
+
+MODALITIES = {"image+text → text": "Seen", "text → several": "Read"}
 
 
 @pytest.fixture
@@ -55,6 +57,8 @@ def test_precision_equals_a_naive_loop(folder):
     assert rows["Seen"][1].chance == 0.25 and rows["Read"][1].chance == 0.5
     assert rows["Read"][1].value >= 0.5  # the second query is its target
     assert results.headline[0].metric.value == pytest.approx(np.mean([metric.value for _, metric in rows.values()]))
+    by_modality = {name: (subsets, metric.value) for name, subsets, _, metric in results.tables[1].rows}
+    assert by_modality == {name: (1, rows[subset][1].value) for name, subset in MODALITIES.items()}
 
 
 def test_a_tie_is_a_failure(folder):

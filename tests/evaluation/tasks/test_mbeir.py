@@ -8,7 +8,7 @@ import pytest
 
 from conjoin.data import MBEIR_CELLS
 from conjoin.evaluation import EvaluateOptions, Metric, format_results, read_run
-from conjoin.evaluation.benchmarks.mbeir import MbeirScore, average_score, evaluate_mbeir, mbeir_results
+from conjoin.evaluation.tasks.mbeir import MbeirScore, average_score, evaluate_mbeir, mbeir_results
 from tiny_letters import letters_encoder
 
 HEADER = "query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2"
@@ -155,6 +155,11 @@ def test_averages(scores):
     assert average_score(scores, "global") == pytest.approx(np.mean(range(16)) / 200)
     assert average_score(scores, "local", "multi") == pytest.approx(0.145)
     assert average_score(scores[:1], "local", "multi") is None
+    deep = [
+        replace(score, metrics=score.metrics | {"hit_rate@50": Metric(1 - score.queries / 200)}) for score in scores
+    ]
+    labels = {each.label: each.metric.value for each in mbeir_results(deep).headline}
+    assert labels["average R@50, global pools"] == 0.5 and len(labels) == 4
 
 
 def test_the_printed_table_has_three_groups_and_sixteen_cells(scores):

@@ -1,34 +1,24 @@
 """MMEB (VLM2Vec, arXiv 2410.05160) as a benchmark: Precision@1 of each subset over its published rows."""
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from conjoin.data.mmeb import find_subsets, mmeb_item, read_subset
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark
+from conjoin.data.mmeb import IMAGE_INSTRUCTIONS, find_subsets, mmeb_item, read_subset
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, flag
 from conjoin.evaluation.metrics import tie_tolerance, unit_rows
 from conjoin.evaluation.results import Headline, Metric, Results, Table
 from conjoin.progress import progress
 from conjoin.retrieval import ItemEncoder
 
 COLUMNS = ("qry_text", "qry_img_path", "tgt_text", "tgt_img_path")
-
-
-class MmebSubset(NamedTuple):
-    """The scores of a subset.
-
-    Attributes:
-        name: The subset.
-        wins: Per query, whether the right target beats all others; a tie is a failure `(N,)`.
-        chance: Expected precision of a random choice.
-    """
-
-    name: str
-    wins: np.ndarray
-    chance: float
+_MODALITY_NOTE = (
+    "Mean over subsets. A query that asks about an image has an image and a text. A target whose text only asks for "
+    "its representation is an image."
+)
 
 
 def evaluate_mmeb(
@@ -44,7 +34,7 @@ def evaluate_mmeb(
     """Evaluate an encoder on MMEB. A row has one query and its targets, the first of which is right.
 
     The instruction is part of the published texts. `<|image_1|>` marks the one image of an item and is left out of
-    its text.
+    its text. A target of several rows is encoded once. What equals the right target of a row is not among the others.
 
     Args:
         encoder: The model.
@@ -59,37 +49,35 @@ def evaluate_mmeb(
         FileNotFoundError: As `find_subsets`, or a missing image.
         ValueError: As `find_subsets`, or a malformed row; the message names file and row.
     """
-    files = find_subsets(folder, subsets)
-    root = Path(folder if images is None else images)
-    with progress(files.items(), desc="MMEB", unit="subset", show=show_progress) as named:
-        scores = [evaluate_subset(encoder, name, path, root, show_progress, **prompt) for name, path in named]
-    rows: list[Any] = [
-        [score.name, len(score.wins), Metric.from_values(score.wins, score.chance, seed=seed)] for score in scores
-    ]
-    average = Metric(float(np.mean([score.wins.mean() for score in scores])))
+    root, how = Path(folder if images is None else images), {"show_progress": show_progress, **prompt}
+    rows: list[Any] = []
+    by_modality: dict[str, list[list[Any]]] = {}
+    with progress(find_subsets(folder, subsets).items(), desc="MMEB", unit="subset", show=show_progress) as named:
+        for name, path in named:
+            modality, wins, chance = _score(encoder, path, root, how)
+            rows.append([name, len(wins), Metric.from_values(wins, chance, seed=seed)])
+            by_modality.setdefault(modality, []).append(rows[-1])
+
+    def mean(of: Sequence[Sequence[Any]]) -> Metric:
+        return Metric(float(np.mean([metric.value for _, _, metric in of])))
+
+    modalities = [[name, len(of), sum(row[1] for row in of), mean(of)] for name, of in sorted(by_modality.items())]
     return Results(
         title="MMEB",
         summary="Precision@1: the share of queries whose right target is closer than all others of the row. Ties are "
         "failures. The average is over subsets.",
         seed=seed,
-        dataset={"subsets": len(scores), "queries": sum(len(score.wins) for score in scores)},
-        headline=[Headline("average P@1", average, f"{len(scores)} subsets")],
-        tables=[Table("Precision@1", ["subset", "queries", "P@1"], rows)],
+        dataset={"subsets": len(rows), "queries": sum(row[1] for row in rows)},
+        headline=[Headline("average P@1", mean(rows), f"{len(rows)} subsets")],
+        tables=[
+            Table("Precision@1", ["subset", "queries", "P@1"], rows),
+            Table("By modality", ["query → target", "subsets", "queries", "P@1"], modalities, _MODALITY_NOTE),
+        ],
     )
 
 
-def evaluate_subset(
-    encoder: ItemEncoder,
-    name: str,
-    path: Path,
-    images: Path,
-    show_progress: bool = False,
-    **prompt: Any,  # noqa: ANN401 - as for `evaluate_mmeb`
-) -> MmebSubset:
-    """Score one subset.
-
-    A target of several rows is encoded once. What equals the right target of a row is not among the others.
-    """
+def _score(encoder: ItemEncoder, path: Path, images: Path, how: dict[str, Any]) -> tuple[str, np.ndarray, float]:
+    """The modality of a subset, whether each query finds its target `(N,)`, and what a random choice finds."""
     rows = list(_rows(path))
     queries = [mmeb_item(row["qry_text"], row["qry_img_path"], images, where) for where, row in rows]
     index_of: dict[tuple[str, str], int] = {}
@@ -103,14 +91,21 @@ def evaluate_subset(
     items = [
         mmeb_item(text, image, images, f"{path.name}, target {index}") for index, (text, image) in enumerate(index_of)
     ]
-    targets_vectors = unit_rows(encoder.encode_document(items, None, show_progress=show_progress), "targets")
-    names, how = [where for where, _ in rows], {"show_progress": show_progress, **prompt}
-    query_vectors = unit_rows(encoder.encode_query(queries, names, **how), "queries")
-    wins = np.zeros(len(rows), dtype=np.float64)
+    targets_vectors = unit_rows(encoder.encode_document(items, show_progress=how["show_progress"]), "targets")
+    query_vectors = unit_rows(encoder.encode_query(queries, [where for where, _ in rows], **how), "queries")
+    wins = np.zeros(len(rows))
     for index, pool in enumerate(pools):
         similarity = targets_vectors[pool] @ query_vectors[index]
         wins[index] = float(similarity[0] > similarity[1:].max() + tie_tolerance(similarity.dtype))
-    return MmebSubset(name, wins, float(np.mean([1 / len(pool) for pool in pools])))
+    sides = [{_modality(item) for item in side} for side in (queries, [items[pool[0]] for pool in pools])]
+    modality = " → ".join(side.pop() if len(side) == 1 else "several" for side in sides)
+    return modality, wins, float(np.mean([1 / len(pool) for pool in pools]))
+
+
+def _modality(item: Mapping[str, str]) -> str:
+    if "image" in item and item.get("text") in IMAGE_INSTRUCTIONS:
+        return "image"
+    return "+".join(part for part in ("image", "text") if part in item)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -126,17 +121,19 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
-    options = parser.add_argument_group("options of mmeb")
-    options.add_argument("--images", metavar="DIR", help="folder of the images (default: --data)")
-    options.add_argument("--subsets", nargs="+", metavar="NAME", help="only these (default: all in --data)")
-
-
 def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     how = {"seed": args.seed, "show_progress": not args.quiet, "prompt": args.prompt, "prompt_name": args.prompt_name}
     return evaluate_mmeb(encoder, args.data, args.images, subsets=args.subsets, **how)
 
 
 BENCHMARKS.register(
-    Benchmark("mmeb", "MMEB: Precision@1 of its subsets; --data is their folder", _add_arguments, _run)
+    Benchmark(
+        "mmeb",
+        "MMEB: Precision@1 of its subsets; --data is their folder",
+        _run,
+        (
+            flag("--images", "folder of the images (default: --data)", metavar="DIR"),
+            flag("--subsets", "only these (default: all in --data)", nargs="+", metavar="NAME"),
+        ),
+    )
 )

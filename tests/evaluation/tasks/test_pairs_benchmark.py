@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from conjoin.data import load_pairs
-from conjoin.evaluation.benchmarks.pairs import evaluate_pairs, find_duplicates, pairs_tasks
+from conjoin.evaluation.tasks.pairs import evaluate_pairs, find_duplicates, pairs_tasks
 from tiny_encoder import tiny_encoder
 
 CAPTIONS = [  # image 2 has one caption, the last caption is of two images

@@ -1,7 +1,7 @@
 """The embedded sample as a benchmark: unseen emoji concepts, two artists, nine modality combinations."""
 
 import itertools
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from conjoin.data import load_emoji, symmetric_triplets
 from conjoin.data.emoji.sample import emoji_concepts
-from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, read_options
+from conjoin.evaluation.benchmark import BENCHMARKS, Benchmark, complete, flag, read_options
 from conjoin.evaluation.results import Cell, Results, Symmetric
 from conjoin.evaluation.symmetric import TripletVectors, evaluate_symmetric
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
@@ -18,6 +18,7 @@ from conjoin.retrieval import ItemEncoder
 
 PARTS = ("image", "text", "image+text")
 _CUT_OFFS = (1, 5, 10, 50)
+_STYLES = ("twemoji", "openmoji", "noto")
 
 
 @dataclass
@@ -98,7 +99,12 @@ def evaluate_emoji(
     if query_style == gallery_style:
         raise ValueError(f"queries and gallery are both drawn by {query_style!r}; choose two styles")
     options = replace(options or EvaluateOptions(), ks=_CUT_OFFS)
-    queries, gallery = _load_both_styles(split, query_style, gallery_style)
+    drawn = load_emoji(split, styles=(gallery_style, query_style))
+    rows: dict[str, dict[str, int]] = {query_style: {}, gallery_style: {}}
+    for row, (style, concept) in enumerate(zip(drawn["style"], drawn["concept"], strict=True)):
+        rows[style][concept] = row
+    shared = [concept for concept in rows[query_style] if concept in rows[gallery_style]]
+    queries, gallery = (drawn.select([of_style[concept] for concept in shared]) for of_style in rows.values())
     names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
     gallery = gallery.remove_columns("text").add_column("text", names)
     if language != "en":
@@ -112,21 +118,14 @@ def evaluate_emoji(
         setting, query, _, target = each.task.name.split(" ")
         sides = (query.replace("+", ","), target.replace("+", ","))
         cells.append(Cell(setting, *sides, len(each.ids), each.task.size, each.metrics()))
-    styles = {"query_style": gallery_style, "positive_style": query_style}
-    show = options.show_progress
-    symmetric = evaluate_emoji_triplets(encoder, split=split, **styles, seed=options.seed, show_progress=show)
+    symmetric = evaluate_emoji_triplets(
+        encoder, split, gallery_style, query_style, options.seed, options.show_progress
+    )
     return EmojiScores(cells, symmetric, gallery, queries, searches)
 
 
 def evaluate_emoji_triplets(
-    encoder: ItemEncoder,
-    *,
-    split: str = "test",
-    query_style: str = "twemoji",
-    positive_style: str = "openmoji",
-    seed: int = 0,
-    show_progress: bool = True,
-    name: str = "emoji triplets",
+    encoder: ItemEncoder, split: str, query_style: str, positive_style: str, seed: int = 0, show_progress: bool = True
 ) -> Symmetric:
     """Evaluate an encoder by the symmetric protocol on composed triplets; their items are the pool.
 
@@ -137,50 +136,18 @@ def evaluate_emoji_triplets(
         positive_style: Artist of the pictures of positives and negatives.
         seed: Seed of the bootstrap.
         show_progress: Show a progress bar.
-        name: Of the result.
     """
     triplets = symmetric_triplets(split, query_style=query_style, positive_style=positive_style)
-    roles = ("query", "positive", "negative")
-    items = [{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for role in roles for row in triplets]
-    count = len(triplets)
-    anchor = torch.from_numpy(encoder.encode_query(items[:count], show_progress=show_progress))
-    others = encoder.encode_document(items[count:], show_progress=show_progress)
-    positive, negative = torch.from_numpy(others).chunk(2)
-    artists = {role: query_style if role == "query" else positive_style for role in roles}
-    names = [[f"{row[f'{role}_text']}/{artists[role]}" for row in triplets] for role in roles]
+    vectors, names = [], []
+    for role in ("query", "positive", "negative"):
+        items = [{"image": row[f"{role}_image"], "text": row[f"{role}_text"]} for row in triplets]
+        encode = encoder.encode_query if role == "query" else encoder.encode_document
+        vectors.append(torch.from_numpy(encode(items, show_progress=show_progress)))
+        artist = query_style if role == "query" else positive_style
+        names.append([f"{item['text']}/{artist}" for item in items])
+    anchor, positive, negative = vectors
     embedded = TripletVectors(anchor, positive, negative, ids=list(zip(*names, strict=True)))
-    return evaluate_symmetric(embedded, seed=seed, name=name)
-
-
-def _load_both_styles(split: str, query_style: str, gallery_style: str) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """The concepts that both artists drew, in the same order in both styles."""
-    drawn = load_emoji(split, styles=(gallery_style, query_style))
-    rows: dict[str, dict[str, int]] = {query_style: {}, gallery_style: {}}
-    for row, (style, concept) in enumerate(zip(drawn["style"], drawn["concept"], strict=True)):
-        rows[style][concept] = row
-    shared = [concept for concept in rows[query_style] if concept in rows[gallery_style]]
-    queries, gallery = (drawn.select([of_style[concept] for concept in shared]) for of_style in rows.values())
-    return queries, gallery
-
-
-def _add_arguments(parser: ArgumentParser) -> None:
-    options = parser.add_argument_group("options of emoji")
-    options.add_argument(
-        "--split", choices=("test", "val"), default="test", help="concepts to evaluate on (default: %(default)s)"
-    )
-    for role, style in (("query", "openmoji"), ("gallery", "twemoji")):
-        options.add_argument(
-            f"--{role}-style",
-            choices=("twemoji", "openmoji", "noto"),
-            default=style,
-            help="artist of its pictures; noto needs a font and is in no training split (default: %(default)s)",
-        )
-    options.add_argument(
-        "--language",
-        default="en",
-        metavar="CODE",
-        help="language of the names in the queries, such as de; the gallery has English names (default: %(default)s)",
-    )
+    return evaluate_symmetric(embedded, seed=seed, name="emoji triplets")
 
 
 def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
@@ -198,12 +165,23 @@ def _run(encoder: ItemEncoder, args: Namespace, out: Path) -> Results:
     return complete(results, scores.searches[: len(PARTS) ** 2])
 
 
+_ARTIST = "artist of its pictures; noto needs a font and is in no training split (default: %(default)s)"
 BENCHMARKS.register(
     Benchmark(
         "emoji",
         "the embedded sample: nine modality combinations and symmetric triplets; no --data",
-        _add_arguments,
         _run,
+        (
+            flag("--split", "concepts to evaluate on (default: test)", choices=("test", "val"), default="test"),
+            flag("--query-style", _ARTIST, choices=_STYLES, default="openmoji"),
+            flag("--gallery-style", _ARTIST, choices=_STYLES, default="twemoji"),
+            flag(
+                "--language",
+                "language of the names in the queries, such as de; the gallery has English names (default: en)",
+                default="en",
+                metavar="CODE",
+            ),
+        ),
         reads_data="none",
     )
 )
