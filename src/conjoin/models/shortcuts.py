@@ -6,7 +6,7 @@ is used. The code of an exported folder has the plain path alone.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -113,9 +113,9 @@ class Shortcuts:
         """Return the states `(N, D)` of prompts at the positions `at` `(N,)`."""
         language: Any = model.text_model
         inputs = model.language_inputs(view)
-        is_last_alone = view.input_ids.numel() - len(at) >= self.least_saved_tokens
-        is_last_alone = is_last_alone and len(inputs.get(DEEPSTACK_INPUTS[1], ())) < len(language.layers)
-        is_last_alone = is_last_alone and self._is_right(LAST_LAYER, model)
+        saves = view.input_ids.numel() - len(at) >= self.least_saved_tokens
+        images_end = len(inputs.get(DEEPSTACK_INPUTS[1], ()))  # layers that image features follow
+        is_last_alone = saves and images_end < len(language.layers) and self._is_right(LAST_LAYER, model)
         shared = 0 if _needs_gradient(model) else self._shared_length(view, at)
         if shared and self._is_right(PREFIX, model):
             inputs, at = after_prefix(language, shared, inputs), at - shared
@@ -162,7 +162,6 @@ class Shortcuts:
         states = model.text_model(**inputs, attention_mask=mask).last_hidden_state
         return model.norm(torch.cat([_at(states, at) for at in readouts]))
 
-    @torch.compiler.disable
     def _is_right(self, name: str, model: MllmRetrieverModel) -> bool:
         """Whether a shortcut gives the vectors of the plain path, together with those that are in use already."""
         if name not in self.works:
@@ -188,13 +187,7 @@ def make_readable(layer: nn.Module) -> None:
         layer.forward = partial(_read_last_layer, layer, layer.forward)
 
 
-def _read_last_layer(
-    layer: Any,  # noqa: ANN401
-    forward: Callable[..., Tensor],
-    hidden_states: Tensor,
-    readout: Tensor | None = None,
-    **kwargs: Any,  # noqa: ANN401
-) -> Tensor:
+def _read_last_layer(layer: Any, forward: Any, hidden_states: Tensor, readout: Any = None, **kwargs: Any) -> Tensor:  # noqa: ANN401
     """Run a decoder layer on `(N, T, D)`, at one position per row if given: all keys and values, one query."""
     if readout is None:
         return forward(hidden_states, **kwargs)
@@ -214,11 +207,9 @@ def _read_last_layer(
     if cache is not None:
         key, value = cache.update(key, value, attention.layer_idx)
     before = key.shape[2] - hidden_states.shape[1]
-    seen = torch.arange(key.shape[2], device=readout.device) <= (readout + before)[:, None]
+    seen = torch.arange(key.shape[2], device=readout.device) <= (readout + before)[:, None, None, None]
     grouped = query.reshape(len(readout), key.shape[1], -1, attention.head_dim)  # group the heads that share keys
-    attended = F.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=seen[:, None, None], scale=attention.scaling
-    )
+    attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=seen, scale=attention.scaling)
     states = _at(hidden_states, readout) + attention.o_proj(attended.flatten(1))
     return (states + layer.mlp(layer.post_attention_layernorm(states)))[:, None]
 
@@ -254,6 +245,7 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return states * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 
 
+@torch.compiler.disable
 @torch.no_grad()
 def _distance(model: MllmRetrieverModel, shortcuts: Shortcuts, all_views: bool) -> float:
     """Return how far the vectors of two short prompts are from those of the plain path."""
