@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -135,10 +136,14 @@ class FeatureEncoder:
     """
 
     device, dtype, batch_size, processing, input_type, dims = torch.device("cpu"), None, 128, None, "seq", None
+    is_symmetric, load_options = True, MappingProxyType({})
 
     def __init__(self, name: str, places: dict[str, int], vectors: Callable[[str, list[int]], Tensor]) -> None:
         self.name = self.fingerprint = name
         self.places, self.vectors = places, vectors
+
+    def prompt_of(self, *given: Any) -> None:  # noqa: ANN401 - as of `ItemEncoder`
+        """None has a prompt."""
 
     def encode(self, items: Sequence[Any], ids: Sequence[str], on_batch: Callable[[int], object], **_: Any) -> Any:  # noqa: ANN401
         """Encode the view that the items have."""

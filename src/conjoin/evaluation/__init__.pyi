@@ -16,13 +16,15 @@ from conjoin.evaluation.metrics import (
     bootstrap_ci as bootstrap_ci,
     chance_hit_rate as chance_hit_rate,
     chance_mrr as chance_mrr,
-    hit_rate_at_k as hit_rate_at_k,
-    mrr_at_k as mrr_at_k,
     rank_of_relevant as rank_of_relevant,
-    recall_at_k as recall_at_k,
-    score_rankings as score_rankings,
     triplet_precision as triplet_precision,
     triplet_wins as triplet_wins,
+)
+from conjoin.evaluation.rank_metrics import (
+    hit_rate_at_k as hit_rate_at_k,
+    mrr_at_k as mrr_at_k,
+    recall_at_k as recall_at_k,
+    score_rankings as score_rankings,
 )
 from conjoin.evaluation.report.page import (
     format_combinations as format_combinations,

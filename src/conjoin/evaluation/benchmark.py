@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, task_examples
-from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow
+from conjoin.evaluation.report.page import EXAMPLES_NOTE, HIT_RATE_NOTE, metric_name, score_table, task_examples
+from conjoin.evaluation.results import Headline, Metric, Results, Table
 from conjoin.evaluation.task import EvaluateOptions, Part, RetrievalTask, TaskScores, View, evaluate_tasks
 from conjoin.registry import Registry
 from conjoin.retrieval import ItemEncoder
@@ -116,19 +116,16 @@ def task_results(title: str, summary: str, scores: Sequence[TaskScores], **facts
         scores: Of the tasks.
         facts: Further fields of `Results`.
     """
-    metrics = [each.metrics() for each in scores]
-    columns = [metric_name(name) for name in (metrics[0] if metrics else ())]
-    rows: list[TableRow] = [
-        [each.task.name, len(each.ids), each.task.size, *values.values()]
-        for each, values in zip(scores, metrics, strict=True)
+    rows: list[tuple[list[Any], dict[str, Metric]]] = [
+        ([each.task.name, len(each.ids), each.task.size], each.metrics()) for each in scores
     ]
-    tables = [Table("Tasks", ["task", "n", "candidates", *columns], rows, HIT_RATE_NOTE)]
+    tables = [score_table("Tasks", ["task", "n", "candidates"], rows, note=HIT_RATE_NOTE)]
     kinds = dict.fromkeys(kind for each in scores for kind in each.task.groups)
     tables += [group_table(scores, kind, f"By {kind}", kind) for kind in kinds]
     headline = [
-        Headline(f"{each.task.name}, {columns[0]}", next(iter(values.values())), f"{len(each.ids):,} queries")
-        for each, values in zip(scores, metrics, strict=True)
-        if values
+        Headline(f"{name}, {metric_name(first)}", metrics[first], f"{count:,} queries")
+        for (name, count, _), metrics in rows
+        for first in list(metrics)[:1]
     ]
     seed = scores[0].vectors.options.seed if scores else 0
     return Results(title, summary, seed, headline=headline, tables=tables, **facts)
@@ -144,15 +141,12 @@ def group_table(scores: Sequence[TaskScores], kind: str, title: str, column: str
         column: Name of the first column.
         facts: Further fields of `Table`.
     """
-    options = scores[0].vectors.options
-    names = [f"R@{k}" for k in options.ks] + ([] if options.mrr is None else [f"MRR@{options.mrr}"])
-    rows: list[TableRow] = []
-    for each in scores:
-        for name, ids in each.task.groups.get(kind, {}).items():
-            label = f"{each.task.name}, {name}" if len(scores) > 1 else name
-            metrics: list[Any] = [replace(metric, chance=None) for metric in each.metrics(ids).values()]
-            rows.append([label, len(ids), *(metrics or [None] * len(names))])
-    return Table(title, [column, "n", *names], rows, **facts)
+    rows: list[tuple[list[Any], dict[str, Metric]]] = [
+        ([f"{each.task.name}, {name}" if len(scores) > 1 else name, len(ids)], each.metrics(ids))
+        for each in scores
+        for name, ids in each.task.groups.get(kind, {}).items()
+    ]
+    return score_table(title, [column, "n"], rows, chance=False, **facts)
 
 
 def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
@@ -182,18 +176,14 @@ def baseline_table(scores: Sequence[TaskScores]) -> Table | None:
     for label, encoder, folder, seen in runs:
         for each in evaluate_tasks(encoder, seen, folder, options):
             by_task[each.task.name].append((label, each))
-    rows: list[TableRow] = []
-    for name, each_run in by_task.items():
-        if len(each_run) == 1:
-            continue
-        for label, each in each_run:
-            rows.append([name, label, len(each.ids), *(replace(m, chance=None) for m in each.metrics().values())])
-        first = each_run[0][1]
-        rows.append(
-            [name, "random order", len(first.ids), *(Metric(m.chance or 0.0) for m in first.metrics().values())]
-        )
-    names = [f"R@{k}" for k in options.ks] + ([] if options.mrr is None else [f"MRR@{options.mrr}"])
-    return Table("Baselines", ["task", "", "n", *names], rows, NOTE, len(rows) > MOST_PRINTED) if rows else None
+    rows: list[tuple[list[Any], dict[str, Metric]]] = []
+    for name, labelled in by_task.items():
+        if len(labelled) > 1:
+            rows += [([name, label, len(each.ids)], each.metrics()) for label, each in labelled]
+            chance = {key: Metric(metric.chance or 0.0) for key, metric in labelled[0][1].metrics().items()}
+            rows.append(([name, "random order", len(labelled[0][1].ids)], chance))
+    facts: dict[str, Any] = {"note": NOTE, "report_only": len(rows) > MOST_PRINTED}
+    return score_table("Baselines", ["task", "", "n"], rows, chance=False, **facts) if rows else None
 
 
 def wants_baselines(tasks: Sequence[RetrievalTask], options: EvaluateOptions) -> bool:

@@ -1,7 +1,7 @@
 """Retrieval metrics as pure functions: rankings or embeddings in, a number out.
 
-Every metric is a mean over queries. `score_rankings` and `triplet_wins` return the values per query, for
-`bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any relevant item among the first k), here
+Every metric is a mean over queries. `score_rankings` of `rank_metrics` and `triplet_wins` return the values per query,
+for `bootstrap_ci`. "Recall@k" in the multimodal literature is a hit rate (any relevant item among the first k), there
 `hit_rate_at_k`. `recall_at_k` is the fraction of the relevant items among the first k.
 """
 
@@ -12,14 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from conjoin.evaluation.rank_metrics import (
-    Floats,
-    RankingScores as RankingScores,
-    hit_rate_at_k as hit_rate_at_k,
-    mrr_at_k as mrr_at_k,
-    recall_at_k as recall_at_k,
-    score_rankings as score_rankings,
-)
+from conjoin.evaluation.rank_metrics import Floats
 
 _RESAMPLE_BLOCK = 2**22
 Array = Tensor | np.ndarray

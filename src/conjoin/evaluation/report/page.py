@@ -5,6 +5,7 @@ import os
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -152,15 +153,39 @@ def combination_tables(cells: Sequence[Cell], metrics: Sequence[str] | None = No
     tables = []
     for setting in dict.fromkeys(cell.setting for cell in cells):
         shown = [cell for cell in cells if cell.setting == setting]
-        names = list(dict.fromkeys(name for cell in shown for name in cell.metrics)) if metrics is None else metrics
         sizes = " / ".join(f"{size:,}" for size in dict.fromkeys(cell.gallery for cell in shown))
-        rows: list[TableRow] = [
-            [f"{each.query} → {each.candidates}".replace(",", "+"), each.queries, *map(each.metrics.get, names)]
-            for each in shown
+        title = f"{SETTING_TITLES[setting]} ({sizes} candidates)"
+        rows = [
+            ([f"{each.query} → {each.candidates}".replace(",", "+"), each.queries], each.metrics) for each in shown
         ]
-        columns = ["query → candidates", "n", *map(metric_name, names)]
-        tables.append(Table(f"{SETTING_TITLES[setting]} ({sizes} candidates)", columns, rows))
+        tables.append(score_table(title, ["query → candidates", "n"], rows, metrics))
     return tables
+
+
+def score_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[Sequence[Any], Mapping[str, Metric]]],
+    metrics: Sequence[str] | None = None,
+    chance: bool = True,
+    **facts: Any,  # noqa: ANN401 - of `Table`
+) -> Table:
+    """A table with a column for each metric.
+
+    Args:
+        title: Of the table.
+        columns: Names of the first columns.
+        rows: The first values of each row, and its metrics.
+        metrics: Names of the metrics; None for all.
+        chance: Whether the metrics keep the score of a random order, which takes width.
+        facts: Further fields of `Table`.
+    """
+    names = list(dict.fromkeys(name for _, of_row in rows for name in of_row)) if metrics is None else metrics
+    filled: list[TableRow] = []
+    for start, of_row in rows:
+        shown = [of_row.get(name) for name in names]
+        filled.append([*start, *(shown if chance else [each and replace(each, chance=None) for each in shown])])
+    return Table(title, [*columns, *map(metric_name, names)], filled, **facts)
 
 
 def symmetric_table(runs: Sequence[Symmetric]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 from conjoin.data import MbeirCandidates, MbeirCell, find_cells, mbeir_queries
 from conjoin.data.mbeir import MBEIR_GROUPS, pool_file, qrels_file, required
 from conjoin.evaluation.benchmark import BENCHMARKS, DTYPE, Benchmark, flag, run_tasks
-from conjoin.evaluation.report.page import HIT_RATE_NOTE, metric_name
+from conjoin.evaluation.report.page import HIT_RATE_NOTE, score_table
 from conjoin.evaluation.results import Headline, Metric, Results, Table, TableRow, read_qrels
 from conjoin.evaluation.task import EvaluateOptions, RetrievalTask, Rows, TaskScores, evaluate_tasks
 from conjoin.retrieval import ItemEncoder
@@ -167,11 +167,12 @@ def mbeir_results(scores: Sequence[MbeirScore], seed: int = 0) -> Results:
     settings = list(dict.fromkeys(score.setting for score in scores))
     cells = list(dict.fromkeys(score.cell for score in scores))
     by_cell = {(score.cell, score.setting): score for score in scores}
-    names = list(dict.fromkeys(name for score in scores for name in score.metrics))
     averages: list[tuple[str, str, int | None]] = [
         (f"average, {setting} pools", setting, None) for setting in settings
     ]
-    averages += [(f"average R@50, {setting} pools", setting, 50) for setting in settings if "hit_rate@50" in names]
+    averages += [
+        (f"average R@50, {setting} pools", setting, 50) for setting in settings if "hit_rate@50" in scores[0].metrics
+    ]
 
     def average_row(label: str, group: str | None) -> TableRow:
         values = [average_score(scores, setting, group) for setting in settings]
@@ -189,13 +190,9 @@ def mbeir_results(scores: Sequence[MbeirScore], seed: int = 0) -> Results:
     columns = ["cell", "task", "metric", "n", *(name for setting in settings for name in (setting, "pool"))]
     tables = [Table("By cell and pool", columns, [*published, average_row("average", None)], HIT_RATE_NOTE)]
     for setting in settings:
-        rows: list[TableRow] = [
-            [each.cell.name, each.cell.group, each.queries, each.pool, *map(each.metrics.get, names)]
-            for each in scores
-            if each.setting == setting
-        ]
-        columns = ["cell", "group", "n", "pool", *map(metric_name, names)]
-        tables.append(Table(f"All cut-offs, {setting} pools", columns, rows, report_only=True))
+        title, of_setting = f"All cut-offs, {setting} pools", [each for each in scores if each.setting == setting]
+        rows = [([each.cell.name, each.cell.group, each.queries, each.pool], each.metrics) for each in of_setting]
+        tables.append(score_table(title, ["cell", "group", "n", "pool"], rows, report_only=True))
     return Results(
         title="M-BEIR",
         summary="Hit rates on M-BEIR at the cut-offs of its tables: 10 for Fashion200K and FashionIQ, else 5. The "
