@@ -85,7 +85,11 @@ def test_a_sample_without_an_image_takes_no_part():
     image_mask[2], tensors[2].data[2] = False, 0.0
     found = align(*tensors, image_mask=image_mask, function=alignment_terms)
     assert_same(found.loss, align(*tensors, image_mask=image_mask, function=naive.alignment), tensors)
-    assert not found.text.scores[2].any() and found.text.positive.n == TEXT_MASK.sum() - TEXT_MASK[2].sum()
+    own, others = naive.alignment_scores(tensors[2], tensors[3], TEXT_MASK, image_mask)
+    for statistics, scores in ((found.text.positive, own), (found.text.negative, others)):
+        assert statistics.n == len(scores)
+        torch.testing.assert_close(statistics.std, torch.stack(scores).std(correction=0))
+    assert not found.text.scores[2].any()
 
 
 @pytest.mark.parametrize(("count", "images", "texts"), [(1, True, True), (4, False, True), (4, True, False)])

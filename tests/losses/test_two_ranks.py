@@ -53,7 +53,7 @@ LOSSES = {
     "present": lambda q, c, f, p, t, rows: gcl(q, c, f, t, gathered=some(q, c, f, rows=rows, present=PRESENT)),
     "ContrastiveLoss": lambda q, c, f, p, t, rows: module(ContrastiveLoss, q, c, rows=rows),
     "GclLoss": lambda q, c, f, p, t, rows: module(GclLoss, q, c, f, rows=rows),
-    "mean_over_devices": lambda q, c, f, p, t, rows: losses.mean_over_devices(q.sum(1) / t, PRESENT[rows, 1]),
+    "mean_over_devices": lambda q, c, f, p, t, rows: losses.mean_over_devices(q.sum(1) / t, PRESENT[rows, 0]),
 }
 """Every loss on the given rows, with the candidates of all ranks."""
 
