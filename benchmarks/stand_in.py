@@ -1,6 +1,7 @@
 """A stand-in for a model: what a collection needs of an encoder, with vectors that a function gives."""
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class StandIn:
     dtype = dims = None
     batch_size = 256
     identity = ModelIdentity("stand-in", "0")
+    is_symmetric, load_options = True, MappingProxyType({})
 
     def __init__(self, vectors: Callable[[list[str]], np.ndarray], dimension: int) -> None:
         self.vectors, self.dimension = vectors, dimension
@@ -32,3 +34,8 @@ class StandIn:
         if on_batch is not None:
             on_batch(len(items))
         return vectors
+
+    encode_query = encode_document = encode
+
+    def prompt_of(self, *given: Any) -> None:  # noqa: ANN401 - as of `ItemEncoder`
+        """None has a prompt."""

@@ -101,6 +101,7 @@ loaded.set_exception(ValueError("done"))
 def test_the_endpoint_answers_until_it_is_stopped(tiny_checkpoints):
     pytest.importorskip("uvicorn")
     command = [sys.executable, "-m", "conjoin", "serve", "--model", tiny_checkpoints["bert"], "--port", "0"]
+    command += ["--pooling", "cls"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
