@@ -317,7 +317,7 @@ class MllmRetrieverModel(PreTrainedModel):
         features = self._image_features(pixel_values, pixel_attention_mask, image_grids, int(is_image.sum()))
         prompts = Prompts(input_ids, image_rows, features, image_grids)
         shown = [view_mask(masks, view).bool() for view in views]
-        if self.shortcuts is not None and not record:
+        if self.shortcuts and not record:
             pooled, output = self.shortcuts(self, prompts, shown), {}
         else:
             states, (output, *_) = zip(*(self.read_view(prompts, mask, **record) for mask in shown), strict=True)
