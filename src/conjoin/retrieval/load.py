@@ -51,7 +51,10 @@ def load_encoder(path: str | Path, **options: Any) -> ItemEncoder:  # noqa: ANN4
     settings: dict[str, Any] = {"num_workers": chosen.num_workers, "name": model_name(path), "load_options": needed}
     settings |= {"input_type": chosen.input_type, "dims": chosen.dims}
     device = choose_device(chosen.device)  # refuses a wrong one before anything is loaded
-    if path != SAMPLE_MODEL and _is_onnx(path, revision):
+    is_onnx = path != SAMPLE_MODEL and _is_onnx(path, revision)
+    if needed and (is_onnx or path == SAMPLE_MODEL):
+        raise ValueError(f"{', '.join(needed)}: the model {str(path)!r} is read in one way only; leave it out")
+    if is_onnx:
         _check_onnx(path, chosen.device, None if dtype == AUTO else dtype)
         loaded: tuple[Any, Any] = load_onnx_model(path, revision)
         return OnnxEncoder(*loaded, batch_size, "cpu", **settings)

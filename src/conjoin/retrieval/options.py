@@ -24,7 +24,7 @@ class ComputeOptions:
         input_type: How an item with several images is embedded, `"seq"`, `"cat"` or `"avg"`; see `ItemEncoder`.
         dims: Keep this many leading numbers of each vector, L2-normalised again (Matryoshka); all when None.
         pooling: Of a bare checkpoint that does not say how it pools: `"mean"`, `"cls"` or `"last"`.
-        preset: Load an MLLM as a published embedder, one of `conjoin.hub.PRESETS`.
+        preset: Load an MLLM as a published embedder, one of `conjoin.hub.embedder.PRESETS`.
         trust_remote_code: Run Python code from the folder where a model of another package needs it.
         revision: Branch, tag or commit of a repository on the Hub; a commit never changes.
     """
