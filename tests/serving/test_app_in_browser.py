@@ -24,11 +24,16 @@ COUNT = "count => document.querySelectorAll('#results-0 .cj-card').length === co
 
 
 @pytest.fixture(scope="module")
-def url(searcher):
+def loading():
+    """The searchers of the app, when they are loaded."""
+    return Future()
+
+
+@pytest.fixture(scope="module")
+def url(loading):
     """The address of the running app."""
-    future, started = Future(), Future()
-    future.set_result([searcher])
-    app = make_app(future, limits=LIMITS, options=PageOptions(k=5))
+    started = Future()
+    app = make_app(loading, limits=LIMITS, options=PageOptions(k=5))
     thread = threading.Thread(
         target=run_server, args=(app, "127.0.0.1", 0, lambda *given: started.set_result(given)), daemon=True
     )
@@ -48,7 +53,7 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def page(browser, url):
+def page(browser, url, loading, searcher):
     """The page, and in `page.outside` what it wanted from elsewhere."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(1000 * SECONDS)
@@ -59,8 +64,11 @@ def page(browser, url):
     )
     page.on("pageerror", lambda error: page.problems.append(str(error)))
     page.goto(url)
+    page.get_by_text("The model is being loaded").wait_for()
     page.get_by_label("Text", exact=True).fill("a thing")
-    page.keyboard.press("Enter")  # before the page knows the collection
+    with page.expect_request("**/queue/join**"):
+        page.keyboard.press("Enter")  # before the page knows the collection
+    loading.set_result([searcher])
     page.get_by_text("6 rows").wait_for()
     page.locator("#results-0 button.cj-card").first.wait_for()
     page.get_by_role("button", name="Clear all").click()
