@@ -8,12 +8,11 @@ import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as PilImage
 
-from conjoin.methods.contrastive import ContrastiveConfig, ContrastiveTrainer
-from conjoin.methods.gcl import GclConfig, GclTrainer
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
-from conjoin.training import cached_backward
-from conjoin.training.objective import total_loss
+from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer
+from conjoin.trainers.gcl import GclConfig, GclTrainer
+from conjoin.trainers.gradient_cache import cached_backward, total_loss
 
 FEATURES = Features({"id": Value("string"), "group": Value("string"), "image": Image(), "text": Value("string")})
 METHODS = {"contrastive": (ContrastiveConfig, ContrastiveTrainer), "gcl": (GclConfig, GclTrainer)}

@@ -113,6 +113,26 @@ class RowsWithTeacher(Dataset[dict[str, Any]]):
         return {**row, "teacher": self.cache[index]}
 
 
+class JoinedRows(Dataset[dict[str, Any]]):
+    """Rows with what was precomputed for them, as the field `teacher`.
+
+    Args:
+        rows: Rows with a length and an order.
+        teacher: Of the same rows.
+    """
+
+    def __init__(self, rows: Any, teacher: Any) -> None:  # noqa: ANN401 - any rows with a length
+        if len(rows) != len(teacher):
+            raise ValueError(f"{len(rows)} rows, but what was precomputed is of {len(teacher)}")
+        self.rows, self.teacher = rows, teacher
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.rows[index], "teacher": self.teacher[index]}
+
+
 @runtime_checkable
 class KnownPositives(Protocol):
     """Rows that give the ids of all positives and the dataset of each row without reading the rows."""
@@ -214,7 +234,7 @@ def _named_by_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _innermost(rows: Any) -> Any:  # noqa: ANN401
-    return _innermost(rows.rows) if isinstance(rows, EpochRows | RowsWithTeacher) else rows
+    return _innermost(rows.rows) if isinstance(rows, EpochRows | RowsWithTeacher | JoinedRows) else rows
 
 
 def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401

@@ -1,0 +1,1 @@
+"""Trainers: one file per method, in the shape of `transformers.Trainer`."""

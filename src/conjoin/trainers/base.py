@@ -1,0 +1,797 @@
+"""The base of all trainers: `embed` and `loss_terms` in one forward, in a `Trainer` that keeps its habits."""
+
+import logging
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import datasets
+import torch
+from huggingface_hub import HfApi
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    ProcessorMixin,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import HubStrategy, PredictionOutput
+
+from conjoin.data import EpochRows, PairCollator, PairStream
+from conjoin.devices import choose_bf16
+from conjoin.evaluation import best_ranks
+from conjoin.evaluation.metrics import integer_labels
+from conjoin.hub import is_embedder, load_embedder, load_model, load_processor, model_upload, push, save_model
+from conjoin.hub.load import MODELS, model_type
+from conjoin.losses.gather import is_distributed
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing.sentence_files import SENTENCE_FILES
+from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
+from conjoin.trainers.peft import add_adapters, merge_lora
+from conjoin.trainers.sharded import Sharding
+from conjoin.trainers.stream import StreamTraining
+
+logger = logging.getLogger(__name__)
+
+EVAL_KS = (1, 5, 10)
+"""The values of k for the hit rates measured in evaluation."""
+BF16 = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_INHERITED = {each.name for each in fields(TrainingArguments)}
+_LAST_FILE = "trainer_state.json"
+"""What transformers writes into a checkpoint last."""
+
+
+@dataclass
+class RetrievalConfig(TrainingArguments):
+    """Arguments of `RetrievalTrainer`, added to `transformers.TrainingArguments`.
+
+    Some defaults differ. No column is removed, because the collator reads whole rows. The last partial batch is
+    dropped, because padding it would duplicate items, which would become false negatives of each other. R@k is
+    evaluated on the whole evaluation set. Without a terminal the log is lines in place of a progress bar. A process
+    uses one GPU: `accelerate launch` starts one for each. `push_to_hub` pushes the trained model, no checkpoint.
+
+    Under gradient accumulation every micro-batch is a separate contrastive batch, and the step uses the mean of their
+    gradients, so accumulation adds no negatives. To fit a larger batch in memory, set `gradient_cache_chunk_size`.
+
+    Args:
+        bf16: Compute in bfloat16, with weights in float32; `auto` as for `conjoin.devices.choose_bf16`, unless
+            `fp16` or `accelerate launch` sets the precision. It holds the choice afterwards.
+        gradient_cache_chunk_size: Rows embedded at once. A batch of any size then fits in memory, but costs a second
+            forward pass; 0 runs the plain step.
+        gradient_cache_chunk_tokens: Text tokens embedded at once, padding included. Rows are sorted by length and
+            padded with rows like them, which is faster where texts differ in length; the gradients are the same. Alone
+            or beside `gradient_cache_chunk_size`, which also limits the images of a chunk; 0 for no such limit.
+        mask_false_negatives: Do not use rows that share an id (a group) as negatives of each other.
+        activation_checkpointing: Compute activations again in the backward pass: less memory, more compute. Earlier
+            versions of transformers name it `gradient_checkpointing`.
+        matryoshka_dims: Widths to train the embeddings at, such as 64 128 256 384: each contrastive loss is the mean
+            over the embeddings cut to each width and normalised again, so vectors can be truncated later. Terms of a
+            teacher and of reconstruction keep the whole width. Name the whole width too. Empty for the whole width.
+        resume_from_checkpoint: A checkpoint to continue from; `true` for the last one in `output_dir`.
+        overwrite_output_dir: Replace a model in `output_dir` when the new one is complete; remove its checkpoints when
+            training starts.
+    """
+
+    remove_unused_columns: bool = field(default=False)
+    dataloader_drop_last: bool = field(default=True)
+    bf16: str | None = field(default=None, metadata={"nargs": "?", "const": "true"})  # type: ignore[assignment]
+    lr_scheduler_type: str = field(default="cosine")
+    logging_steps: float = field(default=10)
+    save_total_limit: int | None = field(default=2)
+    hub_strategy: str = field(default="end")
+    gradient_cache_chunk_size: int = field(default=0)
+    gradient_cache_chunk_tokens: int = field(default=0)
+    mask_false_negatives: bool = field(default=True)
+    activation_checkpointing: bool | None = field(default=None)
+    matryoshka_dims: list[int] = field(default_factory=list)
+    disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"aliases": ["--resume"], "nargs": "?", "const": "true"}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"aliases": ["--overwrite"]})
+
+    def __post_init__(self) -> None:
+        if self.activation_checkpointing and "activation_checkpointing" not in _INHERITED:
+            self.gradient_checkpointing = True
+        asked = "false" if self.bf16 is None else str(self.bf16).lower()
+        if asked not in (*BF16, "auto"):
+            raise ValueError(f"bf16={self.bf16!r}; expected true, false or auto")
+        chosen = BF16.get(asked, asked)
+        if chosen == "auto":
+            gpu = None if self.use_cpu else torch.accelerator.current_accelerator(check_available=True)
+            is_set = self.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no"
+            chosen = not is_set and choose_bf16("auto", gpu or "cpu")
+            self.use_cpu |= chosen and gpu is None  # else transformers refuses bfloat16
+        self.bf16 = chosen  # type: ignore[assignment]
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model, self.greater_is_better = "mean_hit_rate@1", True
+        super().__post_init__()
+        if self.n_gpu > 1:  # nn.DataParallel would split a contrastive batch
+            logger.warning("one of %d GPUs is used; start with `accelerate launch` to use all", self.n_gpu)
+            self._n_gpu = 1
+        self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns if there is no accelerator
+        if self.push_to_hub and self.hub_strategy != HubStrategy.END:
+            raise ValueError(
+                f"hub_strategy={HubStrategy(self.hub_strategy).value!r}: a checkpoint holds the state of training, no "
+                "model to push; expected 'end', which pushes the trained model"
+            )
+        for name in ("gradient_cache_chunk_size", "gradient_cache_chunk_tokens"):
+            if vars(self)[name] < 0:
+                raise ValueError(f"{name}={vars(self)[name]} must not be negative")
+        self.matryoshka_dims = dims = list(self.matryoshka_dims)
+        if any(dim < 1 for dim in dims) or len(set(dims)) < len(dims):
+            raise ValueError(f"matryoshka_dims={dims}; expected positive numbers, each once")
+
+
+@dataclass
+class TemperatureConfig(RetrievalConfig):
+    """Arguments of a contrastive trainer with one temperature.
+
+    Args:
+        temperature: Softmax temperature, or its initial value if it is learned.
+        learn_temperature: Train the temperature, as CLIP does.
+    """
+
+    temperature: float = field(default=0.07)
+    learn_temperature: bool = field(default=True)
+
+
+class Step(nn.Module):
+    """The forward that DDP and FSDP wrap: a trainer's `embed` and `loss_terms` around the encoder and the loss."""
+
+    accepts_loss_kwargs = False
+
+    encoder: Any
+
+    def __init__(self, trainer: "RetrievalTrainer", encoder: Any, loss: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.loss = encoder, loss
+        self.trainer = trainer
+        self.replay: Replay | None = None
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """The classes of the layers that FSDP gathers one at a time; all devices run each of them equally often."""
+        tower: Any = self.encoder
+        if isinstance(tower, MllmRetrieverModel):
+            tower = tower.backbone.language_model
+        elif not self.trainer.same_layers:
+            return []
+        names = {type(module).__name__ for module in tower.modules()}
+        return sorted(names & set(self.encoder._no_split_modules or ()))
+
+    def forward(self, **inputs: Any) -> dict[str, Tensor]:
+        """Return the loss terms of a batch."""
+        return self.terms(self.embed(**inputs), inputs)
+
+    def embed(self, **inputs: Any) -> dict[str, Tensor]:
+        """Return the embeddings of some parts of a batch."""
+        return self.trainer.embed(self.encoder, inputs)
+
+    def encode(self, **inputs: Any) -> dict[str, Tensor]:
+        """Return the embeddings for evaluation."""
+        return self.trainer.embed_for_evaluation(self.encoder, inputs)
+
+    def terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the loss terms of the embeddings of a whole batch.
+
+        With `matryoshka_dims`, the terms of `loss_terms` are means over the embeddings cut to each width (Kusupati et
+        al., "Matryoshka Representation Learning", arXiv 2205.13147, Eq. 1).
+
+        Raises:
+            ValueError: A width is larger than the embeddings.
+        """
+        widths = self.trainer.args.matryoshka_dims
+        terms: dict[str, Tensor] = {}
+        for width in widths:
+            cut = {name: _cut(value, width) for name, value in embeddings.items()}
+            for name, term in self.trainer.loss_terms(cut, inputs).items():
+                terms[name] = terms.get(name, 0.0) + term / len(widths)
+        if not widths:
+            terms = self.trainer.loss_terms(embeddings, inputs)
+        return terms | self.trainer.whole_width_terms(embeddings, inputs)
+
+    @contextmanager
+    def replaying(self, replay: Replay) -> Iterator[None]:
+        """Make `RetrievalTrainer.cached` store values in `replay` in the first pass and read them in the second."""
+        self.replay = replay
+        try:
+            yield
+        finally:
+            self.replay = None
+
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        """Enable activation checkpointing in the encoder: less memory, more compute."""
+        self.encoder.activation_checkpointing_enable(**kwargs)
+
+    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
+        """Enable activation checkpointing, by its name in earlier versions of transformers."""
+        self.encoder.gradient_checkpointing_enable(**kwargs)
+
+
+class Embedded(NamedTuple):
+    """The embeddings of an evaluation set.
+
+    Args:
+        embeddings: `{name: (N, D)}`, float32.
+        labels: `(N,)` equal for rows that show the same thing.
+    """
+
+    embeddings: dict[str, Tensor]
+    labels: Tensor
+
+
+class EpochCallback(TrainerCallback):
+    """Sets the epoch of rows and samplers before their rows are read, also after a resume within an epoch.
+
+    Args:
+        followers: Objects with an attribute `epoch`.
+    """
+
+    def __init__(self, followers: list[Any]) -> None:
+        self.followers = followers
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Set the epoch."""
+        for follower in self.followers:
+            follower.epoch = int(state.epoch or 0)
+
+
+class RetrievalTrainer(Trainer):
+    """Trains an encoder on rows `{"image", "text", "id"?, "group"?}` by any loss on embeddings.
+
+    A subclass has two hooks: `embed`, from a batch to embeddings, and `loss_terms`, from the embeddings of a whole
+    batch to named terms. Terms that end in `_loss` are summed; all are logged. `make_loss` returns what else is
+    trained, as `self.loss`. Embeddings are gathered from all
+    devices by the losses. Checkpoints hold the full training state. `save_model` writes the encoder alone, with its
+    adapters merged, as `AutoModel`, sentence-transformers and this package load it.
+
+    Args:
+        model: A name or folder, or a loaded model: one of this package; CLIP or SigLIP, which becomes score fusion; a
+            multimodal language model or an embedder around one, which becomes an MLLM retriever.
+        args: The method's configuration; its defaults when None. Of plain `TrainingArguments`, what differs from their
+            defaults is used.
+        train_dataset: Rows. `EpochRows` receive the current epoch.
+        eval_dataset: Rows of the same form, for R@k, or a dictionary of them.
+        processing_class: The model's processor; that of the model's folder when None.
+        loss: Module that maps embeddings by view to one tensor or to named terms: `loss(image=..., text=...)`, with
+            `ids` `(N,)` where rows have them. That of the method when None.
+        data_collator: Maps rows to a batch.
+        peft_config: Adapters of peft to train in place of the weights; see `conjoin.trainers.peft.add_adapters`.
+        columns: Names of the columns in the rows by those that the trainer knows: `{"text": "caption"}`.
+        kwargs: Passed to `transformers.Trainer`: `compute_metrics`, `callbacks`, `optimizers` ...
+
+    Raises:
+        ValueError: The model cannot be trained, a column is missing, or an argument has no effect here.
+    """
+
+    config_class: ClassVar[type[RetrievalConfig]] = RetrievalConfig
+    views: ClassVar[tuple[str, ...]] = ("image", "text")
+    """What to embed of each row: `"image"`, `"text"`, `"fused"`."""
+    needed_columns: ClassVar[tuple[str, ...]] = ("image", "text")
+    same_layers: ClassVar[bool] = True
+    """Whether all devices run the same layers in every step: not if one device may have texts and another images."""
+    sorts_rows: ClassVar[bool] = True
+    """Whether `embed` may get rows in any order, without the columns of tokens that are padding in all of them."""
+    args: RetrievalConfig
+    model: Step
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        args: TrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *,
+        loss: nn.Module | None = None,
+        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
+        peft_config: Any = None,
+        columns: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = self.complete_args(model, args)
+        encoder, processing_class = load_trainable(model, processing_class)
+        if data_collator is None:
+            if processing_class is None:
+                raise ValueError("pass processing_class (the model's processor) or a data_collator")
+            data_collator = self.make_collator(processing_class)
+        for name in ("model_init", "compute_loss_func", "preprocess_logits_for_metrics"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} has no effect here; expected a subclass with its own `embed` or `loss_terms`"
+                )
+        uses_cache = args.gradient_cache_chunk_size or args.gradient_cache_chunk_tokens
+        if uses_cache and type(self).compute_loss is not RetrievalTrainer.compute_loss:
+            raise ValueError(
+                f"{type(self).__name__}.compute_loss would be skipped under the gradient cache; override "
+                "`loss_terms`, or set gradient_cache_chunk_size to 0"
+            )
+        if args.gradient_cache_chunk_tokens:
+            self._check_sortable(processing_class)
+        if peft_config is not None:
+            add_adapters(encoder, peft_config)
+        self._term_sums: dict[str, Tensor] = {}
+        self._term_count = 0
+        self._columns = dict(columns or {})
+        train_dataset = self.prepare_rows(train_dataset, args)
+        if isinstance(eval_dataset, Mapping):
+            eval_dataset = {name: self.prepare_rows(rows, args) for name, rows in eval_dataset.items()}
+        elif eval_dataset is not None:
+            eval_dataset = self.prepare_rows(eval_dataset, args)
+        super().__init__(
+            model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            data_collator=data_collator,
+            **kwargs,
+        )
+        self.sharding = Sharding(self.accelerator, self.model)
+        self.add_callback(self.sharding)
+        self.epochs = EpochCallback([train_dataset] if isinstance(train_dataset, EpochRows) else [])
+        self.add_callback(self.epochs)
+        self.stream = StreamTraining(self, train_dataset) if isinstance(train_dataset, PairStream) else None
+
+    # What a method defines
+
+    def make_loss(self, model: PreTrainedModel, args: Any) -> nn.Module:
+        """Return the loss, with what is trained besides the encoder: a temperature, heads, decoders."""
+        return nn.Identity()
+
+    def embed(self, model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the raw embeddings `{view: (N, D)}` of a batch or of some of its rows.
+
+        Args:
+            model: The encoder.
+            inputs: Parts of the batch by name. A part is the processor's output for some items; dimension 0 of every
+                tensor is the item. Pairs are the part `pairs`.
+        """
+        stacked = model(**inputs["pairs"], views=self.views).pooler_output
+        return dict(zip(self.views, stacked.chunk(len(self.views)), strict=True))
+
+    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the loss terms `{name: scalar}` of a batch: those ending in `_loss` are summed, all are logged.
+
+        Args:
+            embeddings: What `embed` returned, for all rows.
+            inputs: The batch. `inputs["ids"]` `(N,)` is equal for rows that show the same thing, where rows have ids.
+        """
+        masks = {view: inputs["pairs"].get(f"{view}_mask") for view in ("image", "text")}
+        given = {"ids": inputs["ids"]} if "ids" in inputs else {}
+        if any(mask is not None for mask in masks.values()):
+            everything = torch.ones_like(next(mask for mask in masks.values() if mask is not None))
+            image, text = (everything if mask is None else mask for mask in masks.values())
+            given["present"] = torch.stack([image, text, image & text], dim=1)
+        terms = self.loss(**embeddings, **given)
+        if not isinstance(terms, Tensor):
+            return terms
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self.loss).__name__).lower()
+        return {f"{name.removesuffix('_loss')}_loss": terms}
+
+    def whole_width_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the terms that need embeddings of the whole width, such as a teacher's, despite `matryoshka_dims`."""
+        return {}
+
+    def embed_for_evaluation(self, model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the raw embeddings `{name: (N, D)}` of the unmodified items."""
+        return self.embed(model, inputs)
+
+    def make_collator(self, processor: ProcessorMixin) -> Callable[[list[Any]], dict[str, Any]]:
+        """Return what maps rows to a batch."""
+        return PairCollator(processor)
+
+    def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
+        """Return the rows as the trainer reads them, with renamed columns.
+
+        Raises:
+            ValueError: A column is missing.
+        """
+        if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+            return rows
+        names = rows.column_names or []
+        wanted = {new: self._columns.get(new, new) for new in {*self.needed_columns, *self._columns}}
+        missing = sorted(old for old in wanted.values() if names and old not in names)
+        if missing:
+            raise ValueError(
+                f"no column {missing[0]!r}; the rows have {', '.join(names)}. {type(self).__name__} reads "
+                f"{', '.join(self.needed_columns)}: name other columns by columns={{{self.needed_columns[0]!r}: ...}}"
+            )
+        return rows.rename_columns({old: new for new, old in wanted.items() if old != new and old in names})
+
+    # The state of a run
+
+    @property
+    def encoder(self) -> Any:
+        """The encoder being trained."""
+        return self.model.encoder
+
+    @property
+    def loss(self) -> Any:
+        """The trained parts of the loss, such as its temperature."""
+        return self.model.loss
+
+    @property
+    def progress(self) -> float:
+        """The completed share of training, in [0, 1]."""
+        return self.state.global_step / max(self.state.max_steps, 1)
+
+    def cached(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Compute a value without gradient in `embed`; the gradient cache computes it in its first pass only.
+
+        The gradient cache stores the values of all chunks of a batch until the second pass.
+        """
+        replay = self.model.replay
+        return compute() if replay is None else replay.cached(name, compute)
+
+    def complete_args(self, model: Any, args: TrainingArguments | None) -> RetrievalConfig:
+        """Return the configuration of this trainer."""
+        if isinstance(args, self.config_class):
+            return args
+        given: dict[str, Any] = {}
+        for each in fields(args) if args is not None else ():
+            default = each.default_factory() if each.default_factory is not MISSING else each.default
+            if each.init and getattr(args, each.name) != default:
+                given[each.name] = getattr(args, each.name)
+        if "output_dir" not in given:
+            name = str(model if isinstance(model, str | Path) else model.config.name_or_path or "model")
+            given["output_dir"] = f"{Path(name).name}-{type(self).__name__.removesuffix('Trainer')}"
+        known = {each.name for each in fields(self.config_class)}
+        return self.config_class(**{name: value for name, value in given.items() if name in known})
+
+    def _check_sortable(self, processor: Any) -> None:
+        """Refuse chunks of a number of tokens where padding has a meaning."""
+        problem = None
+        if not self.sorts_rows:
+            problem = f"{type(self).__name__} needs rows in their order, with their padding"
+        elif isinstance(processor, ImageTextProcessor) and processor.text_padding == "max_length":
+            problem = "the processor pads all texts to one length (text_padding='max_length')"
+        if problem is not None:
+            raise ValueError(f"gradient_cache_chunk_tokens cannot be used: {problem}; set gradient_cache_chunk_size")
+
+    # Training
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; a stream resumes from its saved state, without reading the rows before."""
+        if resume_from_checkpoint is True or str(resume_from_checkpoint).lower() == "true":
+            resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)))
+        if self.stream is not None and resume_from_checkpoint:
+            self.stream.load(Path(str(resume_from_checkpoint)))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the batches of this process.
+
+        Raises:
+            ValueError: The rows do not fill a batch.
+        """
+        if self.stream is not None:
+            return self.stream.loader()
+        if self.args.dataloader_persistent_workers and self.epochs.followers:
+            raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
+        step = self._train_batch_size * self.args.world_size
+        if self.args.dataloader_drop_last and isinstance(self.train_dataset, Sized) and len(self.train_dataset) < step:
+            raise ValueError(
+                f"{len(self.train_dataset)} rows do not fill a batch of {step}: lower per_device_train_batch_size "
+                f"to at most {len(self.train_dataset) // self.args.world_size}"
+            )
+        return super().get_train_dataloader()
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """Return the batches of a step; none, which ends the training, if it was resumed from its last step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Sum the terms of one batch."""
+        with self.sharding.autocast():
+            terms = model(**self._loss_inputs(inputs))
+        self._record(terms)
+        return (total_loss(terms), terms) if return_outputs else total_loss(terms)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run a plain step, or a gradient-cached step if the arguments set the size of a chunk."""
+        if self.stream is not None:
+            inputs = self.stream.take(inputs)
+        if not (self.args.gradient_cache_chunk_size or self.args.gradient_cache_chunk_tokens):
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        losses: list[Tensor] = []
+
+        def backward(loss: Tensor) -> None:
+            losses.append(loss.detach() / self.current_gradient_accumulation_steps)
+            self.sharding.backward(loss / self.current_gradient_accumulation_steps)
+
+        terms = cached_backward(
+            self.model,
+            self._loss_inputs(self._prepare_inputs(inputs)),
+            self.args.gradient_cache_chunk_size,
+            backward,
+            self.accelerator.autocast,
+            self.sharding.chunk_backward,
+            self.sharding.max_over_devices,
+            self.args.gradient_cache_chunk_tokens,
+        )
+        self._record(terms)
+        if is_distributed() and not self.sharding.is_sharded and self.accelerator.sync_gradients:
+            average_gradients(self.model)
+        return losses[0]
+
+    def _loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Drop the ids unless `mask_false_negatives` is set."""
+        return {name: value for name, value in inputs.items() if name != "ids" or self.args.mask_false_negatives}
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the matrices only: no decay for biases, norms, the CLS token or a learned temperature."""
+        matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
+        return [name for name in super().get_decay_parameter_names(model) if name in matrices]
+
+    def _record(self, terms: dict[str, Tensor]) -> None:
+        for name, term in terms.items():
+            self._term_sums[name] = self._term_sums.get(name, torch.zeros_like(term)) + term.detach()
+        self._term_count += 1
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the mean of every loss term since the last log, over all devices, to the log entry."""
+        if self._term_count and "loss" in logs:
+            for name, value in self._term_sums.items():
+                mean = (value / self._term_count).detach().float().reshape(1)
+                logs[name] = self.accelerator.gather(mean).mean().item()
+            self._term_sums, self._term_count = {}, 0
+        super().log(logs, start_time)
+
+    # Evaluation
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Measure hit rates in both directions over whole evaluation sets; ties count as misses.
+
+        Rows of one group, and rows of the same text, are right answers for one another.
+
+        Args:
+            eval_dataset: In place of the trainer's; its name, if the trainer has several; or a dictionary.
+            ignore_keys: Of no effect.
+            metric_key_prefix: Before the name of each metric; with several sets, before the name of the set.
+
+        Returns:
+            `{prefix}_{query}_to_{candidate}_hit_rate@{k}`, `{prefix}_mean_hit_rate@{k}`, and what `compute_metrics`
+            returns for an `EvalPrediction` of the embeddings by name and the labels of the rows.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        elif eval_dataset is not None and not isinstance(dataset, Mapping):
+            dataset = self.prepare_rows(dataset, self.args)
+        if isinstance(dataset, Mapping):
+            metrics: dict[str, float] = {}
+            for name, rows in dataset.items():
+                metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        _, metrics = self._measure(dataset, metric_key_prefix)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Return the embeddings `{name: (N, D)}` of rows, their labels `(N,)` and the metrics of `evaluate`."""
+        embedded, metrics = self._measure(self.prepare_rows(test_dataset, self.args), metric_key_prefix)
+        arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
+        return PredictionOutput(predictions=arrays, label_ids=embedded.labels.cpu().numpy(), metrics=metrics)
+
+    def _measure(self, dataset: Any, prefix: str) -> tuple[Embedded, dict[str, float]]:
+        if not isinstance(dataset, Dataset | datasets.Dataset):
+            raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
+        embedded = self._embed_dataset(dataset)
+        ranks = self._rank(embedded, dataset)
+        metrics: dict[str, float] = {}
+        for k in EVAL_KS:
+            hits = {name: (rank <= k).float().mean().item() for name, rank in ranks.items()}
+            metrics |= {f"{prefix}_{name}_hit_rate@{k}": hit_rate for name, hit_rate in hits.items()}
+            metrics[f"{prefix}_mean_hit_rate@{k}"] = sum(hits.values()) / len(hits)
+        if self.compute_metrics is not None:
+            arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
+            own = self.compute_metrics(EvalPrediction(predictions=arrays, label_ids=embedded.labels.cpu().numpy()))
+            metrics |= {name if name.startswith(prefix) else f"{prefix}_{name}": value for name, value in own.items()}
+        return embedded, metrics
+
+    def _rank(self, embedded: Embedded, dataset: Any) -> dict[str, Tensor]:
+        """Return the rank `(N,)` of every row's best match, by direction; rows of equal texts match, too."""
+        texts = _text_labels(dataset)
+        embeddings, labels = embedded
+        pairs = [(a, b) for a in ("image", "text") for b in ("image", "text") if a != b and {a, b} <= set(embeddings)]
+        same = None if texts is None else (texts, texts)
+        return {f"{a}_to_{b}": best_ranks(embeddings[a], embeddings[b], labels, labels, texts=same) for a, b in pairs}
+
+    @torch.no_grad()
+    def _embed_dataset(self, dataset: Any) -> Embedded:
+        was_training = self.model.training
+        self.model.eval()
+        loader = self.accelerator.prepare(
+            DataLoader(
+                dataset,
+                batch_size=self.args.eval_batch_size,
+                collate_fn=self.data_collator,
+                num_workers=self.args.dataloader_num_workers,
+            )
+        )
+        parts: dict[str, list[Tensor]] = defaultdict(list)
+        for batch in loader:
+            inputs = self._prepare_inputs(batch)
+            named = {"ids": inputs.pop("ids")} if "ids" in inputs else {}
+            with self.accelerator.autocast():
+                embedded = self.model.encode(**inputs)
+            for name, rows in self.accelerator.gather_for_metrics(embedded | named).items():
+                parts[name].append(rows)
+        self.model.train(was_training)
+        ids = torch.cat(parts.pop("ids")) if "ids" in parts else None
+        embeddings = {name: torch.cat(rows).float() for name, rows in parts.items()}
+        return Embedded(embeddings, torch.arange(len(dataset)) if ids is None else ids)
+
+    # Saving
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Export the encoder to a folder; inside a checkpoint, save the full training state."""
+        if _internal_call and output_dir is not None:
+            if self.sharding.fsdp:
+                self._save(output_dir, self.sharding.weights())
+            else:
+                super().save_model(output_dir, _internal_call=True)
+            for name in SENTENCE_FILES if self.args.should_save else ():  # a checkpoint is not a model
+                Path(output_dir, name).unlink(missing_ok=True)
+            return
+        folder, weights = str(output_dir or self.args.output_dir), self.sharding.encoder_weights()  # of all processes
+        if not self.args.should_save:
+            return
+        model = merge_lora(self.encoder) if weights is None else self.encoder
+        if isinstance(self.processing_class, ProcessorMixin) and model._auto_class is not None:
+            save_model(model, self.processing_class, folder, weights)
+            return
+        model.save_pretrained(folder, state_dict=weights)  # a class without an auto class
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        if self.stream is not None:
+            self.stream.save(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+    def push_to_hub(  # type: ignore[override]
+        self,
+        commit_message: str | None = "End of training",
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> str | None:
+        """Save the model and push its files and a card in one commit, as `conjoin push` does.
+
+        Args:
+            commit_message: Of the commit.
+            token: In place of `hub_token`.
+            revision: Branch, in place of `hub_revision`.
+            kwargs: Passed to `conjoin.hub.model_upload`: `license`, `languages`, `datasets` ...
+
+        Returns:
+            The URL of the commit; None on further processes.
+
+        Raises:
+            PushError: The Hub refused, failed, or cannot be reached.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token)
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        upload = model_upload(str(self.args.output_dir), str(self.hub_model_id), **kwargs)
+        settings = {"revision": revision or self.args.hub_revision, "message": commit_message}
+        # `init_hf_repo` made the repository, as `hub_private_repo` says
+        return push(upload, public=True, replace=True, api=HfApi(token=token or self.args.hub_token), **settings)
+
+    def step_weights(self) -> dict[str, Tensor]:
+        """Return the weights of encoder and loss, whole on the main process; all processes must call this."""
+        state = self.sharding.weights()
+        return self.model.state_dict() if state is None else state
+
+
+def load_trainable(model: str | Path | PreTrainedModel, processor: Any = None, **options: Any) -> tuple[Any, Any]:
+    """Return a model of this package and its processor.
+
+    Args:
+        model: As for `RetrievalTrainer`.
+        processor: Of the model; CLIP's own is accepted. None loads that of the model's folder.
+        options: For a new model around a name: fields of its configuration, such as `keep_layers`.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        ValueError: It cannot be trained.
+    """
+    if isinstance(model, str | Path):
+        kind, own = model_type(model), None
+        if kind in MODELS:
+            model, own = load_model(model)
+        elif kind in ARCHITECTURES and is_embedder(model):
+            model, own = load_embedder(str(model), **options)
+        elif kind in ARCHITECTURES:
+            name, token = str(model), options.get("ret_token", "[RET]")
+            model = MllmRetrieverModel.from_mllm(name, **options)
+            own = MllmRetrieverProcessor.from_mllm(name, ret_token=None if model.config.readout == "last" else token)
+        else:
+            own = processor or ImageTextProcessor.from_backbones(str(model), str(model))
+            model = ScoreFusionModel.from_clip(model, **options)
+        processor = processor or own
+    elif model.config.model_type not in MODELS and "vision_config" in model.config.sub_configs:
+        if not hasattr(model, "get_image_features"):
+            raise ValueError(
+                f"{type(model).__name__} has no two towers; pass its name, or an MLLM retriever around it"
+            )
+        if processor is None:
+            processor = ImageTextProcessor.from_backbones(model.name_or_path, model.name_or_path)
+        model = ScoreFusionModel.from_clip(model)
+    elif processor is None and model.name_or_path and model.config.model_type in MODELS:
+        processor = load_processor(model.name_or_path)
+    if isinstance(model, ScoreFusionModel) and not isinstance(processor, ImageTextProcessor):
+        processor = ImageTextProcessor(processor.image_processor, processor.tokenizer)  # CLIP's
+    return model, processor
+
+
+def last_checkpoint(folder: str | Path) -> Path:
+    """Return the last complete checkpoint in a folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    complete = [path.parent for path in Path(folder).glob(f"checkpoint-*/{_LAST_FILE}")]
+    steps = {path: path.name.removeprefix("checkpoint-") for path in complete}
+    complete = [path for path, step in steps.items() if step.isdigit()]
+    if not complete:
+        raise FileNotFoundError(f"no checkpoint to resume from in {str(folder)!r}; train without --resume")
+    return max(complete, key=lambda path: int(steps[path]))
+
+
+def _cut(value: Tensor, width: int) -> Tensor:
+    """Cut embeddings `(..., D)` to their first numbers; other tensors stay."""
+    if not value.is_floating_point() or value.ndim < 2:
+        return value
+    if width > value.shape[-1]:
+        raise ValueError(f"matryoshka_dims has {width}, the embeddings have {value.shape[-1]} numbers")
+    return value[..., :width]
+
+
+def _text_labels(dataset: Any) -> Tensor | None:
+    """Return a label `(N,)` of each row's text, equal for equal texts; None if rows have no texts or hide them."""
+    if hasattr(dataset, "first_texts"):
+        return dataset.first_texts
+    if not isinstance(dataset, datasets.Dataset) or "text" not in dataset.column_names:
+        return None
+    return integer_labels([row if text is None else text for row, text in enumerate(dataset["text"][:])])[0]

@@ -1,0 +1,261 @@
+"""Gradient cache: embed a large batch in chunks without a graph, then re-run each chunk with its gradient.
+
+Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (arXiv 2101.06983). The result
+equals the plain step: the same loss on the same batch, with the same random numbers in both passes. Computations in
+`RetrievalTrainer.cached` run in the first pass only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from conjoin.trainers.base import Step
+
+_MASKS = ("attention_mask", "image_view_mask", "text_view_mask")
+_TOKENS = (*_MASKS, "input_ids", "special_tokens_mask", "token_type_ids")
+"""The inputs `(N, T)` of a part that have a column for each token, and those of them that say which exist."""
+
+
+class RandomState:
+    """A snapshot of the random state of the CPU and of one accelerator, to repeat dropout exactly."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cpu = torch.get_rng_state()
+        self.device: Any = None if device.type == "cpu" else torch.get_device_module(device)
+        self.arguments = () if device.type == "mps" else (device,)  # it has one generator
+        self.state = None if self.device is None else self.device.get_rng_state(*self.arguments)
+
+    def restore(self) -> None:
+        """Reset the generators to the recorded state."""
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            self.device.set_rng_state(self.state, *self.arguments)
+
+
+class Replay:
+    """Values of the first pass over some rows, for the second pass. Create it just before the first pass.
+
+    Args:
+        device: Device of both passes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.start = device, RandomState(device)
+        self._kept: dict[str, tuple[Any, RandomState]] = {}
+
+    def cached(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return `compute()`; in the second pass return the stored value and restore the random state after it."""
+        if name in self._kept:
+            value, state = self._kept.pop(name)
+            state.restore()
+            return value
+        value = compute()
+        self._kept[name] = value, RandomState(self.device)
+        return value
+
+
+def total_loss(terms: dict[str, Tensor]) -> Tensor:
+    """Sum the terms whose names end in `_loss`; other terms are metrics.
+
+    Raises:
+        ValueError: There is no such term.
+    """
+    losses = [term for name, term in terms.items() if name.endswith("_loss")]
+    if not losses:
+        raise ValueError(f"no term of the loss ends in '_loss', only {sorted(terms)}")
+    return sum(losses[1:], start=losses[0])
+
+
+class Chunk(NamedTuple):
+    """Rows of a batch that are embedded at once.
+
+    Attributes:
+        inputs: `{part: rows}`, of one part.
+        indices: `(n,)` the rows in the batch, counted over its parts in turn.
+    """
+
+    inputs: dict[str, Any]
+    indices: Tensor
+
+
+def cached_backward(
+    step: "Step",
+    batch: dict[str, Any],
+    chunk_size: int,
+    backward: Callable[[Tensor], None],
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    chunk_backward: Callable[[list[Tensor], list[Tensor], bool], None] = lambda rows, gradients, _: (
+        torch.autograd.backward(rows, gradients)
+    ),
+    max_over_devices: Callable[[int], int] = lambda count: count,
+    chunk_tokens: int = 0,
+) -> dict[str, Tensor]:
+    """Run one forward and backward over `batch` with the graph of at most `chunk_size` rows in memory.
+
+    Args:
+        step: `embed` is called twice per chunk, `terms` once on all rows.
+        batch: Parts with model inputs, and inputs of the loss; see `split_rows`.
+        chunk_size: Rows whose activations are in memory at once; 0 if `chunk_tokens` alone limits them.
+        backward: Receives the total loss, scales it like the trainer, and runs backward.
+        autocast: Creates a fresh mixed-precision context for each pass: a pass must not reuse weights that an earlier
+            pass cast without a graph.
+        chunk_backward: Runs the backward pass of the rows of a chunk, with their gradients; the flag marks the last.
+        max_over_devices: Returns the number of chunks to embed, given those of this device. With sharded weights, all
+            devices embed equally many: after its last chunk a device embeds it again, with a gradient of zero.
+        chunk_tokens: Most tokens of a chunk, its padding included; see `split_rows`. 0 for no such limit.
+
+    Returns:
+        The loss terms, detached.
+    """
+    chunks = list(split_rows(batch, chunk_size, chunk_tokens))
+    count = len(chunks)
+    chunks += chunks[-1:] * (max_over_devices(count) - count)
+    device = next(step.parameters()).device
+    replays, parts = [], []
+    with torch.no_grad(), autocast():
+        for chunk in chunks:
+            replays.append(Replay(device))
+            with step.replaying(replays[-1]):
+                parts.append(step.embed(**chunk.inputs))
+    end_state = RandomState(device)
+    orders = _orders(chunks[:count], parts)
+    leaves = {
+        name: torch.cat([part[name] for part in parts[:count] if name in part])[order.argsort().to(device)]
+        for name, order in orders.items()
+    }
+    for leaf in leaves.values():
+        leaf.requires_grad_(leaf.is_floating_point())
+    with autocast():
+        terms = step.terms(leaves, batch)
+    backward(total_loss(terms))
+    replayed = dict.fromkeys(leaves, 0)
+    for number, (chunk, replay) in enumerate(zip(chunks, replays, strict=True), start=1):
+        replay.start.restore()
+        with autocast(), step.replaying(replay):
+            embeddings = step.embed(**chunk.inputs)
+        kept: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for name, rows in embeddings.items():
+            start, replayed[name] = replayed[name], replayed[name] + len(rows)
+            gradient = leaves[name].grad
+            if gradient is not None and rows.requires_grad:
+                kept.append(rows)
+                row_gradient = gradient[orders[name][start : replayed[name]].to(device)].to(rows.dtype)
+                gradients.append(row_gradient if number <= count else torch.zeros_like(rows))
+        chunk_backward(kept, gradients, number == len(chunks))
+    end_state.restore()
+    return {name: term.detach() for name, term in terms.items()}
+
+
+def _orders(chunks: Sequence[Chunk], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return for each output of `embed` where its rows `(n,)`, chunk by chunk, stand among those of the batch.
+
+    An output with another number of rows than the chunks, such as the concatenated tokens of all rows, stays in the
+    order of the chunks; only trainers that need the order of the batch have such outputs.
+    """
+    orders: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for part in parts[: len(chunks)] for name in part):
+        with_name = [(chunk, part[name]) for chunk, part in zip(chunks, parts, strict=False) if name in part]
+        indices, count = torch.cat([chunk.indices for chunk, _ in with_name]), sum(len(rows) for _, rows in with_name)
+        orders[name] = indices.argsort().argsort() if len(indices) == count else torch.arange(count)
+    return orders
+
+
+def split_rows(batch: Mapping[str, Any], chunk_size: int, chunk_tokens: int = 0) -> Iterator[Chunk]:
+    """Split each part of a batch in turn into chunks of at most `chunk_size` rows.
+
+    With `chunk_tokens`, the rows of a part are sorted by their number of tokens, longest first, and a chunk takes rows
+    while they have at most so many tokens together, padded to the longest of them. Columns that are padding in all
+    rows of a chunk are dropped. A single longer row is a chunk of its own.
+
+    Tensors outside the parts are skipped: they are inputs of the loss, which sees the whole batch.
+
+    Args:
+        batch: Parts with model inputs.
+        chunk_size: Most rows; 0 for no limit, if there is one of tokens.
+        chunk_tokens: Most tokens, 0 for no limit.
+
+    Raises:
+        ValueError: There is no part, the tensors of a part differ in length, or no limit is positive.
+    """
+    parts = {name: part for name, part in batch.items() if isinstance(part, Mapping)}
+    if min(chunk_size, chunk_tokens) < 0 or not (chunk_size or chunk_tokens) or not parts:
+        raise ValueError(f"cannot cut a batch with the parts {sorted(parts)} into chunks of {chunk_size} rows")
+    start = 0
+    for name, part in parts.items():
+        sizes = dict(_row_counts(part))
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"cannot cut the part {name!r} with {sizes} rows into chunks of {chunk_size}")
+        count = next(iter(sizes.values()))
+        mask = _token_mask(part) if chunk_tokens else None
+        for rows in _chunk_rows(count, chunk_size or count, chunk_tokens, mask):
+            chosen = rows if mask is None else rows.to(mask.device)
+            inputs = _rows(part, chosen if mask is not None else slice(int(rows[0]), int(rows[-1]) + 1))
+            if mask is not None:
+                inputs = _without_padding(inputs, mask[chosen])
+            yield Chunk({name: inputs}, rows + start)
+        start += count
+
+
+def _token_mask(part: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens `(N, T)` of a part exist, in any view; None if it has no tokens."""
+    masks = [part[name].bool() for name in _MASKS if name in part]
+    return torch.stack(masks).any(dim=0) if masks else None
+
+
+def _chunk_rows(count: int, chunk_size: int, chunk_tokens: int, mask: Tensor | None) -> Iterator[Tensor]:
+    """Choose the rows `(n,)` of each chunk of a part with `count` rows and tokens `(N, T)`."""
+    if mask is None:
+        yield from torch.arange(count).split(chunk_size)
+        return
+    widths = mask.sum(dim=1).cpu()
+    order = widths.argsort(descending=True, stable=True)
+    start = 0
+    while start < count:
+        longest = max(1, int(widths[order[start]]))
+        size = min(chunk_size, max(1, chunk_tokens // longest))
+        yield order[start : start + size]
+        start += size
+
+
+def _without_padding(inputs: dict[str, Any], mask: Tensor) -> dict[str, Any]:
+    """Drop the columns of tokens before the first and behind the last one of all rows."""
+    used = mask.any(dim=0).nonzero().flatten().tolist() or [0]
+    columns = slice(used[0], used[-1] + 1)
+    return inputs | {name: inputs[name][:, columns] for name in _TOKENS if name in inputs}
+
+
+def _row_counts(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from _row_counts(value, f"{prefix}{name}.")
+        elif isinstance(value, Tensor):
+            yield prefix + name, len(value)
+
+
+def _rows(value: Any, chosen: slice | Tensor) -> Any:
+    """Select rows of every tensor; other values go to every chunk unchanged."""
+    if isinstance(value, Mapping):
+        return {name: _rows(entry, chosen) for name, entry in value.items()}
+    return value[chosen] if isinstance(value, Tensor) else value
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Average the gradients over all ranks, as DDP does, for steps that bypass its forward.
+
+    A parameter that no rank used keeps no gradient, so the optimiser skips it, as on one device.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    used = torch.tensor([parameter.grad is not None for parameter in parameters], device=parameters[0].device).int()
+    dist.all_reduce(used)
+    for parameter, ranks in zip(parameters, used.tolist(), strict=True):
+        if ranks:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()

@@ -1,0 +1,242 @@
+"""LoRA by peft: adapters on a model, merged for saving, and apart from their model."""
+
+import copy
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel, ProcessorMixin
+
+from conjoin.hub import load_model
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.storage import write_text
+
+ADAPTER_FILE = "adapter_config.json"
+BASE_CLASS = "AutoModelForImageTextToText"
+"""The class whose names of layers the saved adapters have, as vLLM wants them."""
+CARD = """\
+---
+library_name: peft
+base_model: {base}
+---
+`peft.AutoPeftModel.from_pretrained(FOLDER)` loads these adapters with their base. `peft.PeftModel.from_pretrained`
+needs the base as `transformers.{kind}`; on `AutoModel` it warns of missing keys and adapts nothing.
+"""
+
+
+def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
+    """Add adapters to a model in place, in float32; nothing else is trained but the parts in `modules_to_save`.
+
+    Args:
+        model: A model of this package.
+        config: Of peft. `target_modules` are names of linear layers, a regular expression of whole names, or
+            `"all-linear"`. `modules_to_save` are submodules of the model that are trained in full.
+
+    Raises:
+        ValueError: No layer has such a name, or the model has no such part.
+    """
+    settings: Any = copy.deepcopy(config)
+    trained, settings.modules_to_save = list(settings.modules_to_save or ()), None
+    for name in trained:
+        _part(model, name)
+    model.requires_grad_(False)
+    inject_adapter_in_model(settings, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # bfloat16 would round small updates away
+            parameter.data = parameter.data.float()
+    for name in trained:
+        _part(model, name).requires_grad_(True)
+
+
+def _part(model: PreTrainedModel, name: str) -> Any:
+    part: Any = model
+    for step in name.split("."):
+        part = getattr(part, step, None)
+    if part is None:
+        parts = [part for part, _ in [*model.named_children(), *model.named_parameters(recurse=False)]]
+        raise ValueError(f"modules_to_save: {type(model).__name__} has no part {name!r}; its parts are {parts}")
+    return part
+
+
+def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of the model with the adapters merged into the weights, or the model itself if it has none."""
+    if not any("lora_" in name for name, _ in model.named_parameters()):
+        return model
+    merged = copy.deepcopy(model)
+    layers: list[tuple[str, Any]] = [
+        (path, module) for path, module in merged.named_modules() if isinstance(module, LoraLayer)
+    ]
+    for path, layer in layers:
+        base = layer.get_base_layer()
+        if base.weight.is_floating_point():
+            layer.merge()
+        else:
+            base = _merge_quantized(layer, base)
+        merged.set_submodule(path, base)
+    for module in merged.modules():  # else peft would still expect the adapters
+        vars(module).pop("peft_config", None)
+    return merged
+
+
+def merge_lora_weights(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Merge the adapters of a model that is sharded over devices.
+
+    Args:
+        model: Says which layers have adapters; its own weights are not read.
+        weights: Its whole weights by name.
+
+    Returns:
+        The weights of the model without adapters.
+
+    Raises:
+        ValueError: An adapted layer is quantised.
+    """
+    if not any("lora_" in name for name in weights):
+        return weights
+    merged = {name.replace(".base_layer.", "."): value for name, value in weights.items() if ".lora_" not in name}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        base = merged[f"{path}.weight"]
+        if not base.is_floating_point():
+            raise ValueError(f"{path}: the adapters of a quantised layer cannot be merged when weights are sharded")
+        for name in layer.active_adapters:
+            down, up = (weights[f"{path}.lora_{side}.{name}.weight"].float() for side in "AB")
+            merged[f"{path}.weight"] = (merged[f"{path}.weight"].float() + layer.scaling[name] * (up @ down)).to(
+                base.dtype
+            )
+    return merged
+
+
+def quantize(model: Any, targets: LoraConfig, device: torch.device) -> None:
+    """Store the layers that adapters will be added to in 4 bits (NF4), as QLoRA does, in place.
+
+    Args:
+        model: The model.
+        targets: The adapters' configuration.
+        device: Where the layers will be.
+
+    Raises:
+        ImportError: bitsandbytes is not installed.
+    """
+    try:
+        from bitsandbytes.nn import Linear4bit, Params4bit
+    except ImportError as error:
+        raise ImportError("load_in_4bit needs bitsandbytes: pip install bitsandbytes") from error
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    everything = targets.target_modules == "all-linear"
+    paths = [path for path in linears if everything or check_target_module_exists(targets, path)]
+    for path in paths:
+        linear: Any = model.get_submodule(path)
+        settings = {"compute_dtype": linear.weight.dtype, "quant_type": "nf4", "device": "meta"}
+        small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **settings)
+        small.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=small)
+        small.bias = linear.bias
+        model.set_submodule(path, small.to(device))
+    model.is_loaded_in_4bit = True  # read by peft
+
+
+def _merge_quantized(layer: Any, base: Any) -> nn.Linear:
+    """Return a plain layer with the dequantised weights plus the update, not quantised again."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    base.state_dict()  # restores the common weight layout if the CPU used another
+    weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    plain = nn.Linear(base.in_features, base.out_features, base.bias is not None, device="meta")
+    updates = [layer.get_delta_weight(name) for name in layer.active_adapters]
+    plain.weight = nn.Parameter((weight.float() + sum(updates)).to(base.compute_dtype), requires_grad=False)
+    plain.bias = base.bias
+    return plain
+
+
+def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Load a model and its processor, and merge the adapters of a peft folder into the weights.
+
+    Args:
+        folder: Contains `adapter_config.json` and the adapters.
+        base: The adapted model, a model of this package; None for the one that the folder names, if that is a folder
+            of this machine.
+
+    Raises:
+        FileNotFoundError: The folder contains no adapters.
+        ValueError: The base is unknown or not a model of this package, or the adapters do not fit it.
+    """
+    folder = Path(folder)
+    if not (folder / ADAPTER_FILE).is_file():
+        raise FileNotFoundError(f"no {ADAPTER_FILE} in {str(folder)!r}: expected a folder that peft wrote")
+    named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if base is None and named is not None and not Path(named).is_dir():
+        raise ValueError(
+            f"the adapters in {str(folder)!r} are for {named!r}, no folder here: give the base, --base {named}"
+        )
+    base = base or named
+    if base is None:
+        raise ValueError(f"the adapters in {str(folder)!r} do not name the model that they adapt; give the base")
+    model, processor = load_model(base)
+    try:
+        adapted: Any = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+        report: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
+    except (RuntimeError, ValueError) as error:  # wrong sizes or missing layers
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(f"the adapters in {str(folder)!r} are not for {base!r}: {reason}") from error
+    refuse_other_weights(
+        folder, base, [name for name in report.missing_keys if "lora_" in name], report.unexpected_keys
+    )
+    return adapted.merge_and_unload(), processor
+
+
+def refuse_other_weights(folder: str | Path, base: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Raise a ValueError if weights of a folder do not fit a model."""
+    missing, unexpected = sorted(missing), sorted(unexpected)
+    if missing or unexpected:
+        raise ValueError(
+            f"the weights in {str(folder)!r} do not fit {base!r}: {len(missing)} weights are missing or of another "
+            f"shape and {len(unexpected)} are left over, such as {[*missing, *unexpected][0]!r}"
+        )
+
+
+def save_adapter(model: MllmRetrieverModel, folder: str | Path, base: str) -> None:
+    """Save the adapters of an embedder's language model for PEFT, beside the embedder that they adapt.
+
+    `AutoPeftModel.from_pretrained(folder)` loads both; PEFT loads them on `AutoModelForImageTextToText`, and
+    sentence-transformers on the same base. vLLM knows the layers by the names of this class alone, and passes over
+    others. On `AutoModel`, whose layers have other names, PEFT warns of missing keys; the card in the folder says so.
+
+    Args:
+        model: The embedder with adapters, with all its layers.
+        folder: Where to write.
+        base: A folder or the name of a repository on the Hub.
+
+    Raises:
+        ValueError: The language model has no adapters.
+    """
+    layers = {path: module for path, module in model.text_model.named_modules() if isinstance(module, LoraLayer)}
+    configs: dict[str, LoraConfig] = vars(model).get("peft_config", {})
+    if not configs or not layers:
+        raise ValueError("the language model has no adapters")
+    (config,) = copy.deepcopy(configs).values()
+    names = sorted({path.rpartition(".")[2] for path in layers})
+    config.target_modules = rf".*language_model\.layers\..*\.({'|'.join(names)})"
+    config.base_model_name_or_path = base
+    config.auto_mapping = {"base_model_class": BASE_CLASS, "parent_library": "transformers"}
+    config.save_pretrained(str(folder))
+    weights = get_peft_model_state_dict(model)
+    prefix, own = "base_model.model.model.language_model.", "language_model."
+    tensors = {prefix + name.partition(own)[2]: value.contiguous().cpu() for name, value in weights.items()}
+    save_file(tensors, Path(folder) / "adapter_model.safetensors", {"format": "pt"})
+    write_text(Path(folder) / "README.md", CARD.format(base=base, kind=BASE_CLASS))

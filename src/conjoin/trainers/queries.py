@@ -1,0 +1,213 @@
+"""What the trainers on queries and candidates share: their rows, one forward over both, negatives from all devices."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import datasets
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, ProcessorMixin
+
+from conjoin.data import RetrievalBatchSampler, RetrievalCollator
+from conjoin.data.training_rows import (
+    KnownPositives,
+    NamedCandidates,
+    QueryRows,
+    has_order,
+    positives_of,
+    repeats_of,
+    sources_of,
+)
+from conjoin.evaluation.metrics import ranks_of_pairs
+from conjoin.losses import info_nce
+from conjoin.losses.gather import gather_with_gradient, is_distributed
+from conjoin.storage import stable_id
+from conjoin.trainers.base import Embedded, RetrievalConfig, RetrievalTrainer
+
+PARTS = ("queries", "positives", "negatives")
+"""The parts of a batch; each part is the processor's output for some items."""
+SENTENCE_COLUMNS = {"anchor": "query", "sentence1": "query", "sentence2": "positive"}
+"""Names of columns in the data sets of sentence-transformers; `negative`, `negative_1` ... become `negatives`."""
+
+
+@dataclass
+class QueryCandidateConfig(RetrievalConfig):
+    """Arguments of `QueryCandidateTrainer`.
+
+    No two rows of a batch share a positive, counted over all devices.
+
+    Args:
+        temperature: Softmax temperature.
+        one_dataset_per_batch: Build every batch from one dataset, so that the dataset does not identify a negative.
+
+    Raises:
+        ValueError: The temperature is not positive.
+    """
+
+    temperature: float = field(default=0.05)
+    one_dataset_per_batch: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+
+class Candidates(NamedTuple):
+    """The candidates of all devices, in device order: positives, then negatives.
+
+    Args:
+        embeddings: `(M, D)` embeddings of the candidates.
+        positions: `(N,)` index of each local query's positive in `embeddings`.
+        ids: `(M,)` equal for equal candidates; None without ids.
+        modality: `(M,)` values of `conjoin.data.MODALITY_IDS`; None if the rows do not name modalities.
+    """
+
+    embeddings: Tensor
+    positions: Tensor
+    ids: Tensor | None
+    modality: Tensor | None
+
+
+class QueryCandidateTrainer(RetrievalTrainer):
+    """Trains on rows `{"query", "positive", "instruction"?, "negatives"?, ...}` ; a subclass defines `loss_terms`.
+
+    A batch has the `PARTS` with N, N and M rows; `ids` and `candidate_modality` are `(N + M,)`. The random choices of
+    a row depend only on the seed, the epoch and the row.
+
+    Args:
+        model: As for `RetrievalTrainer`.
+        args: The configuration.
+        train_dataset: Rows for `RetrievalCollator`; the columns of sentence-transformers (`anchor`, `positive`,
+            `negative_1` ...) are known. A stream keeps its own order, so rows of a batch may share a positive.
+        eval_dataset: Like `train_dataset`, with a length; each query is ranked against the positives of all rows.
+        processing_class: The model's processor.
+        kwargs: As for `RetrievalTrainer`.
+    """
+
+    config_class = QueryCandidateConfig
+    needed_columns: ClassVar[tuple[str, ...]] = ("query", "positive")
+    same_layers: ClassVar[bool] = False
+    rows_class: ClassVar[type[QueryRows]] = QueryRows
+    args: QueryCandidateConfig
+
+    def embed(self, model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the raw embeddings of the given parts, by name."""
+        return {part: model(**inputs[part]).pooler_output for part in PARTS if part in inputs}
+
+    def embed_for_evaluation(self, model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the raw embeddings `{"query": (N, D), "candidate": (N, D)}`."""
+        roles = {"query": "queries", "candidate": "positives"}
+        return {role: model(**inputs[part]).pooler_output for role, part in roles.items()}
+
+    def make_collator(self, processor: ProcessorMixin) -> Any:
+        """Return what maps rows to a batch with the ids of the candidates."""
+        return NamedCandidates(RetrievalCollator(processor))
+
+    def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
+        """Return the rows with the columns of this trainer, their random choices seeded."""
+        if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+            rows = _rename_sentence_columns(rows)
+        rows = super().prepare_rows(rows, args)
+        return self.rows_class(rows, args.seed) if has_order(rows) and not isinstance(rows, QueryRows) else rows
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Build batches whose rows have different positives, if the rows have an order."""
+        rows = self.train_dataset
+        if not isinstance(rows, QueryRows):
+            return super().get_train_dataloader()
+        if self.args.dataloader_persistent_workers:
+            raise ValueError("rows are resampled in every epoch; remove dataloader_persistent_workers")
+        sampler = RetrievalBatchSampler(
+            positives_of(rows),
+            self._train_batch_size,
+            sources_of(rows) if self.args.one_dataset_per_batch else None,
+            processes=self.args.world_size,
+            seed=self.args.seed,
+            repeats=repeats_of(rows),
+        )
+        self.epochs.followers = [rows, sampler]  # accelerate does not set the epoch of a sampler after a resume
+        loader = DataLoader(
+            rows,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return self.accelerator.prepare(loader)
+
+    def _embed_dataset(self, dataset: Any) -> Embedded:
+        rows = dataset.rows if isinstance(dataset, QueryRows) else dataset
+        return super()._embed_dataset(QueryRows(rows, self.args.seed, negatives=False))
+
+    def _rank(self, embedded: Embedded, dataset: Any) -> dict[str, Tensor]:
+        """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
+        embeddings, labels = embedded
+        rows = dataset.rows if isinstance(dataset, QueryRows) else dataset
+        row_labels = labels.tolist()
+        first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
+        candidates = {label: index for index, label in enumerate(first)}
+        known = rows.positives if isinstance(rows, KnownPositives) else [()] * len(row_labels)
+        pairs = [
+            (row, candidates[label])
+            for row, (drawn, names) in enumerate(zip(row_labels, known, strict=True))
+            for label in {drawn, *(stable_id(str(name)) for name in names)} & candidates.keys()
+        ]
+        chosen = torch.tensor(list(first.values()), device=labels.device)
+        right = torch.tensor(pairs, device=labels.device)
+        return {"query_to_candidate": ranks_of_pairs(embeddings["query"], embeddings["candidate"][chosen], right)}
+
+
+def gather_candidates(embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> Candidates:
+    """Gather the candidates of all devices, with gradient; devices may have different numbers of negatives."""
+    positives = embeddings["positives"]
+    local = torch.cat([positives, embeddings.get("negatives", positives[:0])])
+    rank, counts = 0, [len(local)]
+    if is_distributed():
+        rank = dist.get_rank()
+        counts = gather_with_gradient(torch.tensor(counts, device=local.device)).tolist()
+    named = (inputs.get("ids"), inputs.get("candidate_modality"))
+    ids, modality = (None if values is None else _gather(values, counts) for values in named)
+    positions = torch.arange(len(positives), device=local.device) + sum(counts[:rank])
+    return Candidates(_gather(local, counts), positions, ids, modality)
+
+
+def query_info_nce(embeddings: dict[str, Tensor], inputs: dict[str, Any], temperature: float | Tensor) -> Tensor:
+    """Return InfoNCE from the queries of this device to the candidates of all."""
+    candidates = gather_candidates(embeddings, inputs)
+    return info_nce(
+        embeddings["queries"],
+        candidates.embeddings,
+        temperature,
+        positive_indices=candidates.positions,
+        candidate_ids=candidates.ids,
+    )
+
+
+def _gather(values: Tensor, counts: list[int]) -> Tensor:
+    """Concatenate the rows `(counts[rank], ...)` of all ranks, in rank order, with gradient."""
+    longest = max(counts)
+    padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
+    parts = gather_with_gradient(padded).split(longest)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+def _rename_sentence_columns(rows: Any) -> Any:
+    """Give the columns of sentence-transformers the names of this package; several negatives become one list."""
+    names = rows.column_names or []
+    rows = rows.rename_columns(
+        {old: new for old, new in SENTENCE_COLUMNS.items() if old in names and new not in names}
+    )
+    negatives = sorted((name for name in names if re.fullmatch(r"negative(_\d+)?", name)), key=_number)
+    if not negatives or "negatives" in names:
+        return rows
+    return rows.map(
+        lambda row: {"negatives": [row[name] for name in negatives if row[name] is not None]}, remove_columns=negatives
+    )
+
+
+def _number(name: str) -> int:
+    return int(name.partition("_")[2] or 0)

@@ -1,0 +1,145 @@
+"""Training with weights that are sharded over the devices by FSDP2 or DeepSpeed ZeRO, as the launch file says."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedType
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from conjoin.losses.temperature import Temperature
+from conjoin.models.shortcuts import use_shortcuts
+from conjoin.trainers.peft import merge_lora_weights
+
+if TYPE_CHECKING:
+    from conjoin.trainers.base import Step
+
+FORWARDS = ("embed", "terms", "encode")
+"""The methods of a `Step` that a trainer calls besides `forward`; each of them needs whole weights."""
+ENCODER = "encoder."
+
+
+class Sharding(TrainerCallback):
+    """What differs in a trainer if the launch file chose FSDP or DeepSpeed; without them it changes nothing.
+
+    Args:
+        accelerator: Of the trainer.
+        step: Not yet sharded.
+
+    Attributes:
+        fsdp: Whether the launch file chose FSDP.
+        deepspeed: Whether it chose DeepSpeed.
+
+    Raises:
+        ValueError: The launch file chose the first version of FSDP.
+    """
+
+    def __init__(self, accelerator: Accelerator, step: "Step") -> None:
+        self.accelerator, self.step = accelerator, step
+        self.fsdp = accelerator.distributed_type == DistributedType.FSDP
+        self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        # shortcuts depend on the batch; devices that share weights must run the same layers
+        use_shortcuts(step.encoder, enabled=not self.is_sharded)
+        if self.fsdp:
+            self._prepare_fsdp()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP or DeepSpeed owns the weights and averages the gradients."""
+        return self.fsdp or self.deepspeed
+
+    def _prepare_fsdp(self) -> None:
+        """Give every parameter a dimension to shard, and sum gradients in float32."""
+        plugin: Any = self.accelerator.state.fsdp_plugin
+        if plugin.fsdp_version != 2:
+            raise ValueError(f"fsdp_version is {plugin.fsdp_version}; expected 2 in the launch file (--config_file)")
+        for parameter in self.step.parameters():
+            if parameter.ndim == 0:
+                parameter.data = parameter.data.reshape(1)
+        if plugin.mixed_precision_policy is not None:
+            dtype = plugin.mixed_precision_policy.param_dtype
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let FSDP gather the weights for all of `FORWARDS`, and expect layers that only some devices run."""
+        model: Any = self.step
+        if not isinstance(model, FSDPModule) or "embed" in vars(model):
+            return
+        for name in FORWARDS:
+            register_fsdp_forward_method(self.step, name)
+        if not self.step.trainer.same_layers and "set_reduce_scatter_unused_params" in dir(
+            FSDPModule
+        ):  # of newer torch
+            model.set_reduce_scatter_unused_params(True)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Clamp learned temperatures: their forward clamps a copy of what FSDP holds."""
+        if self.fsdp:
+            for module in self.step.modules():
+                if isinstance(module, Temperature):
+                    module.clamp()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the precision of a forward: accelerate sets that of FSDP2 for the weights alone."""
+        return self.accelerator.autocast() if self.fsdp else nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward of the loss in a step of the gradient cache; the gradients of its chunks follow."""
+        if self.deepspeed:
+            self._engine_backward(loss, is_last=False)
+        else:
+            self.accelerator.backward(loss)
+
+    def chunk_backward(self, rows: list[Tensor], gradients: list[Tensor], is_last: bool) -> None:
+        """Run backward of the rows of a chunk with their gradients, in a step of the gradient cache."""
+        if self.deepspeed:
+            products = [(row * gradient).float().sum() for row, gradient in zip(rows, gradients, strict=True)]
+            self._engine_backward(torch.stack(products).sum(), is_last)
+        else:
+            torch.autograd.backward(rows, gradients)
+
+    def _engine_backward(self, loss: Tensor, is_last: bool) -> None:
+        """Run backward by DeepSpeed, and its step after the last one of an optimiser step."""
+        engine: Any = self.accelerator.deepspeed_engine_wrapped.engine
+        is_boundary = is_last and self.accelerator.sync_gradients
+        engine.set_gradient_accumulation_boundary(is_boundary=is_boundary)
+        engine.backward(loss, scale_wrt_gas=False)
+        if is_boundary:
+            engine.step()
+
+    def max_over_devices(self, count: int) -> int:
+        """Return the largest `count` of all devices if the weights are sharded, else `count`."""
+        if not self.is_sharded:
+            return count
+        largest = torch.tensor(count, device=self.accelerator.device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """Gather the weights of encoder and loss on the main process; None if they are not sharded.
+
+        All processes must call this. On the others the result is incomplete.
+        """
+        if not self.is_sharded:
+            return None
+        model: nn.Module = self.step
+        if self.deepspeed:
+            model = self.accelerator.deepspeed_engine_wrapped.engine
+        state = self.accelerator.get_state_dict(model)
+        return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+
+    def encoder_weights(self) -> dict[str, Tensor] | None:
+        """Gather the weights of the encoder as `weights` does, with its LoRA adapters merged."""
+        state = self.weights()
+        if state is None or not self.accelerator.is_main_process:
+            return state
+        weights = {name.removeprefix(ENCODER): value for name, value in state.items() if name.startswith(ENCODER)}
+        return merge_lora_weights(self.step.encoder, weights)
