@@ -1,13 +1,17 @@
 """A tiny trainer of each method and its variants; a new method adds a row to `TRAINERS`."""
 
+from peft import LoraConfig
 from PIL import ImageOps
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.training import LoraArguments, add_lora
 from methods.coral import tiny_coral
 from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+
+
+ADAPTED = r"(vision|text)_model\..*"
+PARTS = ["vision_adapter", "text_adapter", "vl_encoder"]
 
 
 def joint(checkpoints, folder, method, rows=4, **arguments):
@@ -17,8 +21,8 @@ def joint(checkpoints, folder, method, rows=4, **arguments):
 
 def gcl_lora(checkpoints, folder, rows=4, **arguments):
     model, processor = make_encoder(checkpoints)
-    add_lora(model, LoraArguments(r=2, alpha=4))
-    return make_trainer("gcl", model, processor, folder, make_rows(rows), **arguments)
+    lora = LoraConfig(r=2, lora_alpha=4, target_modules=ADAPTED, modules_to_save=PARTS)
+    return make_trainer("gcl", model, processor, folder, make_rows(rows), peft_config=lora, **arguments)
 
 
 def solar_stage1(checkpoints, folder, rows=4, **arguments):
@@ -91,5 +95,5 @@ def make_any(name, checkpoints, mllm, folder, **arguments):
     """
     make, own = TRAINERS[name]
     trainer = make(checkpoints if make in OF_JOINT_ENCODER else mllm, folder, **(own | arguments))
-    without_dropout(trainer.objective)
+    without_dropout(trainer.model)
     return trainer

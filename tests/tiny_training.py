@@ -120,7 +120,10 @@ def move_to_second_machine(args, monkeypatch):
     return events
 
 
-def make_trainer(method, model, processor, folder, rows, eval_rows=None, methods=METHODS, **arguments):
+def make_trainer(
+    method, model, processor, folder, rows, eval_rows=None, methods=METHODS, peft_config=None, **arguments
+):
     config_class, trainer_class = methods[method]
     config = config_class(**(SETTINGS | {"output_dir": str(folder)} | arguments))
-    return trainer_class(model, config, train_dataset=rows, eval_dataset=eval_rows, processing_class=processor)
+    more = {} if peft_config is None else {"peft_config": peft_config}
+    return trainer_class(model, config, train_dataset=rows, eval_dataset=eval_rows, processing_class=processor, **more)

@@ -44,8 +44,8 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
 
     Args:
         model: A model of this package.
-        config: Of peft. `target_modules` are names of linear layers, a regular expression of whole names, or
-            `"all-linear"`. `modules_to_save` are submodules of the model that are trained in full.
+        config: Of peft. `target_modules` are the last parts of names of linear layers, a regular expression of whole
+            names (`"text_model.*"`), or `"all-linear"`. `modules_to_save` are parts of the model trained in full.
 
     Raises:
         ValueError: No layer has such a name, or the model has no such part.
@@ -54,6 +54,7 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
     trained, settings.modules_to_save = list(settings.modules_to_save or ()), None
     for name in trained:
         _part(model, name)
+    settings.target_modules = target_layers(model, settings)
     model.requires_grad_(False)
     inject_adapter_in_model(settings, model)
     for parameter in model.parameters():
@@ -61,6 +62,22 @@ def add_adapters(model: PreTrainedModel, config: PeftConfig) -> None:
             parameter.data = parameter.data.float()
     for name in trained:
         _part(model, name).requires_grad_(True)
+
+
+def target_layers(model: PreTrainedModel, config: Any) -> list[str]:
+    """Return the names of the linear layers that adapters are for.
+
+    Raises:
+        ValueError: There is none.
+    """
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    everything = config.target_modules == "all-linear"
+    chosen = [path for path in linears if everything or check_target_module_exists(config, path)]
+    if not chosen:
+        raise ValueError(
+            f"target_modules={config.target_modules!r} names no linear layer; the model has {linears[:5]} ..."
+        )
+    return chosen
 
 
 def _part(model: PreTrainedModel, name: str) -> Any:
@@ -138,10 +155,7 @@ def quantize(model: Any, targets: LoraConfig, device: torch.device) -> None:
         from bitsandbytes.nn import Linear4bit, Params4bit
     except ImportError as error:
         raise ImportError("load_in_4bit needs bitsandbytes: pip install bitsandbytes") from error
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    everything = targets.target_modules == "all-linear"
-    paths = [path for path in linears if everything or check_target_module_exists(targets, path)]
-    for path in paths:
+    for path in target_layers(model, targets):
         linear: Any = model.get_submodule(path)
         settings = {"compute_dtype": linear.weight.dtype, "quant_type": "nf4", "device": "meta"}
         small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **settings)
