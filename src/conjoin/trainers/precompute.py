@@ -37,7 +37,7 @@ def precompute(
         args: Of a trainer with several processes: the main one computes, the others wait.
     """
     size = max(1, SHARD_SIZE // batch_size) * batch_size
-    folder, digest = Path(folder), settings_digest(dict(key))
+    folder, digest = Path(folder), settings_digest(dict(key))[:40]
     folder.mkdir(parents=True, exist_ok=True)
 
     def shard(start: int) -> datasets.Dataset:
