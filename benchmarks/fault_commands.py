@@ -113,25 +113,13 @@ def _mine(place: Place) -> list[str]:
     ]
 
 
-def _teacher_cache(place: Place) -> list[str]:
-    return [
-        *("teacher-cache", f"{place.inputs}/train", f"{place.inputs}/pairs", "--vision", f"{place.inputs}/dinov2"),
-        *("--text", f"{place.inputs}/xlm_roberta", "--out", str(place.out)),
-        *("--batch-size", "4", "--device", "cpu", "--quiet"),
-    ]
-
-
 def _push(model: str) -> Callable[[Place], list[str]]:
     return lambda place: ["push", f"{place.inputs}/{model}", "me/model", "--replace"]
 
 
 def _resume(out: Path) -> list[str]:
-    """How training continues: from its checkpoints, or over a model without any."""
-    from conjoin.training.run_folder import INCOMPLETE
-
-    if any(not (checkpoint / INCOMPLETE).exists() for checkpoint in out.glob("checkpoint-*")):
-        return ["--resume"]
-    return ["--overwrite"] if (out / "config.json").exists() else []
+    """How training continues: from its last complete checkpoint, or again."""
+    return ["--resume"] if any(out.glob("checkpoint-*/trainer_state.json")) else ["--overwrite"]
 
 
 def _tensors(tensors: Mapping[str, Any]) -> dict[str, str]:
@@ -147,10 +135,7 @@ def _read_model(place: Place) -> State:
     from transformers import AutoModel
 
     from conjoin.hub import load_model
-    from conjoin.training.run_folder import check_checkpoint, checkpoints
 
-    for checkpoint in checkpoints(place.out):
-        check_checkpoint(checkpoint)
     try:
         stock = AutoModel.from_pretrained(place.out, trust_remote_code=True).state_dict()
     except (OSError, ValueError):
@@ -214,13 +199,6 @@ def _read_mined(place: Place) -> State:
     return {anchor: repr((mined[anchor], mined.findings(anchor))) for anchor in mined}
 
 
-def _read_cache(place: Place) -> State:
-    from conjoin.methods.solar.teacher_cache import TeacherCache
-
-    cache = TeacherCache(place.out)
-    return {str(row): repr(sorted(_tensors(cache[row]).items())) for row in range(len(cache))}
-
-
 def _read_repository(place: Place) -> State:
     """The files that the hub shows, which `before` a first push are none."""
     files = hub_files()
@@ -240,7 +218,6 @@ COMMANDS: dict[str, Command] = {
     "index": Command(_index("--kind", "ivf_flat"), _read_collection, before=(_encode("pairs"),)),
     "index --faiss": Command(_index("--faiss", "IVF2,Flat"), _read_faiss, before=(_encode("pairs"),)),
     "mine": Command(_mine, _read_mined),
-    "teacher-cache": Command(_teacher_cache, _read_cache),
     "push": Command(_push("train"), _read_repository, is_push=True),
     "push, over another": Command(_push("train"), _read_repository, before=(_push("other"),), is_push=True),
 }

@@ -175,20 +175,24 @@ def forward(size: Size, device: str) -> Iterator[Row]:
 
 
 def train(size: Size, device: str) -> Iterator[Row]:
+    from peft import LoraConfig
+
     from conjoin.losses import info_nce
-    from conjoin.training import LoraArguments, Objective, add_lora, cached_backward
+    from conjoin.trainers import RetrievalConfig, RetrievalTrainer
+    from conjoin.trainers.gradient_cache import cached_backward
 
-    class TextsToImages(Objective):
-        def embed(self, **batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-            return {kind: self.encoder(**values).pooler_output for kind, values in batch.items()}
+    class TextsToImages(RetrievalTrainer):
+        def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:  # noqa: ANN401
+            return {kind: model(**values).pooler_output for kind, values in inputs.items()}
 
-        def contrast(self, embeddings: dict[str, Tensor], *_: object) -> dict[str, Tensor]:
+        def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
             return {"contrastive_loss": info_nce(embeddings["text"], embeddings["image"], 0.05)}
 
-    targets = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj", "gate_proj")  # as in qwen3_vl_embedding.yaml
-    lora = LoraArguments(r=32, alpha=32, towers=("text_model",), target_modules=targets)
-    model = add_lora(mllm(size, size.text["num_hidden_layers"], device).requires_grad_(False), lora)
-    objective = TextsToImages(model, torch.nn.Identity(), ("text", "image")).train()
+    targets = "q_proj|k_proj|v_proj|up_proj|down_proj|gate_proj"  # as in qwen3_vl_embedding.yaml
+    lora = LoraConfig(r=32, lora_alpha=32, target_modules=rf".*language_model.*({targets})")
+    model = mllm(size, size.text["num_hidden_layers"], device)
+    config = RetrievalConfig("unused", report_to="none", use_cpu=device == "cpu")
+    objective = TextsToImages(model, config, data_collator=list, peft_config=lora).model.train()
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
     autocast = partial(torch.autocast, device, torch.bfloat16)
     losses = []

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-SMALL = "--model.image_size 56 --data.source {data} --data.eval_split null --features null".split()
-STEP = "--training.max_steps 1 --training.per_device_train_batch_size 4 --training.eval_strategy no".split()
-TRAIN = ["train", "training_args/sample/demo.yaml", *SMALL, *STEP, "--training.logging_steps", "1"]
+SMALL = "--image_size 56 --dataset_name {data} --dataset_test_split null --feature_copies 0".split()
+STEP = "--max_steps 1 --per_device_train_batch_size 4 --eval_strategy no".split()
+TRAIN = ["train", "training_args/sample/demo.yaml", *SMALL, *STEP, "--logging_steps", "1"]
 JOURNEYS = {
     "help": ["search", "--help"],
-    "train": [*TRAIN, "--training.output_dir", "{out}/model"],
+    "train": [*TRAIN, "--output_dir", "{out}/model"],
     "encode": ["encode", "{out}/model", "{data}", "--out", "{out}/collection"],
     "search": ["search", "{out}/collection", "--text", "red", "--where", "text = 'red'"],
     "evaluate": "evaluate {out}/model --benchmark mbeir --data {out}/mbeir --out {out}/scores".split(),

@@ -34,6 +34,7 @@ from typing import Any
 import pruned_mllm
 import torch
 from encode_throughput import bert_tokenizer, layers
+from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from torch import nn
@@ -42,13 +43,12 @@ from turns import median, setup, speed_up, table, take_turns, write_json
 
 from conjoin.hub import export
 from conjoin.hub.load import load_model
-from conjoin.methods.contrastive import ContrastiveConfig
-from conjoin.methods.contrastive.trainer import QueryContrastiveObjective
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.training import LoraArguments, add_lora, cached_backward
+from conjoin.trainers import ContrastiveConfig, QueryContrastiveTrainer, add_adapters
+from conjoin.trainers.gradient_cache import cached_backward
 
 SIZES = {"tiny": (32, 1, 2), "light": (128, 3, 4), "small": (384, 6, 12), "base": (768, 12, 12)}
 """Width, layers and heads of the text tower."""
@@ -63,7 +63,7 @@ PLAIN = "ours, no shortcuts"
 TEMPERATURE = 0.05
 LONGEST = 62
 """Tokens of the longest text."""
-LORA = LoraArguments(r=16, alpha=32)
+LORA = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
 
 
 def variants(args: argparse.Namespace) -> Sequence[str]:
@@ -124,15 +124,17 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
             value.backward()
             return float(value.detach())
 
-        trained: nn.Module = model
+        trained: Any = model
     else:
         encoder, processor = load_model(folder)
         if args.mllm:
-            add_lora(encoder, LORA)
-            use_shortcuts(encoder, enabled=variant != PLAIN)
-        objective = QueryContrastiveObjective(
-            encoder, ContrastiveConfig("unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none")
+            add_adapters(encoder, LORA)
+        config = ContrastiveConfig(
+            "unused", temperature=TEMPERATURE, learn_temperature=False, report_to="none", use_cpu=True
         )
+        trained = QueryContrastiveTrainer(encoder, config, processing_class=processor).model
+        if args.mllm:
+            use_shortcuts(encoder, enabled=variant != PLAIN)
         parts = {"queries": queries, "positives": positives}
         batch = {name: dict(processor(texts)) for name, texts in parts.items()}
         longest = max(part["input_ids"].shape[1] for part in batch.values()) if args.mllm else LONGEST
@@ -142,9 +144,8 @@ def make_step(variant: str, folder: Path, args: argparse.Namespace) -> Callable[
         def forward_backward() -> float:
             rows = 0 if tokens else args.chunk
             options = {"autocast": autocast, "chunk_tokens": tokens}
-            return float(cached_backward(objective, dict(batch), rows, lambda loss: loss.backward(), **options)[LOSS])
+            return float(cached_backward(trained, dict(batch), rows, lambda loss: loss.backward(), **options)[LOSS])
 
-        trained = objective
     for module in trained.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

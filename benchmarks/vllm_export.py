@@ -24,15 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import LoraConfig
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from conjoin.hub import export_stock, load_embedder
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.training import LoraArguments, add_lora
-from conjoin.training.adapters import save_adapter
-from conjoin.training.lora import merge_lora
+from conjoin.trainers.peft import add_adapters, merge_lora, save_adapter
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))  # the tiny models
@@ -120,8 +119,8 @@ def compare(name: str, dtypes: list[str], folder: Path) -> list[dict[str, Any]]:
     stock = export_stock(model, processor, folder / "stock")
     rows = differences(name, stock, model, processor, dtypes)
     if name in EMBEDDERS:
-        lora = LoraArguments(r=8, alpha=16, towers=("text_model",))
-        adapted: Any = add_lora(load_embedder(folder / "source")[0], lora)
+        adapted: Any = load_embedder(folder / "source")[0]
+        add_adapters(adapted, LoraConfig(r=8, lora_alpha=16, target_modules=r".*language_model.*"))
         for parameter in (each for path, each in adapted.named_parameters() if "lora_B" in path):
             torch.nn.init.normal_(parameter, std=0.1)
         save_adapter(adapted, folder / "adapter", str(folder / "source"))

@@ -20,15 +20,15 @@ from torch import Tensor
 from conjoin.data import load_emoji
 from conjoin.evaluation import best_ranks, bootstrap_ci
 from conjoin.hub import load_model
-from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe, train
+from conjoin.trainers import cache_features, load_recipe, train
 
 WORK = ROOT / "runs/claims-demo"
 ARGS = ROOT / "training_args"
 FIXED, BOTH, JOINT, TOWERS = "text fixed (the demo)", "both adapters", "joint encoder", "frozen towers"
 ROWS = {
-    FIXED: ("sample/demo.yaml", {}),
-    BOTH: ("sample/demo.yaml", {"model.freeze": "[]"}),
-    JOINT: ("gcl/sample.yaml", {}),
+    FIXED: ("sample/demo.yaml", []),
+    BOTH: ("sample/demo.yaml", ["--freeze", "null"]),
+    JOINT: ("gcl/sample.yaml", []),
 }
 VIEWS = ("image", "text", "fused")
 CASES = [("text", "image", 10), *((query, target, 1) for query, target in itertools.product(VIEWS, VIEWS))]
@@ -46,12 +46,10 @@ class Gallery:
         names = [other or text for other, text in zip(gallery["alternative_text"], gallery["text"], strict=True)]
         self.has_two_names = torch.tensor([other is not None for other in gallery["alternative_text"]])
         self.labels = torch.arange(len(shared))
-        model, processor = build_model(load_recipe(ARGS / "sample/demo.yaml").model)
+        model, processor = load_recipe(ARGS / "sample/demo.yaml").model.load()
         rows = {"queries": queries, "gallery": gallery.remove_columns("text").add_column("text", names)}
         self.features = [
-            CachedFeatures(
-                cache_features(model, processor, some, WORK / "test" / part, key={"part": part}), first_only=True
-            )
+            cache_features(model, processor, some, WORK / "test" / part, first_only=True)
             for part, some in rows.items()
         ]
 
@@ -70,15 +68,11 @@ class Gallery:
 
 def trained(row: str, seed: int) -> torch.nn.Module:
     """The model of a row and seed; trained unless it is there."""
-    recipe, overrides = ROWS[row]
+    recipe, flags = ROWS[row]
     folder = WORK / f"{row.split(' (')[0].replace(' ', '-')}-{seed}"
     if not (folder / "model.safetensors").is_file():
-        fixed = {
-            "training.output_dir": str(folder),
-            "features.folder": str(WORK / "features"),
-            "training.seed": str(seed),
-        }
-        train(load_recipe(ARGS / recipe, overrides | fixed | {"training.eval_strategy": "no"}), overwrite=True)
+        fixed = ["--output_dir", str(folder), "--features_dir", str(WORK / "features"), "--seed", str(seed)]
+        train(load_recipe(ARGS / recipe, [*flags, *fixed, "--eval_strategy", "no", "--overwrite"]))
     return load_model(folder)[0]
 
 
@@ -126,7 +120,7 @@ def main() -> None:
     if runs or not record.has(TOWERS, 0):
         gallery = Gallery()
     if not record.has(TOWERS, 0):
-        towers = build_model(load_recipe(ARGS / "sample/demo.yaml").model)[0]  # the adapters begin as the identity
+        towers = load_recipe(ARGS / "sample/demo.yaml").model.load()[0]  # the adapters begin as the identity
         record.add(TOWERS, 0, ranks=gallery.ranks(towers))
     for row, seed in runs:
         record.add(row, seed, ranks=gallery.ranks(trained(row, seed)))

@@ -25,19 +25,11 @@ from torch import Tensor
 from transformers.utils import logging
 
 import conjoin
-from conjoin.data import edit_triplets, load_emoji
+from conjoin.data import EpochRows, edit_triplets, load_emoji
 from conjoin.evaluation import Embedded, evaluate_combinations
 from conjoin.losses import ContrastiveLoss, GclLoss, info_nce
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.training import (
-    CachedFeatures,
-    Objective,
-    RetrievalTrainer,
-    build_model,
-    cache_features,
-    collate_features,
-    load_recipe,
-)
+from conjoin.trainers import CachedFeatures, RetrievalTrainer, cache_features, collate_features, load_recipe
 
 ROOT = Path(__file__).parents[1]
 MODALITIES = {"image": "image", "text": "text", "image,text": "fused"}
@@ -53,17 +45,17 @@ class Separation(GclLoss):
         return super().forward(image=image, text=text, fused=image, ids=ids, present=present)
 
 
-class WithEdits(CachedFeatures):
+class WithEdits(EpochRows):
     """Pairs, each with a random composed query: the reference picture, the edit and the target picture."""
 
-    def __init__(self, pairs: str | Path, queries: str | Path, targets: str | Path, seed: int) -> None:
-        super().__init__(pairs, seed=seed)
-        self.queries, self.targets = CachedFeatures(queries, first_only=True), CachedFeatures(targets, first_only=True)
+    def __init__(self, pairs: CachedFeatures, queries: CachedFeatures, targets: CachedFeatures, seed: int) -> None:
+        super().__init__(pairs, seed)
+        self.queries, self.targets = queries, targets
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         edit = int(np.random.default_rng((self.seed, self.epoch, index, 1)).integers(len(self.queries)))
         query = {f"query_{name}": value for name, value in self.queries[edit].items()}
-        return super().__getitem__(index) | query | {"target_features": self.targets[edit]["image_features"]}
+        return self.rows[index] | query | {"target_features": self.targets[edit]["image_features"]}
 
 
 def collate_edits(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
@@ -78,28 +70,36 @@ def collate_edits(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
     return batch | {"queries": queries["pairs"], "target_ids": queries["ids"], "targets": targets}
 
 
-class EditObjective(Objective):
+class EditTrainer(RetrievalTrainer):
     """Symmetric InfoNCE over the pairs and InfoNCE from each composed query to its target."""
 
-    def contrast(self, embeddings: dict[str, Tensor], ids: Tensor | None, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def embed(self, model: JointEncoderModel, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """The embeddings of the pairs, the composed queries and their targets."""
+        others = {part: model(**inputs[part]).pooler_output for part in ("queries", "targets")}
+        return super().embed(model, inputs) | others
+
+    def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """The terms of the pairs, and `edit_loss`."""
-        composed = self.encoder(**batch["queries"]).pooler_output
-        found = self.encoder(**batch["targets"]).pooler_output
+        composed, found = embeddings.pop("queries"), embeddings.pop("targets")
         # several edits can have the same target: these copies are not negatives
-        edit_loss = info_nce(composed, found, self.loss.temperature(), candidate_ids=batch["target_ids"])
-        return super().contrast(embeddings, ids, batch) | {"edit_loss": edit_loss}
+        edit_loss = info_nce(composed, found, self.loss.temperature(), candidate_ids=inputs["target_ids"])
+        return super().loss_terms(embeddings, inputs) | {"edit_loss": edit_loss}
 
 
-def objectives(model: JointEncoderModel, temperature: float = 0.07) -> dict[str, Objective]:
-    """The objectives by name."""
-    fixed = {"temperature": temperature, "learn_temperature": False}
-    two, three = ("image", "text"), ("image", "text", "fused")
-    return {
-        "CL": Objective(model, ContrastiveLoss(**fixed), two),
-        "CL + triplets": EditObjective(model, ContrastiveLoss(**fixed), two),
-        "intra-modality separation": Objective(model, Separation(**fixed), two),
-        "GCL": Objective(model, GclLoss(**fixed), three),
-    }
+class ThreeViews(RetrievalTrainer):
+    """Embeds image, text and both."""
+
+    views = ("image", "text", "fused")
+
+
+FIXED = {"temperature": 0.07, "learn_temperature": False}
+OBJECTIVES = {
+    "CL": (RetrievalTrainer, ContrastiveLoss),
+    "CL + triplets": (EditTrainer, ContrastiveLoss),
+    "intra-modality separation": (RetrievalTrainer, Separation),
+    "GCL": (ThreeViews, GclLoss),
+}
+"""The trainer and the loss of each objective."""
 
 
 @torch.inference_mode()
@@ -181,8 +181,10 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    recipe = load_recipe(ROOT / "training_args/gcl/sample.yaml", {"training.output_dir": "runs/claims"})
-    encoder, processor = build_model(recipe.model)
+    recipe = load_recipe(
+        ROOT / "training_args/gcl/sample.yaml", ["--output_dir", "runs/claims", "--feature_copies", "0"]
+    )
+    encoder, processor = recipe.model.load()
     rows = {"train": load_emoji("train").rename_column("concept", "group")}
     test = load_emoji("test")
     for name, style in (("query", "openmoji"), ("gallery", "twemoji")):
@@ -198,18 +200,17 @@ def main() -> None:
         {"reference_image": "image", "edit_text": "text", "target_text": "group"}
     )
     rows["edit targets"] = edits.rename_columns({"target_image": "image", "target_text": "text"})
-    folders = {
-        name: cache_features(
-            encoder, processor, table, f"runs/claims/features/{name}", dtype=torch.bfloat16, key={"version": 1}
-        )
-        for name, table in rows.items()
-    }
-    test_features = {name: CachedFeatures(folders[name], first_only=True) for name in ("query", "gallery")}
+
+    def features(name: str, seed: int | None = None) -> CachedFeatures:
+        options = {"dtype": torch.bfloat16, "first_only": seed is None, "seed": seed or 0}
+        return cache_features(encoder, processor, rows[name], f"runs/claims/features/{name}", **options)
+
+    test_features = {name: features(name) for name in ("query", "gallery")}
     record = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
     done = {(run["objective"], run["seed"]) for run in record["runs"]}
     pictures: dict[str, dict[str, Tensor]] = {}
     for seed in args.seeds:
-        for name in ["untrained", *objectives(encoder)]:
+        for name in ["untrained", *OBJECTIVES]:
             if (args.only and name not in args.only) or (name, seed) in done:
                 continue
             torch.manual_seed(seed)
@@ -225,12 +226,12 @@ def main() -> None:
                     logging_strategy="no",
                     disable_tqdm=True,
                 )
+                train, collator = features("train", seed), collate_features
                 if name == "CL + triplets":
-                    train = WithEdits(folders["train"], folders["edit queries"], folders["edit targets"], seed)
-                else:
-                    train = CachedFeatures(folders["train"], seed=seed)
-                collator = collate_edits if name == "CL + triplets" else collate_features
-                RetrievalTrainer(objectives(model)[name], config, train_dataset=train, data_collator=collator).train()
+                    train = WithEdits(train, features("edit queries"), features("edit targets"), seed)
+                    collator = collate_edits
+                trainer, loss = OBJECTIVES[name]
+                trainer(model, config, train, loss=loss(**FIXED), data_collator=collator).train()
             found = measure(model, test_features, concepts, keep)
             if seed == args.seeds[0] and name in ("untrained", "CL", "GCL"):
                 pictures[name] = found["vectors"]

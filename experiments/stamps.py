@@ -21,7 +21,7 @@ from common import ROOT
 from conjoin import load_encoder
 from conjoin.data.row_images import allow_root
 from conjoin.evaluation import bootstrap_ci
-from conjoin.training import load_recipe, train
+from conjoin.trainers import load_recipe, train
 
 STAMPS = ROOT / "stamps/usr/share/tuxpaint/stamps"
 WORK = ROOT / "runs/claims-stamps"
@@ -70,17 +70,10 @@ def train_on(rows: list[Row], tower: str) -> Path:
             [["id", "image", "text"], *([row["id"], row["image"], row["text"]] for row in rows)]
         )
     if not (folder / "model.safetensors").is_file():
-        settings = {
-            "model.text": tower,
-            "data.source": str(table),
-            "data.eval_split": "null",
-            "features.folder": str(WORK / f"features-{tower}"),
-            "training.per_device_train_batch_size": "128",
-            "training.max_steps": "200",
-            "training.eval_strategy": "no",
-            "training.output_dir": str(folder),
-        }
-        train(load_recipe(ROOT / "training_args/sample/demo.yaml", settings), overwrite=True)
+        flags = ["--text_model_name_or_path", tower, "--dataset_name", str(table), "--dataset_test_split", "null"]
+        flags += ["--features_dir", str(WORK / f"features-{tower}"), "--output_dir", str(folder), "--overwrite"]
+        flags += ["--per_device_train_batch_size", "128", "--max_steps", "200", "--eval_strategy", "no"]
+        train(load_recipe(ROOT / "training_args/sample/demo.yaml", flags))
     return folder
 
 

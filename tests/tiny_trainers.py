@@ -9,7 +9,6 @@ from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
-
 ADAPTED = r"(vision|text)_model\..*"
 PARTS = ["vision_adapter", "text_adapter", "vl_encoder"]
 

@@ -31,11 +31,6 @@ from conjoin.losses import (
     multi_positive as multi_positive,
     symmetric_info_nce as symmetric_info_nce,
 )
-from conjoin.methods.contrastive import (
-    ContrastiveConfig as ContrastiveConfig,
-    ContrastiveTrainer as ContrastiveTrainer,
-)
-from conjoin.methods.gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
 from conjoin.methods.puma import (
     PumaStage1Config as PumaStage1Config,
     PumaStage1Trainer as PumaStage1Trainer,
@@ -77,6 +72,15 @@ from conjoin.retrieval import (
     open_collection as open_collection,
     search_items as search_items,
 )
-from conjoin.training import load_recipe as load_recipe, train as train
+from conjoin.trainers import (
+    ContrastiveConfig as ContrastiveConfig,
+    ContrastiveTrainer as ContrastiveTrainer,
+    GclConfig as GclConfig,
+    GclTrainer as GclTrainer,
+    QueryContrastiveTrainer as QueryContrastiveTrainer,
+    RetrievalTrainer as RetrievalTrainer,
+    load_recipe as load_recipe,
+    train as train,
+)
 
 __version__: str

@@ -15,8 +15,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help=COMMANDS["demo"],
         description="Build the emoji sample, train a model and its baselines on it, encode a held-out gallery, search "
         "it, evaluate all nine modality combinations, and write a report. Five to six minutes on two CPU cores; needs "
-        "the sample, which the README installs, and no network. --SECTION.KEY VALUE changes a key of the recipe.",
-        epilog="example: conjoin demo --training.max_steps 100",
+        "the sample, which the README installs, and no network. --KEY VALUE changes a key of the recipe.",
+        epilog="example: conjoin demo --max_steps 100",
     )
     parser.add_argument("--out", metavar="DIR", default="runs/demo", help="output folder (default: %(default)s)")
     parser.add_argument(
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     started = time.perf_counter()
     out = check_out(args.out)
-    results = run_sample(out, _overrides(args), _say, args.recipe)
+    results = run_sample(out, _flags(args), _say, args.recipe)
     results.usage = usage(str(out / "model"))
     results.save(out / "results.json")
     report = render_report(results, out / "report.html")
@@ -57,19 +57,12 @@ def run(args: argparse.Namespace) -> None:
     print(f"Done in {time.perf_counter() - started:.0f} s.")
 
 
-def _overrides(args: argparse.Namespace) -> dict[str, str]:
-    """The overrides of every recipe that the demo runs."""
+def _flags(args: argparse.Namespace) -> list[str]:
+    """The flags of every recipe that the demo runs."""
     import torch
 
-    from conjoin.cli.train import parse_overrides
-
-    bf16 = str(args.bf16).lower()
-    overrides = {"training.use_cpu": str(not torch.cuda.is_available()).lower()}
-    if args.bf16 is not None:
-        overrides["training.bf16"] = bf16
-        if args.recipe is None:  # which caches features
-            overrides["features.bf16"] = bf16
-    return overrides | parse_overrides(args.overrides)
+    bf16 = [] if args.bf16 is None else ["--bf16", str(args.bf16).lower()]
+    return ["--use_cpu", str(not torch.cuda.is_available()).lower(), *bf16, *args.overrides]
 
 
 def _say(text: str) -> None:

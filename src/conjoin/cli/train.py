@@ -18,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "train",
         help=COMMANDS["train"],
         description="Train by RECIPE, a YAML file of the model's, the data's and the trainer's fields. --KEY VALUE "
-        "changes any of them; RECIPE --keys lists them. Runs on one device as it is, on several under accelerate launch "
+        "changes any of them; RECIPE --keys lists them. Runs on one device, on several under accelerate launch "
         "-m conjoin train ... Ctrl-C saves a checkpoint after the next step; --resume continues; --overwrite replaces "
         "the model in the output folder.",
         usage="%(prog)s [-h] [--resume | --overwrite] [--keys] [--root FOLDER] [--allow-urls] "
@@ -35,13 +35,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train, save and print where."""
-    from conjoin.trainers import recipe
+    from conjoin.trainers.recipe import describe_keys, load_recipe
 
     if "--keys" in args.overrides:
-        print(recipe.describe_keys(args.recipe))
+        print(describe_keys(args.recipe))
         return
-    trainer = recipe.build_trainer(recipe.load_recipe(args.recipe, args.overrides))
-    recipe.run(trainer)
+    from conjoin.trainers.run import train
+
+    trainer = train(load_recipe(args.recipe, args.overrides))
     if trainer.args.should_save:
         folder = str(trainer.args.output_dir)
         print(f"\nSaved to {folder}. Load it anywhere:\n\n{usage(folder)}")

@@ -1,6 +1,6 @@
 """What the demo compares its model with, on the same towers, pictures and names."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,8 @@ if TYPE_CHECKING:
 DEMO = "sample/demo.yaml"
 TOWERS = "frozen towers"
 VIEWS = ("image", "text", "fused")
-TRAINED: dict[str, tuple[str, dict[str, str]]] = {
-    "both adapters": (DEMO, {"model.freeze": "[]"}),
-    "joint encoder": ("gcl/sample.yaml", {}),
-}
-"""The recipe and the overrides of each baseline that is trained."""
+TRAINED = {"both adapters": (DEMO, ["--freeze", "null"]), "joint encoder": ("gcl/sample.yaml", [])}
+"""The recipe and the flags of each baseline that is trained."""
 DIRECTIONS = {
     "text → image, R@10": ("text", "image", "hit_rate@10"),
     "image → image, R@1": ("image", "image", "hit_rate@1"),
@@ -37,7 +34,7 @@ def compare_models(
     processor: Any,  # noqa: ANN401
     scores: "EmojiScores",
     results: "Results",
-    overrides: Mapping[str, str],
+    flags: Sequence[str],
     folder: Path,
 ) -> "Table":
     """Train the baselines and compare them with the model of the demo.
@@ -47,23 +44,23 @@ def compare_models(
         processor: Of that model.
         scores: Of that model, as `evaluate_emoji` returns them.
         results: Of that model.
-        overrides: Overrides of the demo's recipe; they apply to the baselines too.
+        flags: Of the demo's recipe; they apply to the baselines too.
         folder: Where the baselines and the features of the test pictures go.
     """
     from conjoin.evaluation import Table
-    from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe, recipe_folder, train
+    from conjoin.trainers import cache_features, load_recipe, recipe_folder, train
 
-    def recipe(name: str, changes: Mapping[str, str]) -> Any:  # noqa: ANN401
-        return load_recipe(recipe_folder() / name, {**overrides, "training.eval_strategy": "no", **changes})
+    def recipe(name: str, *more: str) -> Any:  # noqa: ANN401
+        return load_recipe(recipe_folder() / name, [*flags, "--eval_strategy", "no", *more])
 
     test = [
-        CachedFeatures(cache_features(trainer.encoder, processor, rows, folder / name), first_only=True)
+        cache_features(trainer.encoder, processor, rows, folder / name, first_only=True)
         for name, rows in (("queries", scores.queries), ("gallery", scores.candidates))
     ]
-    models = {TOWERS: build_model(recipe(DEMO, {}).model)[0].to(trainer.args.device)}
-    for name, (path, changes) in TRAINED.items():
-        output = {"training.output_dir": str(folder / name.replace(" ", "-"))}
-        models[name] = train(recipe(path, changes | output), overwrite=True).encoder
+    models = {TOWERS: recipe(DEMO).model.load()[0].to(trainer.args.device)}
+    for name, (path, more) in TRAINED.items():
+        output = str(folder / name.replace(" ", "-"))
+        models[name] = train(recipe(path, *more, "--output_dir", output, "--overwrite")).encoder
     named_twice = torch.tensor([name is not None for name in scores.candidates["alternative_text"]])
     columns = [
         [results.cell(query, candidate).metrics[metric] for query, candidate, metric in DIRECTIONS.values()],
@@ -91,7 +88,7 @@ def _score(model: Any, test: list[Any], named_twice: torch.Tensor) -> list["Metr
 @torch.inference_mode()
 def _embed(model: Any, features: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
     """Unit vectors `(N, d)` of each view of cached features, without the padding that no text of a batch needs."""
-    from conjoin.training import collate_features
+    from conjoin.trainers import collate_features
 
     batches: list[torch.Tensor] = []
     for start in range(0, len(features), 128):

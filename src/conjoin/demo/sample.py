@@ -1,7 +1,7 @@
 """`conjoin demo` on the emoji sample: train, encode, search and evaluate."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from conjoin.evaluation import Curve, EvaluateOptions, Example, Headline, Result
 from conjoin.evaluation.tasks.emoji import EmojiScores, evaluate_emoji
 from conjoin.retrieval import ItemEncoder, encode_collection
 from conjoin.retrieval.collection_table import check_place
-from conjoin.training import RetrievalTrainer, load_recipe, recipe_folder, train
+from conjoin.trainers import RetrievalTrainer, load_recipe, recipe_folder, train
 
 from .baseline import DEMO, DIRECTIONS, compare_models
 
@@ -26,14 +26,12 @@ _THUMBNAIL = 128
 NAMES = {"image": "image", "text": "text", "image,text": "image + text"}
 
 
-def run_sample(
-    out: Path, overrides: Mapping[str, str], say: Callable[[str], None], recipe: str | None = None
-) -> Results:
+def run_sample(out: Path, flags: Sequence[str], say: Callable[[str], None], recipe: str | None = None) -> Results:
     """Train a model on the sample, and encode, search and evaluate a held-out gallery.
 
     Args:
         out: Folder of the demo: `model`, `gallery` (a collection), `pictures`, `evaluation`.
-        overrides: Overrides of the recipe.
+        flags: Replace values of the recipe, such as `["--max_steps", "100"]`.
         say: Announces a step.
         recipe: A recipe (default: the sample's).
 
@@ -45,8 +43,8 @@ def run_sample(
         check_place(folder)
     model = str(out / "model")
     say("1/4  Data and training")
-    loaded = load_recipe(recipe or recipe_folder() / DEMO, {"training.output_dir": model, **overrides})
-    trainer = train(loaded, overwrite=True)
+    loaded = load_recipe(recipe or recipe_folder() / DEMO, ["--output_dir", model, "--overwrite", *flags])
+    trainer = train(loaded)
     seed = trainer.args.seed
 
     say("2/4  Encoding and evaluating the held-out gallery")
@@ -66,7 +64,7 @@ def run_sample(
     results = _results(trainer, scores, examples)
     if recipe is None:
         folder = out / "baselines"
-        results.tables.append(compare_models(trainer, encoder.processor, scores, results, overrides, folder))
+        results.tables.append(compare_models(trainer, encoder.processor, scores, results, flags, folder))
     print(format_combinations(scores.combinations))
     return results
 

@@ -1,0 +1,260 @@
+"""Run a recipe: build its trainer, train until it ends or a signal comes, save the model and what it ran on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import datasets
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import (
+    PreTrainedModel,
+    ProcessorMixin,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+import conjoin
+from conjoin.data import SkippedFile, without_problems
+from conjoin.data.row_checks import remove_skipped
+from conjoin.processing import MllmRetrieverProcessor
+from conjoin.storage import lock_folder, make_folder, remove_temporary, write_text
+from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer, last_checkpoint
+from conjoin.trainers.peft import add_adapters, merge_lora, refuse_other_weights, save_adapter
+from conjoin.trainers.recipe import TRAINERS, Recipe
+
+MODEL_FILES = ("config.json", "modules.json", "model.safetensors", "model.safetensors.index.json")
+CHECKPOINT_FILE = "model.safetensors"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NOTICE = b"\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop without it\n"
+
+
+def build_trainer(recipe: Recipe) -> RetrievalTrainer:
+    """Load the model and the rows of a recipe, and make its trainer.
+
+    Raises:
+        ValueError: A part does not fit another, or evaluation has no rows.
+    """
+    module, prefix = TRAINERS[recipe.trainer]
+    is_query = recipe.data.has_queries and recipe.trainer == "contrastive"
+    kind = getattr(import_module(f"conjoin.trainers.{module}"), f"{'Query' if is_query else ''}{prefix}Trainer")
+    torch.manual_seed(recipe.training.seed)
+    model, processor = recipe.model.load()
+    rows, evaluation = recipe.data.load()
+    if evaluation is None and recipe.training.eval_strategy != "no":
+        raise ValueError(
+            "eval_strategy asks for evaluation, but there are no evaluation rows: name them by "
+            "--dataset_test_split or --dataset_test_name, or pass --eval_strategy no"
+        )
+    if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
+        rows, bad = without_problems(rows, recipe.data.dataset_name)
+        if recipe.training.should_save:
+            SkippedFile(str(recipe.training.output_dir)).add(bad)
+    return kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
+
+
+def train(recipe: Recipe) -> RetrievalTrainer:
+    """Build the trainer of a recipe and `run` it."""
+    if recipe.training.should_save:  # before the model is loaded
+        check_folder(Path(str(recipe.training.output_dir)), recipe.training)
+    trainer = build_trainer(recipe)
+    run(trainer)
+    return trainer
+
+
+def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Load the model and processor of a training checkpoint, and merge the adapters.
+
+    Args:
+        folder: A `checkpoint-N` folder.
+        recipe: The recipe of the run.
+
+    Raises:
+        FileNotFoundError: The folder contains no weights.
+        ValueError: The weights do not fit the recipe's model.
+    """
+    path = Path(folder) / CHECKPOINT_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"no {CHECKPOINT_FILE} in {str(folder)!r}; expected a checkpoint-N of a training run")
+    model, processor = recipe.model.load()
+    adapters = recipe.model.peft_config()
+    if adapters is not None:
+        add_adapters(model, adapters)
+    stored = {
+        name.removeprefix("encoder."): tensor
+        for name, tensor in load_file(path).items()
+        if name.startswith("encoder.")
+    }
+    expected = model.state_dict()
+    differing = {name for name in expected.keys() & stored.keys() if expected[name].shape != stored[name].shape}
+    missing = (expected.keys() - stored.keys()) | differing
+    refuse_other_weights(folder, "the recipe's model", missing, (stored.keys() - expected.keys()) | differing)
+    model.load_state_dict(stored, strict=False)  # skips the scales of 4-bit layers, which are not reloaded
+    return merge_lora(model), processor
+
+
+def run(trainer: RetrievalTrainer) -> None:
+    """Train, or resume as `resume_from_checkpoint` says; save the model and `recipe.json`; push if `push_to_hub`.
+
+    The adapters of an embedder with all its layers are also in `adapter`, for PEFT. SIGINT (Ctrl-C) and SIGTERM end
+    the run after the next step, with a checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint to resume from.
+        KeyboardInterrupt: A signal ended the run; the message says how to resume.
+        ValueError: `output_dir` holds a model or checkpoints that the run would replace, or another process trains
+            into it.
+    """
+    args = trainer.args
+    folder = Path(str(args.output_dir))
+    lock = None
+    try:
+        with args.main_process_first(local=False, desc="opening the output folder"):
+            if args.should_save:
+                make_folder(folder)
+                lock = lock_folder(folder)
+                remove_temporary(folder)
+                check_folder(folder, args)
+                if not args.resume_from_checkpoint:
+                    remove_skipped(folder)
+                    for path in folder.glob("checkpoint-*"):
+                        shutil.rmtree(path)
+        with Interruption() as interruption:
+            trainer.add_callback(interruption)
+            trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+            trainer.save_model()
+        if args.should_save:
+            _save_adapter(trainer, folder / "adapter")
+            write_text(folder / "recipe.json", json.dumps(_record(trainer), indent=2) + "\n")
+        if args.push_to_hub:
+            trainer.push_to_hub()
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def check_folder(folder: Path, args: RetrievalConfig) -> None:
+    """Refuse what the run would replace, unless the caller asked for it."""
+    checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
+    if args.resume_from_checkpoint:
+        if args.overwrite_output_dir:
+            raise ValueError("--resume and --overwrite exclude each other")
+        if str(args.resume_from_checkpoint).lower() == "true":
+            last_checkpoint(folder)
+        return
+    finished = next((name for name in MODEL_FILES if (folder / name).exists()), None)
+    if not args.overwrite_output_dir and (finished or checkpoints):
+        remedy = "replace it by --overwrite" if finished else "resume it by --resume, or start again by --overwrite"
+        what = f"a model ({finished})" if finished else f"{checkpoints[-1]} of an unfinished run"
+        raise ValueError(f"{str(folder)!r} holds {what}; choose another output_dir, or {remedy}")
+
+
+def _save_adapter(trainer: RetrievalTrainer, folder: Path) -> None:
+    """Save the adapters of an embedder with all its layers for PEFT, unless they are sharded over devices."""
+    processor, recipe = trainer.processing_class, trainer.args.recipe
+    is_embedder = isinstance(processor, MllmRetrieverProcessor) and processor.sentence_files is not None
+    adapted = "peft_config" in vars(trainer.encoder) and not trainer.sharding.is_sharded
+    base = recipe.get("model_name_or_path")
+    if is_embedder and adapted and base and "keep_layers" not in (recipe["model_init_kwargs"] or {}):
+        save_adapter(trainer.encoder, folder, base)
+
+
+def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
+    """Return the recipe, what it ran on and the log; paths inside the current folder are relative to it."""
+    args = trainer.args
+    batch = args.per_device_train_batch_size * args.world_size
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(conjoin.__file__).parent, capture_output=True, text=True, check=False
+    )
+    ran = {
+        "world_size": args.world_size,
+        "contrastive_batch": batch,
+        "effective_batch": batch * args.gradient_accumulation_steps,
+        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "peft", "datasets")},
+        "conjoin": conjoin.__version__,
+        "commit": commit.stdout.strip() or None,
+    }
+    record = args.recipe | args.to_sanitized_dict() | {"ran": ran, "log": trainer.state.log_history}
+    here = f"{Path.cwd()}{os.sep}"
+    text = json.dumps(record, default=str)
+    return json.loads(text.replace(json.dumps(here)[1:-1], ""))
+
+
+class Interruption(TrainerCallback):
+    """Ends a run at the next step after SIGINT or SIGTERM, with a checkpoint; a context manager and a callback.
+
+    The processes of a run agree on the step. A second SIGINT stops at once. In a thread other than the main one,
+    signals cannot be handled and keep their meaning.
+
+    Raises:
+        KeyboardInterrupt: From the trainer, once the checkpoint is saved; the message says how to resume.
+    """
+
+    def __init__(self) -> None:
+        self._requested = self._stopping = False
+        self._process = os.getpid()
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._request) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker of the data loader, which inherits the handlers
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return  # Ctrl-C reaches workers too; the step still needs their rows
+        if self._requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._requested = True
+        os.write(2, NOTICE)  # a handler may not use buffered streams
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save within an epoch; at its last step wait for the epoch's evaluation, which no resumed run repeats."""
+        self._stop(args, state, control, now=not float(state.epoch or 0).is_integer())
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save at the end of an epoch."""
+        self._stop(args, state, control, now=True)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """End the run after the checkpoint that `_stop` asked for."""
+        if self._stopping:
+            raise KeyboardInterrupt(
+                f"stopped after step {state.global_step} of {state.max_steps}; checkpoint-{state.global_step} in "
+                f"{str(args.output_dir)!r} is complete: run the same with --resume to continue"
+            )
+
+    def _stop(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, now: bool) -> None:
+        if self._agree(args) and now and state.global_step < state.max_steps:
+            self._stopping = control.should_log = control.should_save = True
+
+    def _agree(self, args: TrainingArguments) -> bool:
+        """Whether a signal reached any process."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            requested = torch.tensor(float(self._requested), device=args.device)
+            dist.all_reduce(requested, dist.ReduceOp.MAX)
+            return bool(requested.item())
+        return self._requested
