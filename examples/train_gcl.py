@@ -1,8 +1,9 @@
-"""Train with GCL on pairs of an image and a text, by a recipe or by flags.
+"""Train with GCL on pairs of an image and a text.
 
-    python examples/train_gcl.py --model_name_or_path openai/clip-vit-base-patch32 --dataset_name photos.csv \
-        --output_dir runs/gcl --per_device_train_batch_size 256
-    accelerate launch examples/train_gcl.py --config training_args/gcl/clip_sf.yaml --max_steps 10
+accelerate launch examples/train_gcl.py --config training_args/gcl/clip_sf.yaml --max_steps 10
+
+python examples/train_gcl.py --model_name_or_path openai/clip-vit-base-patch32 --dataset_name photos.csv \
+    --output_dir runs/gcl --per_device_train_batch_size 256
 """
 
 from conjoin import GclConfig, GclTrainer

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.hub import save_model
     from conjoin.trainers.peft import load_adapted
     from conjoin.trainers.recipe import load_recipe
-    from conjoin.trainers.run import load_checkpoint
+    from conjoin.trainers.runs import load_checkpoint
 
     if args.recipe is None:
         model, processor = load_adapted(args.source, args.base)

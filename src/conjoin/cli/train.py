@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if "--keys" in args.overrides:
         print(describe_keys(args.recipe))
         return
-    from conjoin.trainers.run import train
+    from conjoin.trainers.runs import train
 
     trainer = train(load_recipe(args.recipe, args.overrides))
     if trainer.args.should_save:

@@ -26,4 +26,4 @@ from .recipe import (
     parse_recipe as parse_recipe,
     recipe_folder as recipe_folder,
 )
-from .run import build_trainer as build_trainer, run as run, train as train
+from .runs import build_trainer as build_trainer, run as run, train as train
