@@ -16,12 +16,11 @@ import yaml
 
 from conjoin.cli import main as cli
 from conjoin.cli.evaluate import parse as evaluate_options
-from conjoin.cli.train import parse_overrides
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import encode_collection, load_encoder
-from conjoin.training import load_recipe
+from conjoin.trainers import load_recipe
 from tiny_commands import variants
 
 ROOT = Path(__file__).parents[1]
@@ -73,9 +72,11 @@ def folder(tmp_path_factory, tiny_checkpoints, pictures):
         model = JointEncoderModel.from_backbones(clip, clip, **sizes)
         export(model, ImageTextProcessor.from_backbones(clip, clip), folder / "runs/demo" / path)
     rows = []
-    for number, picture in enumerate(pictures):
-        picture.save(folder / f"p{number}.png")
+    for number in range(64):
+        pictures[number % len(pictures)].save(folder / f"p{number}.png")
         rows.append({"image": f"p{number}.png", "text": f"a picture number {number}"})
+    (folder / "openai").mkdir()
+    (folder / "openai/clip-vit-base-patch32").symlink_to(clip)
     pictures[0].save(folder / "photo.jpg")
     pictures[1].save(folder / "other.jpg")
     with (folder / "photos.csv").open("w", newline="") as file:
@@ -127,10 +128,10 @@ def read(arguments):
     if arguments[0] == "evaluate":
         evaluate_options(arguments[1:])
     if arguments[0] == "train":
-        overrides = parse_overrides(rest)
-        if not torch.cuda.is_available():
-            overrides.pop("training.bf16", None)  # refused without a GPU, before its key is looked at
-        load_recipe(parsed.recipe, overrides)
+        if not torch.cuda.is_available() and "--bf16" in rest:  # refused without a GPU
+            place = rest.index("--bf16")
+            del rest[place : place + 2]
+        load_recipe(parsed.recipe, rest)
 
 
 def test_links_and_named_files_exist():
@@ -184,14 +185,14 @@ def test_variants_of_recipes_parse(monkeypatch):
     for path, calls in found.items():
         for program, command, recipe, *words in calls:
             assert (program, command, ROOT / recipe) == ("conjoin", "train", path)
-            load_recipe(recipe, parse_overrides(words))
+            load_recipe(recipe, words)
 
 
 def test_recipes_write_to_different_folders(monkeypatch):
     monkeypatch.chdir(ROOT)
     folders = [load_recipe(path).training.output_dir for path in RECIPES]
-    overrides = [parse_overrides(call[3:]) for path in RECIPES for call in variants(path)]
-    folders += [changed["training.output_dir"] for changed in overrides]
+    flags = [call[3:] for path in RECIPES for call in variants(path)]
+    folders += [words[words.index("--output_dir") + 1] for words in flags]
     assert len(set(folders)) == len(folders)
 
 
