@@ -204,3 +204,26 @@ def test_launch_configurations_load():
     for path in paths:
         config = load_config_from_file(str(path))
         assert config.num_processes == yaml.safe_load(path.read_text(encoding="utf-8"))["num_processes"], path
+
+
+def test_tables_of_recipes_say_what_the_recipes_do():
+    """`key | paper | recipe | reason` in a header: the recipe's cell is the value that the run has, paper or not."""
+    said = {path: re.findall(r"^#   (\w+) +\| (.*?) +\| (.*?) +\| ?(.*)$", path.read_text(), re.M) for path in RECIPES}
+    of_papers = {path.relative_to(ROOT / "training_args").as_posix() for path, rows in said.items() if rows}
+    assert {"gcl/clip_sf.yaml", "contrastive/clip_base.yaml"} <= of_papers
+    for path, ((*_, title), *rows) in ((path, rows) for path, rows in said.items() if rows):
+        recipe = load_recipe(path)
+        values = recipe.values | vars(recipe.training)
+        assert title == "reason" and COMPLETE <= {key for key, *_ in rows}, path
+        for key, paper, cell, reason in rows:
+            assert cell == paper or reason, f"{path.name}: {key} differs from the paper without a reason"
+            assert same(values[key], cell), f"{path.name}: {key} is {values[key]!r}, the header says {cell}"
+
+
+COMPLETE = {"learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "per_device_train_batch_size"}
+
+
+def same(value, cell):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(getattr(value, "value", value)).lower() == cell.lower().strip("`")
+    return float(cell) == value
