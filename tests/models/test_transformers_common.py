@@ -123,7 +123,9 @@ class JointEncoderTest(CommonTests, unittest.TestCase):
     def setUp(self):
         super().setUp()
         sizes = {"hidden_size": 32, "num_vl_layers": 2, "num_attention_heads": 4}
-        self.model_tester = ModelTester(lambda: JointEncoderConfig(DINO, BERT, **sizes), pairs, 1 + PATCHES + WORDS)
+        self.model_tester = ModelTester(
+            lambda: JointEncoderConfig(vision_config=DINO, text_config=BERT, **sizes), pairs, 1 + PATCHES + WORDS
+        )
 
 
 class TokenFusionTest(CommonTests, unittest.TestCase):
@@ -133,7 +135,9 @@ class TokenFusionTest(CommonTests, unittest.TestCase):
     def setUp(self):
         super().setUp()
         ids = {"cls_token_id": 1, "sep_token_id": 2}
-        self.model_tester = ModelTester(lambda: TokenFusionConfig(DINO, BERT, **ids), pairs, PATCHES + WORDS)
+        self.model_tester = ModelTester(
+            lambda: TokenFusionConfig(vision_config=DINO, text_config=BERT, **ids), pairs, PATCHES + WORDS
+        )
 
 
 class ScoreFusionTest(CommonTests, unittest.TestCase):
@@ -152,7 +156,7 @@ class ScoreFusionTest(CommonTests, unittest.TestCase):
         super().setUp()
         clip = {"model_type": "clip", "vision_config": VISION, "projection_dim": 32}
         clip["text_config"] = TEXT | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-        self.model_tester = ModelTester(lambda: ScoreFusionConfig(clip), pairs, WORDS)
+        self.model_tester = ModelTester(lambda: ScoreFusionConfig(backbone_config=clip), pairs, WORDS)
 
 
 class MllmRetrieverTest(CommonTests, unittest.TestCase):
@@ -162,5 +166,7 @@ class MllmRetrieverTest(CommonTests, unittest.TestCase):
     def setUp(self):
         super().setUp()
         self.model_tester = ModelTester(
-            lambda: MllmRetrieverConfig(qwen2_vl()[0].config, 2, ret_token_id=RET), prompts, WORDS + PATCHES
+            lambda: MllmRetrieverConfig(backbone_config=qwen2_vl()[0].config, keep_layers=2, ret_token_id=RET),
+            prompts,
+            WORDS + PATCHES,
         )

@@ -353,11 +353,13 @@ class MllmRetrieverModel(PreTrainedModel):
         if pixel_values is not None:
             rows = pixel_values.flatten(0, 1) if pixel_mask is None else pixel_values[pixel_mask.bool()]
             if len(rows):
+                if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
+                    raise ValueError("pixel_values need image_grids: the processor is for another model")
                 features = self.run_vision_tower(rows, None if grid is None else _existing_grids(grid))
                 given = len(features.tokens)
         if given != num_tokens:
             raise ValueError(
-                f"the prompts hold {num_tokens} image tokens, but pixel_values and image_grids give {given}: "
+                f"the prompts hold {num_tokens} image tokens, but the vision tower gives {given}: "
                 "the processor is for another model"
             )
         return features
