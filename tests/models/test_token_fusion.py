@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModel, Dinov2Model
+from transformers import AutoModel
 
 from conjoin.models.token_fusion import TokenFusionConfig, TokenFusionModel
 
@@ -14,11 +14,8 @@ TEXTS = ["a red box", "x", "7 more words"]
 def test_text_alone_is_what_the_text_encoder_makes_of_it(text, pooling, tiny_checkpoints, built):
     model = TokenFusionModel.from_backbones(tiny_checkpoints["vit"], tiny_checkpoints[text], pooling=pooling).eval()
     batch = built({"bert": "token siglip + bert", "xlm_roberta": "token vit + xlm-roberta"}[text])[1](TEXTS)
-    states = (
-        AutoModel.from_pretrained(tiny_checkpoints[text])
-        .eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        .last_hidden_state
-    )
+    encoder = AutoModel.from_pretrained(tiny_checkpoints[text]).eval()
+    states = encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
     weights = batch["attention_mask"][..., None].float()
     sentence = states[:, 0] if pooling == "cls" else (states * weights).sum(1) / weights.sum(1)
     output = model(**batch)
@@ -51,19 +48,6 @@ def test_an_image_alone_is_an_image_with_an_empty_text(built, pairs):
     assert torch.equal(empty[0], torch.tensor(processor.tokenizer("")["input_ids"]))
     expected = model(pixel_values=batch["pixel_values"], input_ids=empty).embeddings
     torch.testing.assert_close(model(pixel_values=batch["pixel_values"]).embeddings, expected)
-
-
-@torch.no_grad()
-def test_vision_hidden_layer(built, tiny_checkpoints, pairs):
-    model, processor = built("token dinov2 + bert")
-    pixels = processor(pairs)["pixel_values"]
-    full = Dinov2Model.from_pretrained(tiny_checkpoints["dinov2"]).eval()
-    expected = full(pixels, output_hidden_states=True).hidden_states[-2][:, 1:]
-    assert torch.equal(model.run_vision_tower(pixels), expected)
-    blocks = {key.split(".")[2] for key in model.vision_model.state_dict() if ".layer." in key or ".layers." in key}
-    assert len(blocks) == 2 and model.config.vision_config.num_hidden_layers == 3
-    with pytest.raises(ValueError, match="vision_hidden_layer=7 is outside a tower of 3 layers"):
-        TokenFusionModel.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["bert"], vision_hidden_layer=7)
 
 
 @torch.no_grad()

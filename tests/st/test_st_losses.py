@@ -20,6 +20,7 @@ from tiny_training import make_encoder
 
 TEXTS = [[f"{word} {number}" for number in range(12)] for word in ("query", "right one", "wrong", "other", "more")]
 PICTURES = [PilImage.new("RGB", (16, 16), (40 * i % 256, 90 * i % 256, 255 - 20 * i)) for i in range(12)]
+GCL, MAC, SEVERAL = losses.CachedGclLoss, losses.CachedMacLoss, losses.CachedMultiPositiveLoss
 PAIR = {"image": Image(), "text": Value("string")}
 
 
@@ -67,13 +68,13 @@ def assert_equal(model, one, other):
 
 @pytest.mark.parametrize("columns", [2, 4])
 def test_mac_without_decay_is_the_ranking_loss_of_the_library(model, columns):
-    ours = losses.CachedMacLoss(model, temperature=0.05, decay=0, mini_batch_size=2)
+    ours = MAC(model, temperature=0.05, decay=0, mini_batch_size=2)
     theirs = CachedMultipleNegativesRankingLoss(model, scale=20.0, mini_batch_size=3)
     assert_equal(model, ours(features(model, columns)), theirs(features(model, columns), None))
 
 
 def test_mac_is_the_plain_function(model):
-    loss = losses.CachedMacLoss(model, temperature=0.1, decay=0.5, mini_batch_size=2)
+    loss = MAC(model, temperature=0.1, decay=0.5, mini_batch_size=2)
     loss.progress = 0.6
     labels = torch.tensor([[0, 1], [1, 1], [2, 0], [0, 0], [1, 2]])
     queries, *candidates = embeddings(model, 3)
@@ -85,12 +86,12 @@ def test_mac_is_the_plain_function(model):
 
 
 def test_gcl_is_the_plain_function(model):
-    loss = losses.CachedGclLoss(model, 0.1, mini_batch_size=2, exclude_other_positive=True)
+    loss = GCL(model, 0.1, mini_batch_size=2, exclude_other_positive=True)
     assert_equal(model, loss(features(model, 3)), gcl(*embeddings(model, 3), 0.1, exclude_other_positive=True))
 
 
 def test_multi_positive_is_the_plain_function_with_a_mask(model):
-    loss = losses.CachedMultiPositiveLoss(model, 0.1, positives=2, mini_batch_size=2)
+    loss = SEVERAL(model, 0.1, positives=2, mini_batch_size=2)
     labels = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
     anchors, *others = embeddings(model, 5)
     stacked, exists = torch.stack(others, dim=1), labels.bool()
@@ -128,10 +129,10 @@ def test_the_library_trains_our_export_by_gcl_and_stock_clip_by_mac(tiny_checkpo
     ours = SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
     both = [{"image": image, "text": text} for image, text in zip(PICTURES, TEXTS[0], strict=True)]
     columns = {"image": PICTURES, "text": TEXTS[0], "both": both}
-    loss = losses.CachedGclLoss(ours, mini_batch_size=2)
+    loss = GCL(ours, mini_batch_size=2)
     moved = train(ours, loss, columns, tmp_path / "out", image=Image(), text=Value("string"), both=PAIR)
     stock = SentenceTransformer(tiny_checkpoints["clip"], device="cpu")
-    loss = losses.CachedMacLoss(stock, decay=0.5, mini_batch_size=2)
+    loss = MAC(stock, decay=0.5, mini_batch_size=2)
     columns = {"query": TEXTS[0], "positive": PICTURES, "label": [1] * 12}
     for names in (moved, train(stock, loss, columns, tmp_path / "out", callbacks=[losses.MacSchedule(loss)])):
         assert any("vision" in name for name in names) and any("text" in name for name in names)
@@ -161,21 +162,15 @@ def test_a_pruned_model_learns_to_embed_as_the_whole(kind, decoder, tmp_path, wi
 
 def test_what_is_wrong_is_named(model):
     for build, options, columns, labels, message in (
-        (losses.CachedGclLoss, {}, 2, None, "got 2 columns"),
-        (losses.CachedMacLoss, {}, 2, None, "unless decay is 0"),
-        (losses.CachedMacLoss, {}, 2, torch.ones(5, 3), r"labels have shape \(5, 3\), expected \(5,\) or \(5, 1\)"),
-        (losses.CachedMacLoss, {}, 1, None, "got one column"),
-        (
-            losses.CachedMultiPositiveLoss,
-            {"positives": 2},
-            2,
-            None,
-            "expected 2 positive columns after the anchor, got 1",
-        ),
-        (losses.CachedMultiPositiveLoss, {}, 2, torch.ones(5), r"labels have shape \(5,\), expected \(5, 1\)"),
-        (losses.CachedMacLoss, {"mini_batch_size": 0, "decay": 1}, 2, None, "mini_batch_size=0"),
-        (losses.CachedMacLoss, {"decay": -1}, 2, None, "decay=-1"),
-        (losses.CachedMultiPositiveLoss, {"positives": 0}, 2, None, "positives=0"),
+        (GCL, {}, 2, None, "got 2 columns"),
+        (MAC, {}, 2, None, "unless decay is 0"),
+        (MAC, {}, 2, torch.ones(5, 3), r"labels have shape \(5, 3\), expected \(5,\) or \(5, 1\)"),
+        (MAC, {}, 1, None, "got one column"),
+        (SEVERAL, {"positives": 2}, 2, None, "expected 2 positive columns after the anchor, got 1"),
+        (SEVERAL, {}, 2, torch.ones(5), r"labels have shape \(5,\), expected \(5, 1\)"),
+        (MAC, {"mini_batch_size": 0, "decay": 1}, 2, None, "mini_batch_size=0"),
+        (MAC, {"decay": -1}, 2, None, "decay=-1"),
+        (SEVERAL, {"positives": 0}, 2, None, "positives=0"),
     ):
         with pytest.raises(ValueError, match=message):
             build(model, **options)(features(model, columns), labels)
