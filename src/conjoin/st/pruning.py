@@ -21,8 +21,7 @@ def prune(model: SentenceTransformer, keep_layers: int) -> SentenceTransformer:
         ValueError: The model has fewer layers, or image features enter at a deeper layer.
     """
     network: Any = model[0].model
-    config, layers = keep_first_layers(network.config, keep_layers), network.get_decoder().layers
-    pruned: Any = copy.deepcopy(model, {id(layers): copy.deepcopy(layers[:keep_layers])})
-    small = pruned[0].model
-    small.get_decoder().config, small.config = config.get_text_config(), config
-    return pruned
+    decoder, config = network.get_decoder(), keep_first_layers(network.config, keep_layers)
+    copies = {id(decoder.config): config.get_text_config(), id(network.config): config}
+    copies[id(decoder.layers)] = copy.deepcopy(decoder.layers[:keep_layers], copies)
+    return copy.deepcopy(model, copies)

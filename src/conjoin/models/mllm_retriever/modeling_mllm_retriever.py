@@ -208,11 +208,15 @@ class MllmRetrieverModel(PreTrainedModel):
         Raises:
             ValueError: It has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
         """
-        backbone_config = keep_first_layers(self.config.backbone_config, keep_layers)
+        config = keep_first_layers(self.config.backbone_config, keep_layers)
         layers: Any = self.text_model.layers
-        model = copy.deepcopy(self, {id(layers): copy.deepcopy(layers[:keep_layers])})
-        model.config.backbone_config, model.config.keep_layers = backbone_config, keep_layers
-        model.backbone.config, model.text_model.config = backbone_config, backbone_config.get_text_config()
+        copies: dict[int, Any] = {
+            id(self.backbone.config): config,
+            id(self.text_model.config): config.get_text_config(),
+        }
+        copies[id(layers)] = copy.deepcopy(layers[:keep_layers], copies)
+        model = copy.deepcopy(self, copies)
+        model.config.backbone_config, model.config.keep_layers = config, keep_layers
         return model
 
     def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
