@@ -142,7 +142,7 @@ def mllm(size: Size, layers: int, device: str) -> Any:  # noqa: ANN401
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        model = MllmRetrieverModel(MllmRetrieverConfig(config, layers, readout="last"))
+        model = MllmRetrieverModel(MllmRetrieverConfig(backbone_config=config, keep_layers=layers, readout="last"))
     torch.set_default_dtype(torch.float32)
     return model.eval()
 

@@ -94,7 +94,7 @@ SIZES = {
 def build_encoder(size: Size, width: int | None) -> JointEncoderModel:
     torch.manual_seed(0)
     sizes = size.encoder if width is None else {"hidden_size": width, "num_attention_heads": max(1, width // 64)}
-    model = JointEncoderModel(JointEncoderConfig(size.vision, size.text, **sizes))
+    model = JointEncoderModel(JointEncoderConfig(vision_config=size.vision, text_config=size.text, **sizes))
     for module in model.modules():
         if isinstance(module, nn.Dropout):  # its cost is not compared
             module.p = 0.0

@@ -386,7 +386,8 @@ def count_on_meta(args: argparse.Namespace) -> list[dict[str, Any]]:
         row["head"] = 2 * length * width * vocabulary
         for keep in (LAYERS, KEEP):
             with torch.device("meta"):
-                language = MllmRetrieverModel(MllmRetrieverConfig(config, keep, ret_token_id=1)).eval().text_model
+                kept = MllmRetrieverConfig(backbone_config=config, keep_layers=keep, ret_token_id=1)
+                language = MllmRetrieverModel(kept).eval().text_model
                 tokens, at = torch.empty(count, length, width), torch.zeros(count, dtype=torch.long)
             shared = 14 if 8 * 14 >= length else 0
             inputs = {"inputs_embeds": tokens, "use_cache": False}

@@ -13,17 +13,11 @@ from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder, load_encoder
 
 TEXTS = ["a red box", "x"]
-WEIGHTS = {
-    "equal": {},
-    "fixed": {"image_weight": 0.5, "text_weight": 2.0},
-    "learned": {"learnable_weights": True, "text_weight": 0.3},
-}
+WEIGHTS = {"equal": {}, "fixed": {"image_weight": 0.5, "text_weight": 2.0}}
 
 
 def build(folder, processor=None, **config):
     model = ScoreFusionModel.from_clip(folder, **config).eval()
-    if config.get("learnable_weights"):
-        torch.nn.init.constant_(model.log_weights[:1], 0.7)
     return model, ImageTextProcessor.from_backbones(folder, folder, **(processor or {}))
 
 

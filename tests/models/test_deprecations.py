@@ -1,7 +1,6 @@
 """Nothing that transformers will remove is used: neither by this package, nor by what it writes into a checkpoint."""
 
 import logging
-import warnings
 
 import pytest
 import torch
@@ -9,7 +8,8 @@ import transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer
 from tiny_models import ONE_OF_EACH
-from transformers import AutoModel, AutoProcessor
+from transformers import AutoModel, AutoProcessor, TrainingArguments
+from transformers.utils import logging as library_logging
 
 from conjoin.hub import export, load_model
 from tiny_training import make_rows, make_trainer
@@ -21,34 +21,21 @@ LIBRARIES = ("conjoin", "transformers", "accelerate", "sentence_transformers", "
 
 
 @pytest.fixture
-def deprecations():
+def deprecations(caplog, recwarn):
     """What the libraries warn of or log as deprecated, each time, whoever calls them."""
-    found, logger = [], logging.getLogger("transformers")
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            if "deprecat" in record.getMessage().lower():
-                found.append(f"{record.name}: {record.getMessage()}")
-
-    handler, level = Handler(), logger.level
-    logger.setLevel(logging.WARNING)  # an earlier test may have run the demo, which logs errors only
     logging.Logger.warning_once.cache_clear()  # an earlier test may have been told already
-    logger.addHandler(handler)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        yield (
-            lambda: (
-                found
-                + [
-                    f"{one.filename}:{one.lineno}: {one.message}"
-                    for one in warned
-                    if issubclass(one.category, DeprecationWarning | FutureWarning)
-                    and any(f"/{name}/" in one.filename for name in LIBRARIES)
-                ]
-            )
-        )
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    library_logging.enable_propagation()
+    with caplog.at_level(logging.WARNING, "transformers"):  # an earlier test may have run the demo: errors only
+        yield lambda: [
+            *(text for text in caplog.messages if "deprecat" in text.lower()),
+            *(
+                f"{one.filename}:{one.lineno}: {one.message}"
+                for one in recwarn
+                if issubclass(one.category, DeprecationWarning | FutureWarning)
+                and any(f"/{name}/" in one.filename for name in LIBRARIES)
+            ),
+        ]
+    library_logging.disable_propagation()
 
 
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, "qwen2_5_vl", "llava", "internvl"])
@@ -71,11 +58,8 @@ def test_no_deprecated_call(name, built, items, tmp_path, deprecations):
 
 @pytest.mark.parametrize("logs", [True, False])
 def test_a_deprecated_call_is_found(logs, deprecations):
-    from transformers import TrainingArguments
-    from transformers.utils import logging as library
-
     if logs:
-        library.get_logger("transformers.models").warning_once("`a` is deprecated")
+        library_logging.get_logger("transformers.models").warning_once("`a` is deprecated")
     else:
         TrainingArguments(gradient_checkpointing=True)
     assert len(deprecations()) == 1

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, Dinov2Model
 
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
-from conjoin.models.joint_encoder.modeling_joint_encoder import VIEWS, VLEncoder, drop_tokens
 
+VIEWS = ("image", "text", "fused")
 NAME = "joint dinov2 + bert"
 SMALL = {"hidden_size": 8, "num_attention_heads": 2}
 
@@ -25,37 +25,17 @@ def close(a, b):
 
 
 @torch.no_grad()
-def test_a_key_of_weight_zero_is_as_if_it_were_not_there():
-    torch.manual_seed(0)
-    encoder = VLEncoder(JointEncoderConfig(**SMALL)).eval()
-    tokens = torch.randn(3, 6, 8)
-    weights = torch.ones(3, 6)
-    weights[:, [1, 4]] = 0
-    kept = tokens[:, [0, 2, 3, 5]]
-    assert close(encoder(tokens, weights), encoder(kept, torch.ones(3, 4)))
-    weights[:, [1, 4]] = 0.5
-    assert not close(encoder(tokens, weights), encoder(kept, torch.ones(3, 4)))
-
-
-@torch.no_grad()
-def test_a_weight_adds_its_logarithm_to_the_attention_logits():
-    """Eq. 2: two keys of weight one half count as much as one."""
-    torch.manual_seed(0)
-    encoder = VLEncoder(JointEncoderConfig(**SMALL)).eval()
-    tokens = torch.randn(2, 3, 8)
-    twice = torch.cat([tokens, tokens], dim=1)
-    assert close(encoder(twice, torch.full((2, 6), 0.5)), encoder(tokens, torch.ones(2, 3)))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["image", "text"])
-def test_masked_tokens_leave_no_trace(kind, built, pairs):
-    model, processor = built(NAME)
-    batch = processor(pairs)
-    size = {"image": (len(pairs), 4), "text": batch["input_ids"].shape}[kind]
-    other = {"image": "text", "text": "image"}[kind]
-    embedded = model(**batch, **{f"{kind}_weights": torch.zeros(size)}).embeddings
-    assert close(embedded, model(**batch, views=[other]).embeddings)
+def test_a_weight_adds_its_logarithm_to_the_attention_logits(built, pairs):
+    """Eq. 2: a key of weight zero is as if it were not there, two keys of weight one half count as one."""
+    model, processor = built("joint siglip")  # without balance of modalities
+    features = model.run_vision_tower(processor(pairs)["pixel_values"])
+    weights = torch.ones(4, 4)
+    weights[:, [1, 3]] = 0
+    plain = model(image_features=features).embeddings
+    kept = model(image_features=features[:, [0, 1, 3]]).embeddings
+    assert close(model(image_features=features, image_weights=weights).embeddings, kept) and not close(kept, plain)
+    twice = torch.cat([features, features[:, 1:]], dim=1)
+    assert close(model(image_features=twice, image_weights=torch.full((4, 8), 0.5)).embeddings, plain)
 
 
 @torch.no_grad()
@@ -70,49 +50,37 @@ def test_the_readout_sum_adds_the_unit_views_of_each_item(built, pairs, monkeypa
     mixed = model(**processor(items)).embeddings
     assert close(mixed[1:], plain[1:]) and not close(mixed[0], plain[0])  # one modality: the same by every readout
     assert all(close(model(**processor([item])).embeddings[0], row) for item, row in zip(items, mixed, strict=True))
-    with pytest.raises(ValueError, match="need views, not readout='sum'"):
+    with pytest.raises(ValueError, match="output_attentions need a single view"):
         model(**processor(pairs), output_attentions=True)
 
 
-@torch.no_grad()
-def test_masking_everything_leaves_cls_alone(built, pairs):
+def test_a_masked_modality_leaves_no_trace_and_nothing_leaves_cls_alone(built, pairs):
     model, processor = built(NAME)
     batch = processor(pairs)
     nothing = {"image_weights": torch.zeros(4, 4), "text_weights": torch.zeros(batch["input_ids"].shape)}
-    embedded = model(**batch, **nothing).embeddings
-    assert embedded.isfinite().all()
-    assert close(embedded, embedded[:1].expand(4, -1))
-    model.train()
-    with torch.enable_grad():
-        model(**batch, **nothing).pooler_output.sum().backward()
+    for kind, other in (("image", "text"), ("text", "image")):
+        masked = model(**batch, **{f"{kind}_weights": nothing[f"{kind}_weights"]}).embeddings
+        assert close(masked, model(**batch, views=[other]).embeddings)
+    output = model.train()(**batch, **nothing)
+    assert output.embeddings.isfinite().all() and close(output.embeddings, output.embeddings[:1].expand(4, -1))
+    output.pooler_output.sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
-@torch.no_grad()
-def test_special_tokens_are_not_local_tokens(built):
-    model, processor = built(NAME)
-    batch = processor(["a red box", "x"])
-    output = model(**batch, output_tokens=True)
-    assert output.text_token_mask.sum(1).tolist() == [7, 1]  # a r ##e ##d b ##o ##x
-    assert output.text_tokens.shape == (2, 1 + 9, 24) and output.text_features.shape == (2, 1 + 9, 24)
-    changed = model(**batch, text_features=output.text_features.masked_fill(_special(batch), 7.0)).embeddings
-    assert close(changed, output.embeddings)
-    assert output.image_tokens is None
-
-
-def _special(batch):
-    return torch.nn.functional.pad(batch["special_tokens_mask"], (1, 0), value=1).bool()[..., None]
 
 
 @torch.no_grad()
 def test_tokens_come_with_their_masks(built, items):
     model, processor = built(NAME)
-    output = model(**processor(items), output_tokens=True)
+    batch = processor(items)
+    output = model(**batch, output_tokens=True)
     assert output.image_features.shape == output.image_tokens.shape == (6, 1 + 4, 24)
-    assert output.image_token_mask.any(1).tolist() == [False, True, True, False, True, True]
-    assert output.text_token_mask.any(1).tolist() == [True, False, True, True, False, True]
+    assert output.text_features.shape == output.text_tokens.shape == (6, 1 + batch["input_ids"].shape[1], 24)
+    assert output.image_token_mask.sum(1).tolist() == [0, 4, 4, 0, 4, 4]
+    assert output.text_token_mask.sum(1).tolist()[:3] == [7, 0, 1]  # a r ##e ##d b ##o ##x, without CLS and SEP
     assert output.image_features[0].eq(0).all() and output.text_features[1].eq(0).all()
     assert close(output.image_tokens, model.vision_adapter(output.image_features))
+    special = F.pad(batch["special_tokens_mask"], (1, 0), value=1).bool()[..., None]  # is not read
+    changed = model(**batch, text_features=output.text_features.masked_fill(special, 7.0)).embeddings
+    assert close(changed, output.embeddings)
 
 
 @torch.no_grad()
@@ -135,17 +103,13 @@ def test_global_tokens_are_the_towers_own(name, built, pairs):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("layer", "depth"), [(-2, 2), (1, 1), (-1, 3)])
-def test_vision_hidden_layer(layer, depth, tiny_checkpoints, folders, built, pairs):
+def test_vision_hidden_layer(layer, depth, folders, built, pairs):
     model = JointEncoderModel.from_backbones(*folders, vision_hidden_layer=layer, **SMALL).eval()
     pixels = built(NAME)[1](pairs)["pixel_values"]
-    full = Dinov2Model.from_pretrained(tiny_checkpoints["dinov2"]).eval()
-    expected = full(pixels, output_hidden_states=True).hidden_states[layer]
-    assert torch.equal(model.run_vision_tower(pixels), expected)
+    full = Dinov2Model.from_pretrained(folders[0]).eval()
+    assert torch.equal(model.run_vision_tower(pixels), full(pixels, output_hidden_states=True).hidden_states[layer])
     blocks = {key.split(".")[2] for key in model.vision_model.state_dict() if ".layer." in key or ".layers." in key}
     assert len(blocks) == depth and model.config.vision_config.num_hidden_layers == 3
-
-
-def test_vision_hidden_layer_out_of_range(folders):
     with pytest.raises(ValueError, match=r"vision_hidden_layer=-4 is outside a tower of 3 layers; expected 1..3"):
         JointEncoderModel.from_backbones(*folders, vision_hidden_layer=-4, **SMALL)
 
@@ -153,52 +117,24 @@ def test_vision_hidden_layer_out_of_range(folders):
 # token dropout
 
 
-def test_token_dropout_keeps_a_share_and_at_least_one():
-    torch.manual_seed(0)
-    tokens = torch.arange(1, 11.0).expand(200, 10)[..., None]
-    weights = torch.zeros(200, 10)
-    counts = torch.arange(200) % 11
-    weights[torch.arange(10) < counts[:, None]] = 1.0
-    kept, kept_weights = drop_tokens(tokens, weights, 0.7)
-    assert kept_weights.sum(1).tolist() == [-(-3 * count // 10) for count in counts.tolist()]
-    assert kept.shape[:2] == kept_weights.shape and kept.shape[1] <= 4
-    survivors = kept[..., 0] * kept_weights
-    assert (survivors <= counts[:, None]).all()  # only tokens that exist
-    rows = survivors[counts == 10]
-    assert all(len(set(row.tolist()) - {0.0}) == 3 for row in rows)
-    assert len(set(rows.flatten().tolist()) - {0.0}) == 10
-
-
-def test_token_dropout_only_acts_in_training(tiny_checkpoints, built, pairs):
+def test_token_dropout_keeps_a_share_and_at_least_one_in_training(tiny_checkpoints, built, pairs):
     folders = tiny_checkpoints["vit"], tiny_checkpoints["clip"]
-    model = JointEncoderModel.from_backbones(*folders, token_dropout=0.5, **SMALL).eval()
-    batch = built("joint vit + clip")[1](pairs)
-    assert torch.equal(model(**batch).embeddings, model(**batch).embeddings)
-    model.train()
-    assert not torch.equal(model(**batch).embeddings, model(**batch).embeddings)
-    assert model(**batch).embeddings.isfinite().all()
-
-
-@torch.no_grad()
-def test_balanced_modalities_weigh_the_same_however_many_tokens_they_have(built, pairs):
-    """Doubling every text token changes nothing; without balance it draws the embedding to the text."""
-    model, processor = built(NAME)
-    batch = processor(pairs)
-    tokens = model(**batch, output_tokens=True)
-    text = {"text_features": tokens.text_features, "special_tokens_mask": batch["special_tokens_mask"],
-            "attention_mask": batch["attention_mask"]}  # fmt: skip
-    doubled = {name: torch.cat([value, value[:, 1:] if name == "text_features" else value], 1)
-               for name, value in text.items()}  # fmt: skip
-    image = {"image_features": tokens.image_features}
-    plain = model(**image, **text).embeddings
-    changes = {}
-    for balanced in (True, False):
-        model.config.balance_modalities = balanced
-        expected = model(**image, **text).embeddings
-        changes[balanced] = (model(**image, **doubled).embeddings - expected).abs().max().item()
-    model.config.balance_modalities = True
-    assert close(plain, model(**image, **text).embeddings)
-    assert changes[True] < changes[False] / 2  # CLS, one key among all, keeps its own weight
+    model = JointEncoderModel.from_backbones(*folders, token_dropout=0.7, **SMALL).train()
+    batch = built("joint vit + clip")[1]([pairs[0], {**pairs[1], "text": "a"}] * 50)
+    seen = set()
+    for view in ("image", "text"):
+        output = model(**batch, views=(view,), output_hidden_states=True, output_tokens=True)
+        kept, tokens, exists = output.hidden_states[0][:, 1:], output[f"{view}_tokens"], output[f"{view}_token_mask"]
+        assert kept.shape[1] == -(-3 * exists.shape[1] // 10)  # rounded up
+        found = torch.cdist(kept, tokens[:, 1:], compute_mode="donot_use_mm_for_euclid_dist").argmin(2)
+        assert torch.equal(kept, tokens[:, 1:].gather(1, found[..., None].expand(-1, -1, 8)))
+        for row, real in zip(found, exists, strict=True):
+            count = -(-3 * int(real.sum()) // 10)
+            assert real[row[:count]].all() and len(set(row[:count].tolist())) == count >= 1
+            seen.add((view, *sorted(row[:count].tolist())))
+    assert len([each for each in seen if each[0] == "image"]) == 6  # any two of four patches
+    states = model.eval()(**batch, views=("image",), output_hidden_states=True).hidden_states[0]
+    assert states.shape[1] == 1 + 4
 
 
 @torch.no_grad()
@@ -208,7 +144,7 @@ def test_the_untrained_fused_embedding_is_the_mean_of_both_views(folders, built,
     for part in ("q_proj", "k_proj"):
         torch.nn.init.zeros_(model.vl_encoder.layers[0].get_submodule(part).weight)
     batch = built(NAME)[1](pairs)
-    state = torch.nn.functional.layer_norm
+    state = F.layer_norm
     tokens = model(**batch, output_tokens=True)
     means = []
     for kind in ("image", "text"):
@@ -238,28 +174,22 @@ def test_identity_adapters_are_exact(folders, built, pairs):
 # loading and errors
 
 
-def test_loaded_towers_are_copied(tiny_checkpoints):
-    vision = Dinov2Model.from_pretrained(tiny_checkpoints["dinov2"])
-    text = BertModel.from_pretrained(tiny_checkpoints["bert"])
-    model = JointEncoderModel.from_backbones(vision, text, vision_hidden_layer=-2, **SMALL)
-    for ours, theirs in ((model.vision_model, vision), (model.text_model, text)):
-        weights = theirs.state_dict()
-        assert all(torch.equal(value, weights[key]) for key, value in ours.state_dict().items())
-    with pytest.raises(ValueError, match="BertModel lacks weights of BertModel"):
-        deeper = BertConfig.from_pretrained(tiny_checkpoints["bert"], num_hidden_layers=3)
-        text.config = deeper
-        JointEncoderModel.from_backbones(vision, text, **SMALL)
-
-
-@pytest.mark.parametrize("name", ["clip", "siglip"])
-def test_a_loaded_two_tower_model_gives_its_towers(name, tiny_checkpoints):
-    folder = Path(tiny_checkpoints[name])
-    loaded = AutoModel.from_pretrained(folder)
-    weights = JointEncoderModel.from_backbones(loaded, loaded, vision_hidden_layer=-2, **SMALL).state_dict()
-    expected = JointEncoderModel.from_backbones(folder, folder, vision_hidden_layer=-2, **SMALL).state_dict()
-    towers = [key for key in expected if key.startswith(("vision_model", "text_model"))]
-    assert weights.keys() == expected.keys()
-    assert towers and all(torch.equal(weights[key], expected[key]) for key in towers)
+@pytest.mark.parametrize(("vision", "text"), [("dinov2", "bert"), ("clip", "clip"), ("siglip", "siglip")])
+def test_towers_are_names_folders_or_loaded_models(vision, text, tiny_checkpoints):
+    names = tiny_checkpoints[vision], tiny_checkpoints[text]
+    loaded = [AutoModel.from_pretrained(name) for name in names]
+    states = []
+    for towers in (names, map(Path, names), loaded):
+        torch.manual_seed(0)
+        model = JointEncoderModel.from_backbones(*towers, vision_hidden_layer=-2, **SMALL)
+        states.append(model.state_dict())
+    for state in states[1:]:
+        assert state.keys() == states[0].keys() and all(torch.equal(state[key], states[0][key]) for key in state)
+    for kind, source in zip(("vision_model", "text_model"), loaded, strict=True):
+        weights = getattr(source, kind, source).state_dict()  # a two-tower model gives its tower
+        assert all(torch.equal(value, weights[key]) for key, value in getattr(model, kind).state_dict().items())
+    model.resize_token_embeddings(5)  # the source keeps its own configuration
+    assert loaded[1].config.get_text_config().vocab_size != 5 == model.config.get_text_config().vocab_size
 
 
 def test_the_mask_of_padding_is_the_callers_choice(tiny_checkpoints):
@@ -269,19 +199,19 @@ def test_the_mask_of_padding_is_the_callers_choice(tiny_checkpoints):
         assert config.text_attends_padding == expected
 
 
-def test_no_such_tower(tiny_checkpoints):
+def test_unsuitable_towers_and_texts_without_masks(folders, tiny_checkpoints, built):
+    build = JointEncoderModel.from_backbones
     with pytest.raises(ValueError, match="has no vision tower: its BertConfig has no 'patch_size'"):
-        JointEncoderModel.from_backbones(tiny_checkpoints["bert"], tiny_checkpoints["bert"])
+        build(folders[1], folders[1])
     with pytest.raises(ValueError, match="has no text tower: its Dinov2Config has no 'vocab_size'"):
-        JointEncoderModel.from_backbones(tiny_checkpoints["dinov2"], tiny_checkpoints["dinov2"])
-
-
-def test_text_needs_its_special_tokens_mask(built):
+        build(folders[0], folders[0])
+    text = BertModel.from_pretrained(folders[1])
+    text.config = BertConfig.from_pretrained(folders[1], num_hidden_layers=3)
+    with pytest.raises(ValueError, match="BertModel lacks weights of BertModel"):
+        build(folders[0], text, **SMALL)
     model, processor = built(NAME)
-    batch = dict(processor(["a red box"]))
-    del batch["special_tokens_mask"]
     with pytest.raises(ValueError, match="special_tokens_mask is missing"):
-        model(**batch)
+        model(input_ids=processor(["a red box"])["input_ids"])
 
 
 @torch.no_grad()
@@ -316,8 +246,8 @@ def test_without_a_vision_language_encoder_the_pooled_towers_are_embedded(folder
         ({"hidden_size": 0}, "must divide hidden_size=0"),
         ({"num_vl_layers": -1}, "num_vl_layers=-1; expected 0 or more"),
         ({"readout": "mean"}, r"readout='mean'; expected one of \('fused', 'sum'\)"),
-        ({"adapter_init": "zeros"}, 'adapter_init=\'zeros\'; expected "identity" or "normal"'),
-        ({"vl_init": "zeros"}, 'vl_init=\'zeros\'; expected "mean_pooling" or "normal"'),
+        ({"adapter_init": "zeros"}, r"adapter_init='zeros'; expected one of \('identity', 'normal'\)"),
+        ({"vl_init": "zeros"}, r"vl_init='zeros'; expected one of \('mean_pooling', 'normal'\)"),
         ({"token_dropout": 1.0}, r"token_dropout=1.0 must lie in \[0, 1\)"),
     ],
 )

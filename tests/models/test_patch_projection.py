@@ -27,17 +27,6 @@ def test_product_is_the_convolution(bias, monkeypatch):
         gradients.append((output, *(parameter.grad for parameter in layer.parameters())))
     assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(*gradients, strict=True))
     assert module.state_dict().keys() == {f"0.{name}" for name in plain.state_dict()}
-    picture = torch.randn(1, 3, 4, 8, 8)  # of several windows: not a patch
-    assert torch.equal(module(picture), plain(picture))
-
-
-@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"groups": 2}])
-def test_other_convolutions_stay(options):
-    plain = nn.Conv3d(2, 4, 2, **{"stride": 2} | options)
-    module = nn.Sequential(copy.deepcopy(plain))
-    project_by_product(module)
-    patches = torch.randn(3, 2, 2, 2, 2)
-    assert torch.equal(module(patches), plain(patches))
 
 
 @pytest.mark.parametrize("name", QWENS)

@@ -3,10 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModel, BertConfig, CLIPModel, SiglipModel
+from transformers import AutoModel, CLIPModel, SiglipModel
 
 from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
-from conjoin.processing import ImageTextProcessor
 
 
 @pytest.fixture
@@ -43,12 +42,15 @@ def test_normalised_and_weighted(features, tiny_checkpoints):
 
 @torch.no_grad()
 def test_a_missing_modality_adds_exactly_zero(features, built):
-    image, text, _ = features
+    image, text, batch = features
     model, _ = built("score clip")
-    has_image, has_text = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
-    poisoned = image.masked_fill(~has_image[:, None], torch.nan)
-    pooled = model(image_features=poisoned, image_mask=has_image, text_features=text, text_mask=has_text).pooler_output
-    torch.testing.assert_close(pooled[:3], torch.stack([image[0] + text[0], image[1], text[2]]), rtol=0, atol=0)
+    masks = {
+        "image_mask": torch.tensor([True, True, False, False]),
+        "text_mask": torch.tensor([True, False, True, False]),
+    }
+    batch["pixel_values"][2:] = torch.nan
+    pooled = model(**batch | masks).pooler_output
+    torch.testing.assert_close(pooled[:3], torch.stack([image[0] + text[0], image[1], text[2]]))
     assert not pooled[3].any()
 
 
@@ -63,20 +65,6 @@ def test_siglip_reads_padded_text_without_a_mask(tiny_checkpoints, built, pairs)
     torch.testing.assert_close(model(**batch).pooler_output, image + 0.5 * text)
     assert model.config.text_attends_padding and model.config.hidden_size == 24
     assert not built("score clip")[0].config.text_attends_padding
-
-
-def test_learned_weights_survive(tiny_checkpoints, built, pairs, tmp_path):
-    model, processor = built("score siglip")
-    torch.testing.assert_close(model.log_weights.exp(), torch.tensor([1.0, 0.5]))
-    model(**processor(pairs)).pooler_output.sum().backward()
-    assert model.log_weights.grad.all()
-    with torch.no_grad():
-        model.log_weights.copy_(torch.tensor([0.25, -0.5]))
-    model.save_pretrained(tmp_path)
-    assert ScoreFusionModel.from_pretrained(tmp_path).log_weights.tolist() == [0.25, -0.5]
-    weights = {key: value for key, value in model.state_dict().items() if key != "log_weights"}
-    model.save_pretrained(tmp_path, state_dict=weights)
-    torch.testing.assert_close(ScoreFusionModel.from_pretrained(tmp_path).log_weights.exp(), torch.tensor([1.0, 0.5]))
 
 
 def test_logit_scale_is_kept_but_not_trained(tiny_checkpoints, built, tmp_path):
@@ -113,27 +101,23 @@ def test_states_of_both_towers(built, pairs):
 
 
 @torch.no_grad()
-def test_from_a_loaded_model(features, tiny_checkpoints, built):
-    clip = CLIPModel.from_pretrained(tiny_checkpoints["clip"], dtype=torch.bfloat16)
-    model = ScoreFusionModel.from_clip(clip)
-    assert model.dtype == torch.float32 and clip.dtype == torch.bfloat16
-    assert (model.eval()(**features[2]).embeddings * built("score clip")[0](**features[2]).embeddings).sum(
-        1
-    ).min() > 0.99
+@pytest.mark.parametrize(("name", "kind"), [("clip", CLIPModel), ("siglip", SiglipModel)])
+def test_from_a_name_a_folder_or_a_loaded_model(name, kind, tiny_checkpoints):
+    loaded = kind.from_pretrained(tiny_checkpoints[name])
+    for source in (tiny_checkpoints[name], Path(tiny_checkpoints[name]), loaded):
+        model = ScoreFusionModel.from_clip(source)
+        weights = model.backbone.state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())
     assert model.vision_model is model.backbone.vision_model and model.text_model is model.backbone.text_model
-
-
-def test_a_folder_may_be_a_path(tiny_checkpoints):
-    folder = Path(tiny_checkpoints["clip"])
-    assert ScoreFusionModel.from_clip(folder).config.backbone_config.model_type == "clip"
-    assert ImageTextProcessor.from_backbones(folder, folder)(["a"])["input_ids"].shape[0] == 1
+    model.resize_token_embeddings(5)  # the source keeps its own weights and configuration
+    assert loaded.config.get_text_config().vocab_size != 5 == model.config.get_text_config().vocab_size
+    assert ScoreFusionModel.from_clip(loaded.bfloat16()).dtype == torch.float32
 
 
 def test_one_tower_is_not_enough(tiny_checkpoints):
-    with pytest.raises(ValueError, match="'bert' does not have a vision and a text tower"):
+    message = "'bert' does not have a vision and a text tower; expected a two-tower model such as CLIP or SigLIP"
+    with pytest.raises(ValueError, match=message):
         ScoreFusionModel.from_clip(tiny_checkpoints["bert"])
-    with pytest.raises(ValueError, match="expected a two-tower model such as CLIP or SigLIP"):
-        ScoreFusionConfig(BertConfig())
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from conjoin.methods.puma.teachers import SharedTeacher
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
 from tiny_mllms import MLLMS
 
@@ -68,7 +67,9 @@ def watched(model):
 @pytest.mark.parametrize("readout", ["token", "before_token", "last"])
 def test_equal_to_the_plain_path(name, readout, build, messages, pairs, pictures, recwarn):
     model, processor = build(name, readout=readout)
-    for items, views in ((messages, None), (TEXTS, None), (SHORT, None), (pictures, None), (pairs, VIEWS)):
+    text_first = [{"text": pair["text"], "image": pair["image"]} for pair in pairs]  # other states in each view
+    several = [(pairs, VIEWS), (text_first, VIEWS)]
+    for items, views in [*((each, None) for each in (messages, TEXTS, SHORT, pictures)), *several]:
         for side in ("right", "left"):
             processor.tokenizer.padding_side = side
             assert differ(model, processor(items, instruction=INSTRUCTION), views=views) <= 1e-5
@@ -100,12 +101,6 @@ def test_what_is_left_out(name, build, pairs):
         states(model, batch, views=VIEWS)
         longest = [int(batch[f"{each}_mask"].sum(1).max()) for each in ("image_view", "text_view", "attention")]
         assert len(shapes) == KEEP and shapes[0][1] < sum(longest)
-
-
-def test_a_text_before_its_image_has_other_states_in_each_view(build, pairs):
-    model, processor = build("qwen2_vl")
-    batch = processor([{"text": pair["text"], "image": pair["image"]} for pair in pairs])
-    assert differ(model, batch, views=VIEWS) <= 1e-5
 
 
 def test_images_that_enter_the_last_layer(build, pairs):
@@ -241,6 +236,7 @@ def test_copies_are_their_own(name, build, messages):
     assert (states(copied, batch) - expected).abs().max() > 1e-2 and differ(copied, batch) <= 1e-5
     assert torch.equal(states(model, batch), expected)
     pruned = model.pruned(2)
+    assert pruned.text_model.layers[0].self_attn.config is pruned.text_model.config is pruned.config.get_text_config()
     with watched(pruned) as shapes:
         assert differ(pruned, batch) <= 1e-5
         assert shapes[1][1] == 1
@@ -248,6 +244,8 @@ def test_copies_are_their_own(name, build, messages):
 
 def test_a_shared_teacher_still_sees_all_tokens(build, messages):
     """Its deep layers go on from every token's state, also where it is evaluated."""
+    from conjoin.methods.puma.teachers import SharedTeacher
+
     student, processor = build("qwen2_vl", 2)
     full, _ = build("qwen2_vl", None)
     batch = dict(processor(messages))

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel
-from conjoin.models.mllm_retriever import MllmRetrieverConfig, MllmRetrieverModel
-from conjoin.models.score_fusion import ScoreFusionConfig, ScoreFusionModel
-from conjoin.models.token_fusion import TokenFusionConfig, TokenFusionModel
+from conjoin.models.joint_encoder import JointEncoderModel
+from conjoin.models.mllm_retriever import MllmRetrieverModel
+from conjoin.models.score_fusion import ScoreFusionModel
+from conjoin.models.token_fusion import TokenFusionModel
 from tiny_mllms import qwen2_vl
 
 SDIST = os.environ.get("TRANSFORMERS_SDIST")
@@ -28,8 +28,11 @@ if SDIST is None:
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
 VISION = {"image_size": 16, "patch_size": 8, **SIZES}
 TEXT = {"vocab_size": 99, "max_position_embeddings": 64, **SIZES}
-DINO, BERT = {"model_type": "dinov2", **VISION}, {"model_type": "bert", **TEXT}
+TOWERS = {"vision_config": {"model_type": "dinov2", **VISION}, "text_config": {"model_type": "bert", **TEXT}}
 ROWS, PATCHES, WORDS, RET = 7, 4, 9, 262
+CLIP = {"vision_config": VISION, "text_config": TEXT | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}}
+CLIP = {"backbone_config": CLIP | {"projection_dim": 32}}
+QWEN = {"backbone_config": qwen2_vl()[0].config, "keep_layers": 2, "ret_token_id": RET}
 
 NO_LOSS = "the mixin skips base models, too: they have no loss, and it knows base models by transformers' own names"
 PER_TOWER = "as CLIP: no layer sees both modalities; the outputs of the towers hold their states and attentions"
@@ -63,30 +66,29 @@ def import_mixin():
 ModelTesterMixin = import_mixin()
 
 
-class ModelTester:
-    """What the mixin asks for a model: its configuration, a batch and sizes."""
-
-    batch_size, seq_length, is_training = ROWS, WORDS, True
-    hidden_size, num_hidden_layers, num_attention_heads = 32, 2, 4
-
-    def __init__(self, config, inputs, tokens):
-        self.get_config, self.inputs, self.encoder_seq_length = config, inputs, tokens
-
-    def prepare_config_and_inputs_for_common(self):
-        config = self.get_config()
-        return config, self.inputs(config)
-
-
 class CommonTests(ModelTesterMixin):
-    """The mixin but for the tests in `known`, each of which has its reason."""
+    """The mixin but for the tests in `known`, each of which has its reason.
+
+    It asks `model_tester` for a configuration, a batch and sizes: of `config`, `inputs` and `tokens` of a subclass.
+    """
 
     known = KNOWN
     _is_composite = True
+    batch_size, seq_length, is_training = ROWS, WORDS, True
+    hidden_size, num_hidden_layers, num_attention_heads = 32, 2, 4
 
     def setUp(self):
+        self.model_tester, self.encoder_seq_length = self, self.tokens
         for pattern, reason in self.known.items():
             if fnmatchcase(self._testMethodName, pattern):
                 self.skipTest(reason)
+
+    def get_config(self):
+        return self.all_model_classes[0].config_class(**self.config)
+
+    def prepare_config_and_inputs_for_common(self):
+        config = self.get_config()
+        return config, type(self).inputs(config)
 
 
 def pairs(config):
@@ -117,50 +119,30 @@ def prompts(config):
 
 
 class JointEncoderTest(CommonTests, unittest.TestCase):
-    all_model_classes = (JointEncoderModel,)
+    all_model_classes, inputs, tokens = (JointEncoderModel,), pairs, 1 + PATCHES + WORDS
     additional_model_inputs = ("input_ids", "special_tokens_mask")
-
-    def setUp(self):
-        super().setUp()
-        sizes = {"hidden_size": 32, "num_vl_layers": 2, "num_attention_heads": 4}
-        self.model_tester = ModelTester(lambda: JointEncoderConfig(DINO, BERT, **sizes), pairs, 1 + PATCHES + WORDS)
+    config = TOWERS | {"hidden_size": 32, "num_vl_layers": 2, "num_attention_heads": 4}
 
 
 class TokenFusionTest(CommonTests, unittest.TestCase):
-    all_model_classes = (TokenFusionModel,)
+    all_model_classes, inputs, tokens = (TokenFusionModel,), pairs, PATCHES + WORDS
     additional_model_inputs = ("input_ids",)
-
-    def setUp(self):
-        super().setUp()
-        ids = {"cls_token_id": 1, "sep_token_id": 2}
-        self.model_tester = ModelTester(lambda: TokenFusionConfig(DINO, BERT, **ids), pairs, PATCHES + WORDS)
+    config = TOWERS | {"cls_token_id": 1, "sep_token_id": 2}
 
 
 class ScoreFusionTest(CommonTests, unittest.TestCase):
-    all_model_classes = (ScoreFusionModel,)
-    known = KNOWN | dict.fromkeys(
-        (
-            "test_attention_outputs",
-            "test_eager_matches_sdpa_inference*",
-            "test_hidden_states_output",
-            "test_retain_grad_hidden_states_attentions",
-        ),
-        PER_TOWER,
+    all_model_classes, inputs, tokens = (ScoreFusionModel,), pairs, WORDS
+    reasons = (
+        "*_attention_outputs",
+        "*_eager_matches_sdpa_inference*",
+        "*_hidden_states_output",
+        "*_retain_grad_hidden*",
     )
-
-    def setUp(self):
-        super().setUp()
-        clip = {"model_type": "clip", "vision_config": VISION, "projection_dim": 32}
-        clip["text_config"] = TEXT | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-        self.model_tester = ModelTester(lambda: ScoreFusionConfig(clip), pairs, WORDS)
+    known = KNOWN | dict.fromkeys(reasons, PER_TOWER)
+    config = CLIP
 
 
 class MllmRetrieverTest(CommonTests, unittest.TestCase):
-    all_model_classes = (MllmRetrieverModel,)
+    all_model_classes, inputs, tokens = (MllmRetrieverModel,), prompts, WORDS + PATCHES
     additional_model_inputs = ("pixel_values", "pixel_attention_mask", "image_grids")
-
-    def setUp(self):
-        super().setUp()
-        self.model_tester = ModelTester(
-            lambda: MllmRetrieverConfig(qwen2_vl()[0].config, 2, ret_token_id=RET), prompts, WORDS + PATCHES
-        )
+    config = QWEN

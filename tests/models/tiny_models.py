@@ -26,7 +26,7 @@ MODELS = {
     "joint dinov2 + xlm-roberta": (joint, "dinov2", "xlm_roberta", {}),
     "joint clip + bert, pooled": (joint, "clip", "bert", {"num_vl_layers": 0}),
     "score clip": (score, "clip", "clip", {}),
-    "score siglip": (score, "siglip", "siglip", {"learnable_weights": True, "text_weight": 0.5}),
+    "score siglip": (score, "siglip", "siglip", {"text_weight": 0.5}),
     "token dinov2 + bert": (token, "dinov2", "bert", {"vision_hidden_layer": -2}),
     "token clip + xlm-roberta": (token, "clip", "xlm_roberta", {"pooling": "mean"}),
     "token siglip + bert": (token, "siglip", "bert", {}),

@@ -221,11 +221,8 @@ def export_stock_clip(
 @torch.no_grad()
 def _stock_clip(model: ScoreFusionModel) -> PreTrainedModel:
     """Return the backbone with `w_t / w_i` in its text projection."""
-    image, text = model.config.image_weight, model.config.text_weight
-    if model.config.learnable_weights:
-        image, text = model.log_weights.double().exp().tolist()
     backbone = copy.deepcopy(model.backbone)
-    backbone.text_projection.weight.mul_(text / image)
+    backbone.text_projection.weight.mul_(model.config.text_weight / model.config.image_weight)
     return backbone
 
 

@@ -1,1 +1,1 @@
-"""One folder per model: configuration and forward. Hub code: copied into every checkpoint."""
+"""The models: configuration and forward. Hub code, copied into every checkpoint, but for the shortcuts."""

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from conjoin.losses import gather_rows, gcl, mac, mac_hard_temperature, multi_positive, self_distillation
-from conjoin.losses.gather import gather_with_gradient, is_distributed, local_positions
+from conjoin.losses.gather import gather_with_gradient
 
 
 class CachedLoss(CachedLossMixin, nn.Module):
@@ -27,7 +28,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
         ValueError: `mini_batch_size` is below 1, or rows of the model's inputs cannot be told apart.
     """
 
-    def __init__(self, model: Any, mini_batch_size: int = 32) -> None:  # noqa: ANN401 - a `SentenceTransformer`
+    def __init__(self, model: SentenceTransformer, mini_batch_size: int = 32) -> None:
         super().__init__()
         if mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={mini_batch_size} must be at least 1")
@@ -42,8 +43,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Return the loss; its backward pass embeds every mini-batch again."""
-        loss: Tensor = self.forward_cached(sentence_features, labels)
-        return loss
+        return self.forward_cached(sentence_features, labels)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
@@ -72,7 +72,7 @@ class CachedGclLoss(CachedLoss):
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401
+        model: SentenceTransformer,
         temperature: float = 0.07,
         mini_batch_size: int = 32,
         exclude_self: bool = True,
@@ -117,7 +117,7 @@ class CachedMacLoss(CachedLoss):
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401
+        model: SentenceTransformer,
         temperature: float = 0.03,
         decay: float = 0.2,
         mini_batch_size: int = 32,
@@ -147,13 +147,10 @@ class CachedMacLoss(CachedLoss):
         modality = modality[:, None].expand(count, kinds) if modality.ndim == 1 else modality
         if modality.shape != (count, kinds):
             raise ValueError(f"labels have shape {tuple(modality.shape)}, expected ({count},) or ({count}, {kinds})")
-        positions = None
-        if is_distributed():
-            candidates = [gather_with_gradient(column) for column in candidates]
-            modality, positions = gather_with_gradient(modality.contiguous()), local_positions(count, queries.device)
+        joined, _, _, positions = gather_rows(*candidates)
+        modality = gather_with_gradient(modality).T.flatten()
         hard = mac_hard_temperature(self.temperature, self.decay, self.progress, *self.options)
-        joined = torch.cat(candidates)
-        return mac(queries, joined, modality.T.flatten(), self.temperature, hard, positive_indices=positions)
+        return mac(queries, torch.cat([*joined]), modality, self.temperature, hard, positive_indices=positions)
 
 
 class CachedSelfDistillationLoss(CachedMacLoss):
@@ -175,8 +172,8 @@ class CachedSelfDistillationLoss(CachedMacLoss):
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401
-        teacher: Any,  # noqa: ANN401
+        model: SentenceTransformer,
+        teacher: SentenceTransformer,
         distill_weight: float = 0.9,
         kind: str = "cosine",
         temperature: float = 0.05,
@@ -221,13 +218,7 @@ class MacSchedule(TrainerCallback):
     def __init__(self, loss: CachedMacLoss) -> None:
         self.loss = loss
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Set the completed share of training."""
         self.loss.progress = state.global_step / max(state.max_steps, 1)
 
@@ -246,11 +237,7 @@ class CachedMultiPositiveLoss(CachedLoss):
     """
 
     def __init__(
-        self,
-        model: Any,  # noqa: ANN401
-        temperature: float = 0.07,
-        positives: int = 1,
-        mini_batch_size: int = 32,
+        self, model: SentenceTransformer, temperature: float = 0.07, positives: int = 1, mini_batch_size: int = 32
     ) -> None:
         super().__init__(model, mini_batch_size)
         if positives < 1:
@@ -267,17 +254,10 @@ class CachedMultiPositiveLoss(CachedLoss):
         if len(others) < self.positives:
             raise ValueError(f"expected {self.positives} positive columns after the anchor, got {len(others)} columns")
         candidates = torch.stack(others, dim=1)
-        if labels is not None and labels.shape != candidates.shape[:2]:
-            expected = tuple(candidates.shape[:2])
-            raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {expected}: one per candidate")
-        exists = candidates.new_ones(candidates.shape[:2], dtype=torch.bool) if labels is None else labels.bool()
-        split = self.positives
-        return multi_positive(
-            anchors,
-            candidates[:, :split],
-            candidates[:, split:],
-            self.temperature,
-            exists[:, :split],
-            exists[:, split:],
-            gathered=gather_rows(anchors, present=exists[:, :split].any(1)),
-        )
+        shape, sizes = candidates.shape[:2], [self.positives, len(others) - self.positives]
+        if labels is not None and labels.shape != shape:
+            raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {tuple(shape)}: one per candidate")
+        exists = candidates.new_ones(shape, dtype=torch.bool) if labels is None else labels.bool()
+        (positives, negatives), masks = candidates.split(sizes, dim=1), exists.split(sizes, dim=1)
+        gathered = gather_rows(anchors, present=masks[0].any(1))
+        return multi_positive(anchors, positives, negatives, self.temperature, *masks, gathered=gathered)

@@ -3,12 +3,12 @@
 import copy
 from typing import Any
 
-from torch import nn
+from sentence_transformers import SentenceTransformer
 
 from conjoin.models.mllm_retriever.configuration_mllm_retriever import keep_first_layers
 
 
-def prune(model: Any, keep_layers: int) -> Any:  # noqa: ANN401 - a `SentenceTransformer`
+def prune(model: SentenceTransformer, keep_layers: int) -> SentenceTransformer:
     """Return a copy of a `SentenceTransformer` with the first layers of its language model.
 
     It works for embedders around an MLLM (Qwen3-VL-Embedding) and around a decoder of texts (Qwen3-Embedding).
@@ -21,13 +21,7 @@ def prune(model: Any, keep_layers: int) -> Any:  # noqa: ANN401 - a `SentenceTra
         ValueError: The model has fewer layers, or image features enter at a deeper layer.
     """
     network: Any = model[0].model
-    config, decoder = keep_first_layers(network.config, keep_layers), network.get_decoder()
-    layers = decoder.layers
-    decoder.layers = nn.ModuleList(list(layers)[:keep_layers])
-    try:
-        pruned = copy.deepcopy(model)
-    finally:
-        decoder.layers = layers
-    small = pruned[0].model
-    small.get_decoder().config, small.config = config.get_text_config(), config
-    return pruned
+    decoder, config = network.get_decoder(), keep_first_layers(network.config, keep_layers)
+    copies = {id(decoder.config): config.get_text_config(), id(network.config): config}
+    copies[id(decoder.layers)] = copy.deepcopy(decoder.layers[:keep_layers], copies)
+    return copy.deepcopy(model, copies)

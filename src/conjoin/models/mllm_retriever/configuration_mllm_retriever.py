@@ -1,7 +1,6 @@
 """Configuration of the MLLM retriever."""
 
 import copy
-import inspect
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -35,43 +34,28 @@ class MllmRetrieverConfig(PreTrainedConfig):
 
     model_type = "mllm_retriever"
     sub_configs = {"backbone_config": AutoConfig}  # noqa: RUF012 - the library's convention
+    backbone_config: Any = None
+    keep_layers: int = None  # type: ignore[assignment]
+    readout: str = "token"
+    ret_token_id: int | None = None
+    position_mode: str = "mrope"
+    embedding_dim: int | None = None
+    train_ret_token: bool = False
 
-    def __init__(
-        self,
-        backbone_config: PreTrainedConfig | dict[str, Any] | None = None,
-        keep_layers: int | None = None,
-        readout: str = "token",
-        ret_token_id: int | None = None,
-        position_mode: str = "mrope",
-        embedding_dim: int | None = None,
-        train_ret_token: bool = False,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> None:
-        if not isinstance(backbone_config, PreTrainedConfig):
-            values = dict(backbone_config or {})
-            backbone_config = AutoConfig.for_model(values.pop("model_type", "qwen2_vl"), **values)
-        if backbone_config.model_type not in ARCHITECTURES:
-            raise ValueError(
-                f"backbone_config: {backbone_config.model_type!r} is not a supported MLLM; "
-                f"expected one of {ARCHITECTURES}"
-            )
-        if readout not in READOUTS:
-            raise ValueError(f"readout={readout!r}; expected one of {READOUTS}")
-        if position_mode not in POSITION_MODES:
-            raise ValueError(f"position_mode={position_mode!r}; expected one of {POSITION_MODES}")
-        self.backbone_config = keep_first_layers(backbone_config, keep_layers)
-        text_config = self.backbone_config.get_text_config()
-        if embedding_dim is not None and not _is_within(1, embedding_dim, text_config.hidden_size):
-            raise ValueError(
-                f"embedding_dim={embedding_dim!r}; expected 1..{text_config.hidden_size}, the backbone's width"
-            )
-        self.keep_layers = text_config.num_hidden_layers
-        self.readout = readout
-        self.ret_token_id = ret_token_id
-        self.position_mode = position_mode
-        self.embedding_dim = embedding_dim
-        self.train_ret_token = train_ret_token
-        super().__init__(**kwargs)
+    def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
+        config = self.backbone_config
+        if not isinstance(config, PreTrainedConfig):
+            config = AutoConfig.for_model(**{"model_type": "qwen2_vl"} | (config or {}))
+        values = {"backbone_config": config.model_type, "readout": self.readout, "position_mode": self.position_mode}
+        for name, known in zip(values, (ARCHITECTURES, READOUTS, POSITION_MODES), strict=True):
+            if values[name] not in known:
+                raise ValueError(f"{name}={values[name]!r}; expected one of {known}")
+        self.backbone_config = keep_first_layers(config, self.keep_layers)
+        self.keep_layers, width = self.get_text_config().num_hidden_layers, self.get_text_config().hidden_size
+        dim = self.embedding_dim
+        if dim is not None and not (type(dim) is int and 1 <= dim <= width):
+            raise ValueError(f"embedding_dim={dim!r}; expected 1..{width}, the backbone's width")
+        super().__post_init__(**kwargs)
 
     @property
     def hidden_size(self) -> int:
@@ -81,18 +65,6 @@ class MllmRetrieverConfig(PreTrainedConfig):
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:  # noqa: ANN401
         """The language model's configuration."""
         return self.backbone_config.get_text_config(*args, **kwargs)
-
-
-def check_fields(values: dict[str, Any]) -> None:
-    """Reject names that are not fields of `MllmRetrieverConfig`, which itself accepts any name.
-
-    Raises:
-        ValueError: A name is unknown; the message gives the first.
-    """
-    known = set(inspect.signature(MllmRetrieverConfig).parameters) - {"backbone_config", "kwargs"}
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        raise ValueError(f"unknown field {unknown[0]!r} of the MLLM retriever; expected some of {sorted(known)}")
 
 
 def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreTrainedConfig:
@@ -107,7 +79,7 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
     least = max(1, len(config.vision_config.deepstack_visual_indexes)) if config.model_type == "qwen3_vl" else 1
     if keep_layers is None:
         return config
-    if not _is_within(least, keep_layers, depth):
+    if type(keep_layers) is not int or not least <= keep_layers <= depth:
         raise ValueError(
             f"keep_layers={keep_layers!r}; expected {least}..{depth} of {config.model_type!r} "
             "(in a recipe: model.config.keep_layers)"
@@ -116,10 +88,6 @@ def keep_first_layers(config: PreTrainedConfig, keep_layers: int | None) -> PreT
         text_config.layer_types = text_config.layer_types[:keep_layers]
     text_config.num_hidden_layers = keep_layers
     return config
-
-
-def _is_within(least: int, value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 __all__ = ["MllmRetrieverConfig"]

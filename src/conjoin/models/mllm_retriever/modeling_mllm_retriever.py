@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .configuration_mllm_retriever import MllmRetrieverConfig, check_fields, keep_first_layers
+from .configuration_mllm_retriever import MllmRetrieverConfig, keep_first_layers
 from .prompt_rows import WITHOUT_RET, mean_state, move_to_front, readout_positions, view_mask
 from .pruned_checkpoint import fetch_small_files, load_pruned_backbone
 
@@ -96,24 +96,20 @@ def _existing_grids(grid: Tensor) -> Tensor:
     return grid[grid.prod(1) > 0]
 
 
-def project_by_product(module: nn.Module) -> None:
-    """Make every non-overlapping `Conv3d` of a vision tower project single patches by one matrix product.
+def project_by_product(vision_model: nn.Module) -> None:
+    """Make the `Conv3d` of a vision tower, which projects one patch at a time, a matrix product.
 
     PyTorch's convolution of patches is several times slower on a CPU, and up to thousands of times on some GPUs.
     Parameters and their names do not change.
     """
-    for child in module.modules():
-        if not isinstance(child, nn.Conv3d) or child.stride != child.kernel_size:
-            continue
-        if child.groups == 1 and child.padding == (0, 0, 0):
+    for child in vision_model.modules():
+        if isinstance(child, nn.Conv3d):
             child.forward = partial(_project, child)  # type: ignore[method-assign]
 
 
-def _project(convolution: nn.Conv3d, pixels: Tensor) -> Tensor:
-    """Project patches `(R, in, *kernel_size)` to `(R, out, 1, 1, 1)`; convolve inputs of any other shape."""
-    if tuple(pixels.shape[2:]) != convolution.kernel_size:
-        return type(convolution).forward(convolution, pixels)
-    return F.linear(pixels.flatten(1), convolution.weight.flatten(1), convolution.bias)[..., None, None, None]
+def _project(convolution: nn.Conv3d, patches: Tensor) -> Tensor:
+    """Project patches `(R, in, *kernel_size)` to `(R, out, 1, 1, 1)`."""
+    return F.linear(patches.flatten(1), convolution.weight.flatten(1), convolution.bias)[..., None, None, None]
 
 
 class MllmRetrieverModel(PreTrainedModel):
@@ -184,18 +180,17 @@ class MllmRetrieverModel(PreTrainedModel):
             FileNotFoundError: A required file is missing.
             ValueError: The checkpoint has another architecture, or a field is unknown or out of range.
         """
-        check_fields(config_kwargs)
+        known = set(MllmRetrieverConfig.__annotations__) - {"backbone_config"}
+        if unknown := sorted(set(config_kwargs) - known):
+            raise ValueError(f"unknown field {unknown[0]!r} of the MLLM retriever; expected some of {sorted(known)}")
         checkpoint = str(checkpoint)
         folder = fetch_small_files(checkpoint, revision)
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"{checkpoint!r} has no config.json")
+        backbone_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         num_tokens = len(tokenizer)
         is_new = bool(tokenizer.add_tokens([ret_token], special_tokens=True))
-        config_kwargs = {"ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)} | config_kwargs
-        config = cls.config_class(
-            AutoConfig.from_pretrained(folder, trust_remote_code=False), keep_layers, **config_kwargs
-        )
+        fields = {"keep_layers": keep_layers, "ret_token_id": tokenizer.convert_tokens_to_ids(ret_token)}
+        config = MllmRetrieverConfig(backbone_config=backbone_config, **fields | config_kwargs)
         stored = config.backbone_config.dtype or config.get_text_config().dtype or torch.float32
         backbone: Any = load_pruned_backbone(checkpoint, config.backbone_config, dtype or stored, revision)
         with torch.device("meta"):
@@ -213,16 +208,15 @@ class MllmRetrieverModel(PreTrainedModel):
         Raises:
             ValueError: It has fewer layers, or image features enter at a deeper layer (Qwen3-VL).
         """
-        backbone_config = keep_first_layers(self.config.backbone_config, keep_layers)
-        language_model: Any = self.text_model
-        layers = language_model.layers
-        language_model.layers = nn.ModuleList(list(layers)[:keep_layers])
-        try:
-            model = copy.deepcopy(self)
-        finally:
-            language_model.layers = layers
-        model.config.backbone_config, model.config.keep_layers = backbone_config, keep_layers
-        model.backbone.config, model.text_model.config = backbone_config, backbone_config.get_text_config()
+        config = keep_first_layers(self.config.backbone_config, keep_layers)
+        layers: Any = self.text_model.layers
+        copies: dict[int, Any] = {
+            id(self.backbone.config): config,
+            id(self.text_model.config): config.get_text_config(),
+        }
+        copies[id(layers)] = copy.deepcopy(layers[:keep_layers], copies)
+        model = copy.deepcopy(self, copies)
+        model.config.backbone_config, model.config.keep_layers = config, keep_layers
         return model
 
     def _adopt(self, backbone: Any) -> None:  # noqa: ANN401
@@ -307,7 +301,11 @@ class MllmRetrieverModel(PreTrainedModel):
         if input_ids is None:
             raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
         views = views or ("fused",)
-        record = self._to_record(views, output_attentions, output_hidden_states)
+        wanted = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        wanted = {name: getattr(self.config, name) if value is None else value for name, value in wanted.items()}
+        record = {name: value for name, value in wanted.items() if value is not False}
+        if record and len(views) > 1:
+            raise ValueError(f"{' and '.join(record)} need a single view, got {tuple(views)}")
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         masks = {"image": image_view_mask, "text": text_view_mask, "fused": attention_mask}
         if image_view_mask is None and text_view_mask is None:  # all items have the same modality
@@ -325,19 +323,6 @@ class MllmRetrieverModel(PreTrainedModel):
         embeddings = F.normalize(pooled[:, : self.config.hidden_size].float(), dim=-1)
         recorded = {name: output[name] for name in (each.removeprefix("output_") for each in record)}
         return MllmRetrieverOutput(embeddings=embeddings, pooler_output=pooled, **recorded)
-
-    def _to_record(
-        self, views: Sequence[str], attentions: bool | None, hidden_states: bool | Sequence[int] | None
-    ) -> dict[str, Any]:
-        """Return which outputs the language model has to return beside its states."""
-        asked = {
-            "output_attentions": self.config.output_attentions if attentions is None else attentions,
-            "output_hidden_states": self.config.output_hidden_states if hidden_states is None else hidden_states,
-        }
-        record = {name: value for name, value in asked.items() if value is not False}
-        if record and len(views) > 1:
-            raise ValueError(f"{' and '.join(record)} need a single view, got {tuple(views)}")
-        return record
 
     def run_vision_tower(self, pixel_values: Tensor, image_grid_thw: Tensor | None = None) -> ImageFeatures:
         """Return the image tokens that enter the language model.
@@ -368,21 +353,20 @@ class MllmRetrieverModel(PreTrainedModel):
         self, pixel_values: Tensor | None, pixel_mask: Tensor | None, grid: Tensor | None, num_tokens: int
     ) -> ImageFeatures | None:
         """Return the image tokens of a batch; None if it has none (such as a text-only chunk of a batch)."""
+        features, given = None, 0
         if pixel_values is not None:
             rows = pixel_values.flatten(0, 1) if pixel_mask is None else pixel_values[pixel_mask.bool()]
             if len(rows):
                 if grid is None and self.config.backbone_config.model_type.startswith("qwen"):
                     raise ValueError("pixel_values need image_grids: the processor is for another model")
                 features = self.run_vision_tower(rows, None if grid is None else _existing_grids(grid))
-                if len(features.tokens) == num_tokens:
-                    return features
-                raise ValueError(
-                    f"the prompts hold {num_tokens} image tokens, but the vision tower gives {len(features.tokens)}: "
-                    "the processor is for another model"
-                )
-        if num_tokens:
-            raise ValueError(f"the prompts hold {num_tokens} image tokens, but there are no pixel_values")
-        return None
+                given = len(features.tokens)
+        if given != num_tokens:
+            raise ValueError(
+                f"the prompts hold {num_tokens} image tokens, but the vision tower gives {given}: "
+                "the processor is for another model"
+            )
+        return features
 
     def read_view(self, prompts: Prompts, mask: Tensor, **record: Any) -> tuple[Tensor, Any]:  # noqa: ANN401
         """Return the normed state `(N, D)` at the readout position of the tokens where `mask` is True, and the output.

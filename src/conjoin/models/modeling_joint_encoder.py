@@ -1,83 +1,21 @@
 """The joint encoder of SOLAR (Sec. 4): towers, adapters and a small vision-language encoder with its own CLS."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization as init
+from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_joint_encoder import JointEncoderConfig
+from .modeling_towers import TowersModel, TowersOutput, build_tower, on_rows, outputs_to_record, parts_of
 
-VIEWS = ("image", "text", "fused")
-_Parts = dict[str, tuple[Tensor, Tensor, Tensor] | None]
-
-
-def _with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
-    """Return a tower's configuration with `depth` layers: the same object, or a copy if the tower is cut."""
-    if config.num_hidden_layers == depth:
-        return config
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = depth
-    return config
-
-
-def _without_unused(tower: PreTrainedModel) -> PreTrainedModel:
-    """Drop the pooling head of BERT-like towers and turn mask tokens into buffers; both are unused here."""
-    if "pooler" in dict(tower.named_children()):
-        tower.register_module("pooler", None)
-    for path, parameter in list(tower.named_parameters()):
-        owner, _, name = path.rpartition(".")
-        if name == "mask_token":
-            delattr(tower.get_submodule(owner), name)
-            tower.get_submodule(owner).register_buffer(name, parameter.data)
-    return tower
-
-
-def _tower_config(source: str | Path | PreTrainedModel, kind: str) -> PreTrainedConfig:
-    """Return a copy of the configuration of the `kind` ("vision" or "text") tower of a checkpoint or loaded model."""
-    config = (
-        source.config
-        if isinstance(source, PreTrainedModel)
-        else AutoConfig.from_pretrained(source, trust_remote_code=False)
-    )
-    if f"{kind}_config" in config.sub_configs:
-        config = getattr(config, f"{kind}_config")
-    needed = "patch_size" if kind == "vision" else "vocab_size"
-    if needed not in config.to_dict():
-        raise ValueError(
-            f"{type(source).__name__ if isinstance(source, PreTrainedModel) else str(source)!r} has no {kind} tower: "
-            f"its {type(config).__name__} has no {needed!r}"
-        )
-    return copy.deepcopy(config)
-
-
-def _tower_class(config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a model class
-    """Return the model class for a tower's configuration (the auto classes do not list SigLIP's text tower)."""
-    if type(config) in AutoModel._model_mapping:
-        return AutoModel._model_mapping[type(config)]
-    return getattr(transformers, type(config).__name__.removesuffix("Config") + "Model")
-
-
-def _load_tower(tower: PreTrainedModel, source: str | Path | PreTrainedModel, kind: str) -> None:
-    """Copy weights of the `kind` tower into `tower`, except pooling heads and blocks that were not built."""
-    loaded: Any = source
-    if not isinstance(source, PreTrainedModel):
-        loaded = type(tower).from_pretrained(source, config=tower.config)
-    elif f"{kind}_config" in source.config.sub_configs:
-        loaded = getattr(source, f"{kind}_model")
-    missing = tower.load_state_dict(loaded.state_dict(), strict=False).missing_keys
-    if missing:
-        raise ValueError(f"{type(loaded).__name__} lacks weights of {type(tower).__name__}: {missing[:3]} ...")
+_Part = tuple[Tensor, Tensor, Tensor]
 
 
 class VLAttentionLayer(GradientCheckpointingLayer):
@@ -171,33 +109,31 @@ def drop_tokens(tokens: Tensor, weights: Tensor, rate: float) -> tuple[Tensor, T
 
 
 @dataclass
-class JointEncoderOutput(ModelOutput):
+class JointEncoderOutput(TowersOutput):
     """Output of `JointEncoderModel` for `N` items (times the requested views), `P` patches and `T` text tokens.
+
+    The last layer of `hidden_states` and `attentions`, those of the vision-language encoder, computes CLS alone.
 
     Args:
         embeddings: `(N, d)` float32, L2-normalised, for indexing and comparison.
         pooler_output: `(N, d)` CLS state before normalisation, the input of losses.
+        hidden_states: On request, the input of the vision-language encoder and the output of each of its layers,
+            `(N, 1 + S, d)`, CLS first.
+        attentions: On request, the attention weights of each of its layers, `(N, heads, 1 + S, 1 + S)`.
         image_features: `(N, 1 + P, h_v)` tokens of the vision tower, global token first; zero without an image.
         text_features: `(N, 1 + T, h_t)` tokens of the text tower, global token first.
         image_tokens: `(N, 1 + P, d)` image tokens after the adapter, `[v_cls; V']`.
         text_tokens: `(N, 1 + T, d)` text tokens after the adapter, `[l_cls; L']`.
         image_token_mask: `(N, P)` bool, True for the tokens of V' that exist.
         text_token_mask: `(N, T)` bool, True for the tokens of L' that exist; special tokens and padding are excluded.
-        hidden_states: On request, the input of the vision-language encoder and the output of each of its layers,
-            `(N, 1 + S, d)`, CLS first; the last layer computes CLS alone.
-        attentions: On request, the attention weights of each of its layers, `(N, heads, 1 + S, 1 + S)`.
     """
 
-    embeddings: Tensor | None = None
-    pooler_output: Tensor | None = None
     image_features: Tensor | None = None
     text_features: Tensor | None = None
     image_tokens: Tensor | None = None
     text_tokens: Tensor | None = None
     image_token_mask: Tensor | None = None
     text_token_mask: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 class AdapterInput(nn.Linear):
@@ -221,64 +157,27 @@ class Adapter(nn.Sequential):
         return super().forward(features.to(next(self.parameters()).dtype))
 
 
-class JointEncoderModel(PreTrainedModel):
+class JointEncoderModel(TowersModel):
     """Embeds text, image, or image + text items as comparable vectors (SOLAR / SUMMR).
 
     `f = E_VL([V', L', CLS])` with `V' = A_V(E_V(I))`, `L' = A_L(E_L(T))`; a missing modality is absent from the
-    sequence. The towers can be any vision and text models that transformers builds from a configuration.
+    sequence. The towers can be any vision and text models that transformers builds from a configuration:
+    `JointEncoderModel.from_backbones(vision, text)`.
     """
 
     config_class = JointEncoderConfig
     config: JointEncoderConfig
-    main_input_name = "pixel_values"
-    supports_gradient_checkpointing = True
-    accepts_loss_kwargs = False
-    _supports_sdpa = True
     _no_split_modules = ["VLAttentionLayer"]  # noqa: RUF012 - the library's convention
     _can_record_outputs = {"hidden_states": VLAttentionLayer, "attentions": VLAttentionLayer}  # noqa: RUF012
 
     def __init__(self, config: JointEncoderConfig) -> None:
         super().__init__(config)
-        vision_config = _with_depth(config.vision_config, config.num_vision_layers)
-        self.vision_model = _without_unused(_tower_class(vision_config)(vision_config))
-        self.text_model = _without_unused(_tower_class(config.text_config)(config.text_config))
+        self.vision_model = build_tower(config.vision_config, config.num_vision_layers)
+        self.text_model = build_tower(config.text_config)
         self.vision_adapter = Adapter(config.vision_config.hidden_size, config)
         self.text_adapter = Adapter(config.text_config.hidden_size, config)
         self.vl_encoder: Any = VLEncoder(config) if config.num_vl_layers else None
         self.post_init()
-
-    @classmethod
-    def from_backbones(
-        cls,
-        vision: str | Path | PreTrainedModel,
-        text: str | Path | PreTrainedModel,
-        **config_kwargs: Any,  # noqa: ANN401
-    ) -> "JointEncoderModel":
-        """Build a joint encoder on two pretrained towers; adapters and vision-language encoder start untrained.
-
-        Args:
-            vision: A model id, a folder, or a loaded vision model. A two-tower model (CLIP, SigLIP) gives its
-                vision tower.
-            text: The same for text; it may be the same model.
-            config_kwargs: Fields of `JointEncoderConfig`; `text_attends_padding` is true for SigLIP unless given.
-
-        Raises:
-            ValueError: The checkpoint has no such tower.
-        """
-        text_config = _tower_config(text, "text")
-        config_kwargs.setdefault("text_attends_padding", text_config.model_type.startswith("siglip"))
-        model = cls(JointEncoderConfig(_tower_config(vision, "vision"), text_config, **config_kwargs))
-        _load_tower(model.vision_model, vision, "vision")
-        _load_tower(model.text_model, text, "text")
-        return model
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the text tower's token embeddings."""
-        return self.text_model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the text tower's token embeddings."""
-        self.text_model.set_input_embeddings(value)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -297,7 +196,6 @@ class JointEncoderModel(PreTrainedModel):
         text_tokens: Tensor | None = None,
         views: Sequence[str] | None = None,
         output_tokens: bool = False,
-        inputs_embeds: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | Sequence[int] | None = None,
@@ -322,7 +220,6 @@ class JointEncoderModel(PreTrainedModel):
                 empty list gives tokens only.
             output_tokens: Also return tower features and adapter tokens. Without E_VL (`num_vl_layers=0`) they are
                 the embedding of each modality, then for each local token what it would be with this token alone.
-            inputs_embeds: `(N, T, h)` token embeddings in place of `input_ids`, if the text tower accepts them (BERT).
             token_type_ids: Unused, a text is one segment; accepted because tokenizers return it.
             output_attentions: Return `attentions`; for one view.
             output_hidden_states: Return `hidden_states`, or those at the given indices and None elsewhere; for one
@@ -333,119 +230,76 @@ class JointEncoderModel(PreTrainedModel):
         """
         summed = views is None and self.config.readout != "fused"
         views = ("fused",) if views is None else views
-        wants_attention = self.config.output_attentions if output_attentions is None else output_attentions
-        wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if len(views) > 1 and (wants_attention or wants_states is not False):
-            raise ValueError(f"output_attentions and output_hidden_states need a single view, got {tuple(views)}")
-        if summed and (wants_attention or wants_states is not False):
-            raise ValueError(
-                f"output_attentions and output_hidden_states need views, not readout={self.config.readout!r}"
-            )
-        image_features, image_token_mask = self._image_features(pixel_values, image_features, image_mask)
-        text_features, text_token_mask = self._text_features(
-            input_ids, inputs_embeds, attention_mask, special_tokens_mask, text_features, text_mask
+        record = outputs_to_record(
+            self.config,
+            ("image", "text") if summed else views,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
         )
-        if image_features is None and text_features is None:
-            raise ValueError("the batch has neither images (pixel_values) nor texts (input_ids)")
-        if self.vl_encoder is None:
-            image_tokens = _pool(self.vision_adapter, image_features, image_token_mask, image_weights, output_tokens)
-            text_tokens = _pool(self.text_adapter, text_features, text_token_mask, text_weights, output_tokens)
-        if image_tokens is None and image_features is not None:
-            image_tokens = self.vision_adapter(image_features)
-        if text_tokens is None and text_features is not None:
-            text_tokens = self.text_adapter(text_features)
-        parts = {
-            "image": self._keys(image_tokens, image_token_mask, image_weights),
-            "text": self._keys(text_tokens, text_token_mask, text_weights),
+        image_exists: Tensor | None = None
+        text_exists: Tensor | None = None
+        if image_features is None and pixel_values is not None:
+            image_features = on_rows(self.run_vision_tower, image_mask, pixel_values)
+        if image_features is not None:
+            image_exists = torch.ones_like(image_features[:, 1:, 0], dtype=torch.bool)
+        if input_ids is not None or text_features is not None:
+            if special_tokens_mask is None:
+                raise ValueError("special_tokens_mask is missing: special tokens must not count as local text tokens")
+            attended = torch.ones_like(special_tokens_mask) if attention_mask is None else attention_mask
+            text_exists = attended.bool() & ~special_tokens_mask.bool()
+            if text_features is None and input_ids is not None:
+                text_features = on_rows(self.run_text_tower, text_mask, input_ids, attended)
+        inputs = {
+            "image": (image_features, image_exists, image_mask, image_weights, image_tokens),
+            "text": (text_features, text_exists, text_mask, text_weights, text_tokens),
         }
+        parts, found = self._adapt(inputs, output_tokens)
         pooled: Tensor | None = None
         if summed and self.vl_encoder is not None:
             pooled = self._sum_views(parts)
         elif views:
-            pooled = torch.cat([self._embed_view(parts, view, wants_attention) for view in views])
+            pooled = torch.cat([self._embed_view(parts, view, "output_attentions" in record) for view in views])
         unit = None if pooled is None else F.normalize(pooled.float(), dim=-1)
-        output = JointEncoderOutput(embeddings=unit, pooler_output=pooled)
-        if output_tokens:
-            output.image_features, output.text_features = image_features, text_features
-            output.image_tokens, output.text_tokens = image_tokens, text_tokens
-            output.image_token_mask, output.text_token_mask = image_token_mask, text_token_mask
-        return output
+        return JointEncoderOutput(embeddings=unit, pooler_output=pooled, **found if output_tokens else {})
 
-    def _image_features(
-        self, pixel_values: Tensor | None, features: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the tower output `(N, 1 + P, h_v)`, global token first, and the mask of patches `(N, P)`."""
-        if features is None:
-            if pixel_values is None:
-                return None, None
-            features = _on_rows(self.run_vision_tower, mask, pixel_values)
-        exists = torch.ones(features.shape[0], features.shape[1] - 1, dtype=torch.bool, device=features.device)
-        return features, exists if mask is None else exists & mask.bool()[:, None]
+    def _adapt(self, inputs: dict[str, Any], each: bool) -> tuple[dict[str, _Part], dict[str, Any]]:
+        """Return what enters E_VL, by modality, and the tokens and masks to return."""
+        parts: dict[str, _Part] = {}
+        found: dict[str, Any] = {}
+        for name, (features, exists, mask, weights, tokens) in inputs.items():
+            if features is None:
+                continue
+            adapter = self.vision_adapter if name == "image" else self.text_adapter
+            exists = exists if mask is None else exists & mask.bool()[:, None]
+            weights = exists.float() if weights is None else exists * weights.float()
+            if self.vl_encoder is None:
+                tokens = _pool(adapter, features, weights, each)
+            elif tokens is None:
+                tokens = adapter(features)
+            keys = tokens[:, :1] if self.vl_encoder is None else tokens[:, 1:]
+            # a modality of which everything is masked counts as absent
+            parts[name] = keys, weights, exists.sum(1, keepdim=True) * (weights > 0).any(1, keepdim=True)
+            found |= {f"{name}_features": features, f"{name}_tokens": tokens, f"{name}_token_mask": exists}
+        return parts, found
 
     def run_vision_tower(self, pixel_values: Tensor) -> Tensor:
         """Return the vision tower's tokens `(N, 1 + P, h_v)`, global token first, of `pixel_values` `(N, 3, H, W)`."""
-        from_layer = self.config.vision_hidden_layer is not None
-        pixel_values = pixel_values.to(self.vision_model.dtype)
-        output = self.vision_model(pixel_values=pixel_values, output_hidden_states=from_layer)
-        states = output.hidden_states[-1] if from_layer else output.last_hidden_state
-        patch = self.config.vision_config.patch_size
-        num_patches = (pixel_values.shape[-2] // patch) * (pixel_values.shape[-1] // patch)
-        num_prefix = states.shape[1] - num_patches  # CLS and register tokens
-        pooled = states[:, 0] if output.pooler_output is None or (from_layer and num_prefix) else output.pooler_output
-        return torch.cat([pooled[:, None], states[:, num_prefix:]], dim=1)
-
-    def _text_features(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        special_tokens_mask: Tensor | None,
-        features: Tensor | None,
-        mask: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the tower output `(N, 1 + T, h_t)`, global token first, and the mask of local tokens `(N, T)`."""
-        tokens = inputs_embeds if input_ids is None else input_ids
-        if tokens is None and features is None:
-            return None, None
-        if special_tokens_mask is None:
-            raise ValueError("special_tokens_mask is missing: special tokens must not count as local text tokens")
-        if attention_mask is None:
-            attention_mask = torch.ones_like(special_tokens_mask)
-        if tokens is not None and features is None:
-            features = _on_rows(self.run_text_tower, mask, tokens, attention_mask)
-        exists = attention_mask.bool() & ~special_tokens_mask.bool()
-        return features, exists if mask is None else exists & mask.bool()[:, None]
+        states, pooled, num_patches = self.read_vision_layer(pixel_values)
+        prefix = states.shape[1] - num_patches
+        if pooled is None or (self.config.vision_hidden_layer is not None and prefix):
+            pooled = states[:, 0]
+        return torch.cat([pooled[:, None], states[:, prefix:]], dim=1)
 
     def run_text_tower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the text tower's tokens `(N, 1 + T, h_t)`, global token first.
-
-        `input_ids` are ids `(N, T)` or token embeddings `(N, T, h)`.
-        """
-        name = "inputs_embeds" if input_ids.is_floating_point() else "input_ids"
+        """Return the text tower's tokens `(N, 1 + T, h_t)` of `input_ids` `(N, T)`, global token first."""
         mask = None if self.config.text_attends_padding else attention_mask
-        output = self.text_model(attention_mask=mask, **{name: input_ids})
+        output = self.text_model(input_ids=input_ids, attention_mask=mask)
         states, pooled = output.last_hidden_state, output.pooler_output
         return torch.cat([states[:, :1] if pooled is None else pooled[:, None], states], dim=1)
 
-    def _keys(
-        self, tokens: Tensor | None, exists: Tensor | None, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the tokens that enter E_VL `(N, S, d)`, their weights `(N, S)`, and how many exist `(N, 1)`.
-
-        A modality of which everything is masked counts as absent.
-        """
-        if tokens is None or exists is None:
-            return None
-        keys = tokens[:, 1:] if self.config.num_vl_layers else tokens[:, :1]
-        key_weights = exists.float() if weights is None else exists * weights.float()
-        return keys, key_weights, exists.sum(1, keepdim=True) * (key_weights > 0).any(1, keepdim=True)
-
-    def _embed_view(self, parts: _Parts, view: str, return_attention: bool = False) -> Tensor:
-        if view not in VIEWS:
-            raise ValueError(f"unknown view {view!r}; expected one of {VIEWS}")
-        chosen = [part for name, part in parts.items() if view in ("fused", name) and part is not None]
-        if not chosen:
-            raise ValueError(f"view {view!r} was asked for, but no item of the batch has it")
+    def _embed_view(self, parts: dict[str, _Part], view: str, return_attention: bool = False) -> Tensor:
+        """Embed a view `(N, d)`, of `(tokens (N, S, d), weights (N, S), how many exist (N, 1))` by modality."""
+        chosen = parts_of(parts, view)
         if self.vl_encoder is None:
             return chosen[0][0][:, 0] if len(chosen) == 1 else self._sum_views(parts)
         pairs = [(keys, weights) for keys, weights, _ in chosen]
@@ -459,13 +313,12 @@ class JointEncoderModel(PreTrainedModel):
         keys, weights = (torch.cat(tensors, dim=1) for tensors in zip(*pairs, strict=True))
         return self.vl_encoder(keys, weights, return_attention)
 
-    def _sum_views(self, parts: _Parts) -> Tensor:
+    def _sum_views(self, parts: dict[str, _Part]) -> Tensor:
         """Return the sum `(N, d)` of the unit embeddings of the modalities that an item has; of CLS if it has none."""
-        present = {name: part[2] > 0 for name, part in parts.items() if part is not None}
-        nothing = ~torch.cat([*present.values()], dim=1).any(1, keepdim=True)
+        nothing = ~torch.cat([count > 0 for *_, count in parts_of(parts, "fused")], dim=1).any(1, keepdim=True)
         views = [
-            F.normalize(self._embed_view(parts, name).float(), dim=-1) * (exists | nothing)
-            for name, exists in present.items()
+            F.normalize(self._embed_view(parts, name).float(), dim=-1) * ((count > 0) | nothing)
+            for name, (*_, count) in parts.items()
         ]
         return torch.stack(views).sum(0)
 
@@ -492,32 +345,15 @@ def _init_identity(layer: AdapterInput | AdapterOutput) -> None:
     init.copy_(layer.weight, torch.cat([start, -start], dim=0 if is_input else 1))
 
 
-def _on_rows(tower: Any, mask: Tensor | None, *inputs: Tensor) -> Tensor:  # noqa: ANN401
-    """Run `tower` only on the rows where `mask` is True; the other rows of the result are zero."""
-    if mask is None:
-        return tower(*inputs)
-    rows = mask.bool().nonzero().squeeze(1)
-    features = tower(*(tensor[rows if len(rows) else slice(1)] for tensor in inputs))
-    if not len(rows):  # the modality is absent; one row has run, since towers reject an empty batch
-        features = features.detach()[:0]
-    return features.new_zeros(len(mask), *features.shape[1:]).index_copy(0, rows, features)
-
-
-def _pool(
-    adapter: Adapter, features: Tensor | None, exists: Tensor | None, weights: Tensor | None, each: bool
-) -> Tensor | None:
+def _pool(adapter: Adapter, features: Tensor, weights: Tensor, each: bool) -> Tensor:
     """Return an adapter's output for the pooled tower state `(N, 1, d)`.
 
     Args:
         adapter: Of the tower.
         features: `(N, 1 + S, h)` of the tower.
-        exists: `(N, S)` bool, which local tokens exist.
-        weights: `(N, S)` their weights; ones when None.
+        weights: `(N, S)` of the local tokens.
         each: Also return what each local token gives in place of the mean of all: `(N, 1 + S, d)`.
     """
-    if features is None or exists is None:
-        return None
-    weights = exists.float() if weights is None else exists * weights.float()
     mean = (features[:, 1:] * weights[..., None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1e-6)
     states = torch.cat([mean[:, None], features[:, 1:]], dim=1) if each else mean[:, None]
     halves = [F.layer_norm(half.float(), half.shape[-1:]) for half in (features[:, :1].expand_as(states), states)]

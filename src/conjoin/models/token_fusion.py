@@ -3,7 +3,7 @@
 from transformers import AutoConfig, AutoModel
 
 from .configuration_token_fusion import TokenFusionConfig as TokenFusionConfig
-from .modeling_token_fusion import TokenFusionModel as TokenFusionModel, TokenFusionOutput as TokenFusionOutput
+from .modeling_token_fusion import TokenFusionModel as TokenFusionModel
 
 AutoConfig.register("token_fusion", TokenFusionConfig, exist_ok=True)
 AutoModel.register(TokenFusionConfig, TokenFusionModel, exist_ok=True)
