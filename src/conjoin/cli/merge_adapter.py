@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from conjoin.cli.commands import COMMANDS
-from conjoin.cli.train import parse_overrides, usage
+from conjoin.cli.train import usage
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -14,7 +14,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help=COMMANDS["merge-adapter"],
         description="Write the model that SOURCE adapts, with its adapters merged, to --out: weights, processor and "
         "code, which load without SOURCE and without peft. SOURCE is a folder that peft wrote, or checkpoint-N of a "
-        "training run together with its --recipe and the same --section.key values. What `conjoin train` saves at the "
+        "training run together with its --recipe and the same --KEY VALUE flags. What `conjoin train` saves at the "
         "end is merged already.",
         epilog="example: conjoin merge-adapter adapters/mine --base runs/puma --out runs/mine",
     )
@@ -30,20 +30,20 @@ def run(args: argparse.Namespace) -> None:
     """Merge, save and print where."""
     from pathlib import Path
 
-    overrides = parse_overrides(args.overrides)
-    if overrides and args.recipe is None:
-        raise ValueError(f"--{next(iter(overrides))} changes a recipe, but there is no --recipe")
+    if args.overrides and args.recipe is None:
+        raise ValueError(f"{args.overrides[0]} changes a recipe, but there is no --recipe")
     if not Path(args.source).is_dir():
         raise FileNotFoundError(f"no such folder: {args.source!r}")
     if Path(args.out).exists():
         raise FileExistsError(f"{args.out!r} exists; choose another folder")
 
     from conjoin.hub import save_model
-    from conjoin.training import load_adapted, load_checkpoint, load_recipe
+    from conjoin.trainers.peft import load_adapted
+    from conjoin.trainers.recipe import load_checkpoint, load_recipe
 
     if args.recipe is None:
         model, processor = load_adapted(args.source, args.base)
     else:
-        model, processor = load_checkpoint(args.source, load_recipe(args.recipe, overrides))
+        model, processor = load_checkpoint(args.source, load_recipe(args.recipe, args.overrides))
     save_model(model, processor, args.out)
     print(f"Saved to {args.out}. Load it anywhere:\n\n{usage(args.out)}")
