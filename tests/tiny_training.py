@@ -32,9 +32,8 @@ SETTINGS = {
 
 def small_run(out, **more):
     """Words of `conjoin train` that make the run of any recipe small."""
-    settings = {key: f"'{value}'" if value in ("no", "none") else value for key, value in SETTINGS.items()}
-    settings |= {"output_dir": out, "dataloader_num_workers": 0, "warmup_steps": 0} | more
-    return [f"--training.{key}={value}" for key, value in settings.items()]
+    settings = SETTINGS | {"output_dir": out, "dataloader_num_workers": 0, "warmup_steps": 0} | more
+    return [f"--{key}={value}" for key, value in settings.items()]
 
 
 def built_once(build):
