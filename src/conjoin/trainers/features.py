@@ -150,7 +150,7 @@ def cache_features(
         of_texts,
         folder,
         key=key | {"part": "texts"},
-        features=datasets.Features({"text_features": Array2D((length, width), "float32"), **masks}),
+        features=datasets.Features({"text_features": Array2D((1 + length, width), "float32"), **masks}),
         batch_size=BATCH_SIZE,
         args=args,
     )
