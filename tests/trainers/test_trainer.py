@@ -1,7 +1,5 @@
 """The trainers: what is logged, evaluated, saved and trained, in numbers."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from peft import LoraConfig

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
-from conjoin.training.gradient_cache import average_gradients
+from conjoin.trainers.contrastive import ContrastiveConfig, QueryContrastiveTrainer
+from conjoin.trainers.gradient_cache import average_gradients
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 from two_ranks import run_two_ranks
 
