@@ -48,7 +48,7 @@ from conjoin.data import (
     sample_image_processor,
     without_problems,
 )
-from conjoin.data.row_checks import remove_skipped
+from conjoin.data.row_checks import Skipped, remove_skipped
 from conjoin.hub import check_model, is_embedder, load_embedder
 from conjoin.hub.load import MODELS, model_type
 from conjoin.models.mllm_retriever import MllmRetrieverModel
@@ -564,11 +564,30 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
             "eval_strategy asks for evaluation, but there are no evaluation rows: name them by "
             "--dataset_test_split or --dataset_test_name, or pass --eval_strategy no"
         )
+    bad: list[Skipped] = []
     if recipe.data.on_error == "skip" and isinstance(rows, datasets.Dataset):
         rows, bad = without_problems(rows, recipe.data.dataset_name)
-        if recipe.training.should_save:
-            SkippedFile(str(recipe.training.output_dir)).add(bad)
-    return kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
+    trainer = kind(model, recipe.training, rows, evaluation, processor, peft_config=recipe.model.peft_config())
+    trainer.add_callback(SkippedRows(bad))
+    return trainer
+
+
+class SkippedRows(TrainerCallback):
+    """Lists rows that cannot be used in the output folder, once training may write into it.
+
+    Args:
+        rows: The rows.
+    """
+
+    def __init__(self, rows: list[Skipped]) -> None:
+        self.rows = rows
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the list."""
+        if args.should_save:
+            SkippedFile(str(args.output_dir)).add(self.rows)
 
 
 def load_checkpoint(folder: str | Path, recipe: Recipe) -> tuple[PreTrainedModel, ProcessorMixin]:
