@@ -13,14 +13,14 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from tiny_training import make_rows, small_run, write_pairs
 
-RECIPE = Path(__file__).parents[3] / "training_args/gcl/qwen2_vl_2b.yaml"
+RECIPE = Path(__file__).parents[2] / "training_args/gcl/qwen2_vl_2b.yaml"
 
 
 def test_the_recipe_runs_on_a_small_mllm(mllm_checkpoints, tmp_path):
     folder, _ = mllm_checkpoints("qwen2_vl")
     write_pairs(tmp_path / "pairs", 8)
-    words = [f"--model.mllm={folder}", "--model.config.keep_layers=2", f"--data.source={tmp_path / 'pairs'}"]
-    words += ["--model.min_pixels=64", "--model.max_pixels=576", "--model.lora.dropout=0"]
+    words = [f"--model_name_or_path={folder}", '--model_init_kwargs={"keep_layers": 2}', "--lora_dropout=0"]
+    words += [f"--dataset_name={tmp_path / 'pairs'}", "--min_pixels=64", "--max_pixels=576"]
     words += small_run(tmp_path / "out", per_device_train_batch_size=8, gradient_cache_chunk_size=3)
     assert main(["train", str(RECIPE), *words]) == 0
     log = json.loads((tmp_path / "out/recipe.json").read_text())["log"]
