@@ -102,7 +102,6 @@ class RetrievalConfig(TrainingArguments):
     mask_false_negatives: bool = field(default=True)
     activation_checkpointing: bool | None = field(default=None)
     matryoshka_dims: list[int] = field(default_factory=list)
-    disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
     feature_copies: int = field(default=0)
     features_dir: str = field(default="runs/features")
     resume_from_checkpoint: str | None = field(
@@ -125,6 +124,8 @@ class RetrievalConfig(TrainingArguments):
             chosen = not is_set and choose_bf16("auto", gpu or "cpu")
             self.use_cpu |= chosen and gpu is None  # else transformers refuses bfloat16
         self.bf16 = chosen  # type: ignore[assignment]
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model, self.greater_is_better = "mean_hit_rate@1", True
         super().__post_init__()
