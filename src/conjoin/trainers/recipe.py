@@ -508,7 +508,7 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> Any:
         """Raise the message."""
-        raise ValueError(message.replace("argument --", "--"))
+        raise ValueError(re.sub(r"^argument (--\w+)[^:]*:", r"\1:", message))
 
 
 def describe_keys(path: str | Path) -> str:
