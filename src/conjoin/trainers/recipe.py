@@ -311,6 +311,11 @@ class DataArguments:
         """
         evaluation = None
         if self.dataset_test_name is not None or self.dataset_test_split is not None:
+            if self.dataset_mixture and self.dataset_test_name is None:
+                raise ValueError(
+                    f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? Name the "
+                    "evaluation rows by dataset_test_name"
+                )
             benchmark = self.has_queries and self.dataset_format in QUERY_FORMATS and self._format.benchmark
             if benchmark:
                 raise ValueError(
@@ -476,6 +481,11 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], 
             value = "no"
         if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
             value = [parser._get_value(actions[key], str(each)) for each in value]
+        for each in value if isinstance(value, list) else [value]:  # argparse checks flags alone
+            if actions[key].choices is not None and each is not None and each not in actions[key].choices:
+                raise ValueError(
+                    f"{where}: {key}={each!r}; expected one of {', '.join(map(str, actions[key].choices))}"
+                )
         actions[key].default = str(value) if isinstance(value, bool | int | float) else value
         actions[key].required = False
     while "null" in words:  # `--KEY null` is no value
@@ -701,7 +711,7 @@ def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
         "conjoin": conjoin.__version__,
         "commit": commit.stdout.strip() or None,
     }
-    record = args.recipe | args.to_sanitized_dict() | {"ran": ran, "log": trainer.state.log_history}
+    record = args.recipe | args.to_dict() | {"ran": ran, "log": trainer.state.log_history}
     here = f"{Path.cwd()}{os.sep}"
     text = json.dumps(record, default=str)
     return json.loads(text.replace(json.dumps(here)[1:-1], ""))
