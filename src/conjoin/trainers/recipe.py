@@ -313,8 +313,8 @@ class DataArguments:
         if self.dataset_test_name is not None or self.dataset_test_split is not None:
             if self.dataset_mixture and self.dataset_test_name is None:
                 raise ValueError(
-                    f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? Name the "
-                    "evaluation rows by dataset_test_name"
+                    f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
+                    "Name the evaluation rows by dataset_test_name"
                 )
             benchmark = self.has_queries and self.dataset_format in QUERY_FORMATS and self._format.benchmark
             if benchmark:
@@ -481,11 +481,10 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], 
             value = "no"
         if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
             value = [parser._get_value(actions[key], str(each)) for each in value]
-        for each in value if isinstance(value, list) else [value]:  # argparse checks flags alone
-            if actions[key].choices is not None and each is not None and each not in actions[key].choices:
-                raise ValueError(
-                    f"{where}: {key}={each!r}; expected one of {', '.join(map(str, actions[key].choices))}"
-                )
+        choices = list(actions[key].choices or ())  # which argparse checks of flags alone
+        for each in value if isinstance(value, list) else [value]:
+            if choices and each is not None and each not in choices:
+                raise ValueError(f"{where}: {key}={each!r}; expected one of {', '.join(map(str, choices))}")
         actions[key].default = str(value) if isinstance(value, bool | int | float) else value
         actions[key].required = False
     while "null" in words:  # `--KEY null` is no value
