@@ -613,8 +613,6 @@ class RetrievalTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        elif eval_dataset is not None and not isinstance(dataset, Mapping):
-            dataset = self.rename_columns(dataset)
         if isinstance(dataset, Mapping):
             metrics: dict[str, float] = {}
             for name, rows in dataset.items():
@@ -629,13 +627,16 @@ class RetrievalTrainer(Trainer):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Return the embeddings `{name: (N, D)}` of rows, their labels `(N,)` and the metrics of `evaluate`."""
-        embedded, metrics = self._measure(self.rename_columns(test_dataset), metric_key_prefix)
+        embedded, metrics = self._measure(test_dataset, metric_key_prefix)
         arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
         return PredictionOutput(predictions=arrays, label_ids=embedded.labels.cpu().numpy(), metrics=metrics)
 
     def _measure(self, dataset: Any, prefix: str) -> tuple[Embedded, dict[str, float]]:
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
+        own = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
+        if not any(dataset is each for each in (*own, self.eval_dataset)):
+            dataset = self.rename_columns(dataset)
         embedded = self._embed_dataset(dataset)
         ranks = self._rank(embedded, dataset)
         metrics: dict[str, float] = {}
