@@ -634,8 +634,8 @@ class RetrievalTrainer(Trainer):
     def _measure(self, dataset: Any, prefix: str) -> tuple[Embedded, dict[str, float]]:
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
-        own = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
-        if not any(dataset is each for each in (*own, self.eval_dataset)):
+        known = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
+        if not any(dataset is each for each in (*known, self.eval_dataset)):
             dataset = self.rename_columns(dataset)
         embedded = self._embed_dataset(dataset)
         ranks = self._rank(embedded, dataset)
