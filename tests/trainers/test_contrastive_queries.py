@@ -10,7 +10,7 @@ from conjoin.cli.main import main
 from conjoin.data import QueryTable
 from conjoin.losses import info_nce
 from conjoin.trainers.contrastive import ContrastiveConfig, QueryContrastiveTrainer
-from tiny_training import make_encoder, make_trainer, small_run, without_dropout
+from tiny_training import make_encoder, make_trainer, small_run, without_dropout, write_recipe
 
 TRAINERS = {"queries": (ContrastiveConfig, QueryContrastiveTrainer)}
 
@@ -37,16 +37,10 @@ def train(rows, tiny_checkpoints):
     """Train on queries by `conjoin train`, and return the log."""
 
     def run(trainer, *words, model=None, **training):
-        towers = {
-            "model_type": "joint_encoder",
-            "vision_model_name_or_path": tiny_checkpoints["dinov2"],
-            "text_model_name_or_path": tiny_checkpoints["bert"],
-            "model_init_kwargs": {"hidden_size": 16, "num_attention_heads": 2},
-        }
-        data = {"dataset_format": "queries", "hard_negatives": 1, "dataset_name": str(rows / "asked.jsonl")}
-        recipe = {"trainer": trainer, **(model or towers), **data, "output_dir": str(rows / "out")}
-        (rows / "recipe.yaml").write_text(json.dumps(recipe))
-        assert main(["train", str(rows / "recipe.yaml"), *small_run(rows / "out", **training), *words]) == 0
+        data = {"dataset_format": "queries", "hard_negatives": 1}
+        data |= {} if model is None else {"model_type": None, "model_name_or_path": model}
+        path = write_recipe(rows, tiny_checkpoints, trainer, rows / "asked.jsonl", **data)
+        assert main(["train", str(path), *small_run(rows / "out", **training), *words]) == 0
         return json.loads((rows / "out" / "recipe.json").read_text())["log"]
 
     return run
@@ -65,8 +59,7 @@ def test_several_sources_train_from_the_command_line(train, rows, trainer):
 
 
 def test_coral_trains_on_rows_of_ones_own(train, mllm_checkpoints):
-    model = {"model_name_or_path": mllm_checkpoints("qwen2_vl")[0]}
-    log = train("coral", "--instruction", "find the picture", model=model, max_steps=1)
+    log = train("coral", "--instruction", "find the picture", model=mllm_checkpoints("qwen2_vl")[0], max_steps=1)
     assert {"contrastive_loss", "reg_vision_loss"} <= log[0].keys()
 
 

@@ -12,9 +12,7 @@ from conjoin.data import load_pairs
 from conjoin.hub import load_processor
 from conjoin.retrieval import load_encoder
 from conjoin.trainers.features import cache_features, collate_features
-from tiny_training import make_encoder, small_run
-
-TEXT = "number {} <image> and <image> boxes"
+from tiny_training import make_encoder, small_run, write_recipe
 
 
 @pytest.fixture
@@ -25,28 +23,28 @@ def source(tmp_path):
         for place, name in enumerate(names):
             colour = (30 * number, 250 - 29 * number, 120 * place)
             Image.new("RGB", (16, 16 + 4 * place), colour).save(tmp_path / name)
-        rows.append({"id": str(number), "images": names, "text": TEXT.format(number)})
+        rows.append({"id": str(number), "images": names, "text": f"number {number} <image> and <image> boxes"})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "rows.jsonl"
 
 
-def train(tmp_path, source, model, *words):
-    recipe = {"trainer": "gcl", "dataset_name": str(source), **model}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    return main(["train", str(tmp_path / "recipe.yaml"), *small_run(tmp_path / "out"), *words])
+@pytest.fixture
+def train(tmp_path, source, tiny_checkpoints):
+    def run(*words, **model):
+        path = write_recipe(tmp_path, tiny_checkpoints, "gcl", source, **model)
+        return main(["train", str(path), *small_run(tmp_path / "out"), *words])
+
+    return run
 
 
-def test_a_model_of_one_image_trains_on_concatenations(tiny_checkpoints, source, tmp_path, capsys):
-    model = {"model_type": "joint_encoder", "model_init_kwargs": {"hidden_size": 16, "num_attention_heads": 2}}
-    model |= {"vision_model_name_or_path": tiny_checkpoints["dinov2"]}
-    model |= {"text_model_name_or_path": tiny_checkpoints["bert"]}
+def test_a_model_of_one_image_trains_on_concatenations(train, source, tmp_path, capsys):
     for words, message in (
         ([], "2 images, but this model takes one image per item; choose input type cat"),
         (["--input_type", "avg"], 'a processor takes "seq" or "cat"'),
     ):
-        assert train(tmp_path, source, model, *words) == 2
+        assert train(*words) == 2
         assert message in capsys.readouterr().err
-    assert train(tmp_path, source, model, "--input_type", "cat", "--overwrite") == 0
+    assert train("--input_type", "cat", "--overwrite") == 0
     assert load_processor(tmp_path / "out").input_type == "cat"
     encoder = load_encoder(tmp_path / "out", device="cpu")
     row = load_pairs(source)[0]
@@ -72,7 +70,7 @@ def test_cached_features_are_those_of_concatenations(tiny_checkpoints, source, t
 
 
 @pytest.mark.parametrize("input_type", ["seq", "cat"])
-def test_an_mllm_trains_on_both(mllm_checkpoints, source, tmp_path, input_type):
-    model = {"model_name_or_path": mllm_checkpoints("qwen2_vl")[0], "max_pixels": 576, "min_pixels": 64}
-    assert train(tmp_path, source, model, "--input_type", input_type) == 0
+def test_an_mllm_trains_on_both(mllm_checkpoints, train, tmp_path, input_type):
+    model = {"model_name_or_path": mllm_checkpoints("qwen2_vl")[0], "model_init_kwargs": {}, "max_pixels": 576}
+    assert train("--input_type", input_type, min_pixels=64, **model) == 0
     assert load_encoder(tmp_path / "out", device="cpu").input_type == input_type

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from conjoin.data import PairStream, load_training_pairs
 from conjoin.trainers.recipe import DataArguments, build_trainer, load_recipe, run
-from tiny_training import make_encoder, make_trainer, small_run, without_dropout, write_pairs
+from tiny_training import make_encoder, make_trainer, small_run, without_dropout, write_pairs, write_recipe
 
 
 @pytest.fixture
@@ -64,17 +64,8 @@ def test_skipped_rows_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog,
     write_pairs(tmp_path / "rows", 6)
     (tmp_path / "rows/row1.png").write_bytes(b"no picture")
     (tmp_path / "rows/row4.txt").write_text(" ")
-    out, path = tmp_path / "out", tmp_path / "recipe.yaml"
-    towers = dict(
-        zip(
-            ("vision_model_name_or_path", "text_model_name_or_path"),
-            (tiny_checkpoints[n] for n in ("dinov2", "bert")),
-            strict=True,
-        )
-    )
-    data = {"dataset_name": str(tmp_path / "rows"), "columns": {"id": ""}, "on_error": "skip"}
-    path.write_text(json.dumps({"trainer": "contrastive", "model_type": "joint_encoder", **towers, **data,
-                                "model_init_kwargs": {"hidden_size": 16, "num_attention_heads": 2}}))  # fmt: skip
+    out, data = tmp_path / "out", {"columns": {"id": ""}, "on_error": "skip"}
+    path = write_recipe(tmp_path, tiny_checkpoints, "contrastive", tmp_path / "rows", **data)
     words = small_run(out, per_device_train_batch_size=2)
     words += ["--dataset_streaming", "true", "--shuffle_window=1", "--max_steps=6"] if streaming else []
     run(build_trainer(load_recipe(path, words)))
