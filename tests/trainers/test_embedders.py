@@ -83,15 +83,10 @@ def test_adapters_load_on_the_stock_model(rows, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "gcl/qwen2_vl_2b.yaml",
-        "puma/stage2_qwen2_vl_7b.yaml",
-        "coral/qwen2_5_vl_3b.yaml",
-        "finetune/compress_qwen3_vl_embedding.yaml",
-    ],
-)
+METHODS = ["gcl/qwen2_vl_2b", "puma/stage2_qwen2_vl_7b", "coral/qwen2_5_vl_3b", "finetune/compress_qwen3_vl_embedding"]
+
+
+@pytest.mark.parametrize("recipe", METHODS)
 def test_every_method_takes_an_embedder(recipe, rows, tmp_path):
     source = tmp_path / "source"
     save_embedder(source, "qwen2_5_vl" if "2_5" in recipe else "qwen2_vl")
@@ -103,5 +98,5 @@ def test_every_method_takes_an_embedder(recipe, rows, tmp_path):
     if recipe.startswith("coral"):  # which cannot tell an item's tokens from the chat template's
         words += ["--reconstruct", "null"]
     words += ['--model_init_kwargs={"keep_layers": 2}', "--lora_r", "4"]
-    out = train(rows, source, *words, recipe=str(recipe_folder() / recipe))
+    out = train(rows, source, *words, recipe=str(recipe_folder() / f"{recipe}.yaml"))
     assert np.isfinite(SentenceTransformer(str(out), device="cpu").encode(["a box"])).all()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image as PilImage
 
+from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.trainers import precompute as precomputing
@@ -77,12 +78,10 @@ def test_training_and_evaluation_on_features_are_those_on_frozen_towers(tiny_che
 
 def test_pictures_in_files_are_augmented_as_those_in_memory(cache, tmp_path):
     rows = [dict(row) for row in make_rows(3)]
-    for row in rows:
-        row["image"].save(tmp_path / f"{row['id']}.png")
     in_files = [row | {"image": {"path": str(tmp_path / f"{row['id']}.png"), "bytes": None}} for row in rows]
-    memory, files = (
-        cache(given, name, copies=2).images["image_features"] for given, name in ((rows, "a"), (in_files, "b"))
-    )
+    for row, in_file in zip(rows, in_files, strict=True):
+        row["image"].save(in_file["image"]["path"])
+    memory, files = (cache(of, name, copies=2).images["image_features"] for of, name in ((rows, "a"), (in_files, "b")))
     assert torch.equal(memory, files) and not torch.equal(memory[:, 0], memory[:, 1])
 
 
@@ -93,8 +92,6 @@ def test_the_towers_run_again_only_for_other_rows(cache, monkeypatch):
         calls.clear()
         found = cache(rows)
         return found.images["image_features"], len(calls)
-
-    from conjoin.models.joint_encoder import JointEncoderModel
 
     run = JointEncoderModel.run_vision_tower
     monkeypatch.setattr(
@@ -115,33 +112,23 @@ def test_the_precision_of_the_run_is_that_of_its_features(tiny_checkpoints, tmp_
     assert trainer.train_dataset[0]["image_features"].dtype == dtype
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("trained", "vision_model is trained; set freeze_towers, or feature_copies to 0"),
-        ("stream", "the features of a stream are not kept; set dataset_streaming to false"),
-        ("clip", "only the towers of a joint encoder, got ScoreFusionModel"),
-        ("workers", "resampled in every epoch; remove dataloader_persistent_workers"),
-        ("bad image", "'row3'"),
-    ],
-)
-def test_what_cannot_be_cached_is_refused(tiny_checkpoints, tmp_path, case, message):
-    (model, processor), rows = frozen(tiny_checkpoints), [dict(row) for row in make_rows(5)]
-    if case == "trained":
-        model.requires_grad_(True)
-    elif case == "stream":
-        rows = make_rows(5).to_iterable_dataset()
-    elif case == "clip":
-        model = ScoreFusionModel.from_clip(tiny_checkpoints["clip"])
-        processor = ImageTextProcessor.from_backbones(tiny_checkpoints["clip"], tiny_checkpoints["clip"])
-    elif case == "bad image":
-        (tmp_path / "broken.png").write_bytes(b"no picture")
-        rows[3]["image"] = str(tmp_path / "broken.png")
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True} if case == "workers" else {}
-    with pytest.raises(ValueError, match=message):
-        make_trainer(
-            "gcl", model, processor, tmp_path, rows, feature_copies=1, features_dir=str(tmp_path / "f"), **workers
-        ).train()
+def test_what_cannot_be_cached_is_refused(tiny_checkpoints, tmp_path):
+    clip, rows = tiny_checkpoints["clip"], make_rows(5)
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    broken = [dict(row) | {"image": str(tmp_path / "broken.png")} for row in rows]
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    of_clip = (ScoreFusionModel.from_clip(clip), ImageTextProcessor.from_backbones(clip, clip))
+    cases = [
+        (make_encoder(tiny_checkpoints), rows, {}, "vision_model is trained; set freeze_towers, or feature_copies"),
+        (frozen(tiny_checkpoints), rows.to_iterable_dataset(), {}, "of a stream are not kept; set dataset_streaming"),
+        (of_clip, rows, {}, "only the towers of a joint encoder, got ScoreFusionModel"),
+        (frozen(tiny_checkpoints), rows, workers, "resampled in every epoch; remove dataloader_persistent_workers"),
+        (frozen(tiny_checkpoints), broken, {}, "'row0'"),
+    ]
+    for model, given, arguments, message in cases:
+        arguments = {"feature_copies": 1, "features_dir": str(tmp_path / "features")} | arguments
+        with pytest.raises(ValueError, match=message):
+            make_trainer("gcl", *model, tmp_path, given, **arguments).train()
 
 
 def test_precomputed_rows_are_kept_by_key_and_an_interrupted_run_goes_on(tmp_path, monkeypatch):

@@ -217,18 +217,12 @@ def test_what_cannot_work_is_refused(trainer, kind, arguments, message):
         trainer(kind, **arguments).train()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model_init", "model_init has no effect here"),
-        ("compute_loss_func", "expected a subclass with its own `embed` or `loss_terms`"),
-    ],
-)
-def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path, name, message):
+def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path):
     model, processor = make_encoder(tiny_checkpoints)
     args = RetrievalConfig(str(tmp_path), **SETTINGS)
-    with pytest.raises(ValueError, match=message):
-        ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, **{name: print})
+    for name, message in (("model_init", "has no effect here"), ("compute_loss_func", "expected a subclass with its")):
+        with pytest.raises(ValueError, match=f"{name}.*{message}"):
+            ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, **{name: print})
     with pytest.raises(ValueError, match="pass processing_class"):
         ContrastiveTrainer(model, args, make_rows(4))
     with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):

@@ -26,19 +26,16 @@ def trainer(tiny_checkpoints, tmp_path):
     return make
 
 
-def test_terms_are_logged_by_name(trainer):
+def test_terms_are_logged_by_name_and_a_temperature_can_be_fixed(trainer):
+    fixed = trainer("contrastive", learn_temperature=False, temperature=0.5)
     trainer = trainer("gcl", groups=4)
     trainer.train()
+    fixed.train()
+    assert [entry["temperature"] for entry in fixed.state.log_history[:2]] == [0.5, 0.5]
     first, second, _ = trainer.state.log_history
     assert first["gcl_loss"] == pytest.approx(first["loss"], abs=1e-4)
     assert first["temperature"] == pytest.approx(0.07) and second["temperature"] != first["temperature"]
     assert 0 <= first["masked_negatives"] <= 1
-
-
-def test_a_temperature_can_be_fixed(trainer):
-    trainer = trainer("contrastive", learn_temperature=False, temperature=0.5)
-    trainer.train()
-    assert [entry["temperature"] for entry in trainer.state.log_history[:2]] == [0.5, 0.5]
 
 
 def test_evaluation_covers_every_row_and_equals_a_naive_one(trainer):
@@ -68,22 +65,22 @@ def test_rows_of_one_text_or_group_are_right_answers_for_each_other(trainer):
 
 def test_rows_without_names_show_each_their_own(trainer):
     named = make_rows(7)
-    nameless = named.remove_columns(["id", "group"])
-    alike = (named, nameless, named.remove_columns("group"), named.map(lambda row: {"group": None}))
-    found = [trainer("gcl", rows, rows, per_device_eval_batch_size=3).evaluate() for rows in alike]
-    assert found[1:] == found[:1] * 3
+    nameless, ungrouped = named.remove_columns(["id", "group"]), named.map(lambda row: {"group": None})
+    found = [
+        trainer("gcl", rows, rows, per_device_eval_batch_size=3).evaluate() for rows in (named, nameless, ungrouped)
+    ]
+    assert found[1:] == found[:1] * 2
     with pytest.raises(ValueError, match=r"rows \[1\] have neither a group nor an id"):
         trainer("gcl", named).data_collator([named[0], nameless[1]])
 
 
 def test_groups_can_be_made_negatives(trainer):
-    first = []
-    for masked in (True, False):
-        for chunk_size in (0, 4):
-            made = trainer("contrastive", groups=2, per_device_train_batch_size=8, max_steps=1,
-                           mask_false_negatives=masked, gradient_cache_chunk_size=chunk_size)  # fmt: skip
-            made.train()
-            first.append(made.state.log_history[0])
+    first, settings = [], {"groups": 2, "per_device_train_batch_size": 8, "max_steps": 1}
+    for masked, chunk_size in ((True, 0), (True, 4), (False, 0), (False, 4)):
+        settings |= {"mask_false_negatives": masked, "gradient_cache_chunk_size": chunk_size}
+        made = trainer("contrastive", **settings)
+        made.train()
+        first.append(made.state.log_history[0])
     assert [entry.get("masked_negatives") for entry in first] == [3, 3, None, None]
     assert first[1]["loss"] < first[3]["loss"] - 0.3
 
