@@ -5,6 +5,7 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from peft import LoraConfig
+from PIL import Image
 from transformers import AutoModel, CLIPModel, CLIPProcessor, TrainingArguments
 
 from conjoin.data import EpochRows, PairStream
@@ -141,10 +142,8 @@ def test_several_evaluation_sets_by_name(trainer):
     made.train()
     keys = {key for entry in made.state.log_history for key in entry}
     assert {"eval_a_mean_hit_rate@1", "eval_b_mean_hit_rate@1"} <= keys
-    found = [
-        made.evaluate(given)["eval_mean_hit_rate@1"]
-        for given in ("a", rows, made.train_dataset, made.eval_dataset["a"])
-    ]
+    same = ("a", rows, made.train_dataset, made.eval_dataset["a"])
+    found = [made.evaluate(given)["eval_mean_hit_rate@1"] for given in same]
     assert {*found} == {made.evaluate()["eval_a_mean_hit_rate@1"]} != {made.evaluate("b")["eval_mean_hit_rate@1"]}
 
 
@@ -162,13 +161,9 @@ def test_predict_returns_embeddings_labels_and_metrics(trainer):
 
 
 def sentence_rows(*names, picture=False):
-    rows = make_rows(8)
-    return Dataset.from_list(
-        [
-            {name: row["image"] if picture and name != names[0] else f"{name[-1]} {row['text']}" for name in names}
-            for row in rows
-        ]
-    )
+    rows = [{name: f"{name[-1]} {row['text']}" for name in names} | {"picture": row["image"]} for row in make_rows(8)]
+    rows = Dataset.from_list(rows)
+    return rows.remove_columns("positive").rename_columns({"picture": "positive"}) if picture else rows
 
 
 @pytest.mark.parametrize(
@@ -179,42 +174,42 @@ def sentence_rows(*names, picture=False):
         (sentence_rows("query", "positive", "negative"), 4),
         (sentence_rows("anchor", "positive", "negative_1", "negative_2"), 8),
         (sentence_rows("anchor", "positive", "negative_1", picture=True), 4),
-        ([{"query": "a", "positive": row["image"]} for row in make_rows(4)], 0),
+        (EpochRows([{"query": "a", "positive": row["image"]} for row in make_rows(4)]), 0),
     ],
 )
 def test_the_columns_of_sentence_transformers_and_pictures_as_candidates(trainer, rows, negatives):
-    made = trainer(QueryContrastiveTrainer, rows, rows if isinstance(rows, Dataset) else EpochRows(rows))
+    made = trainer(QueryContrastiveTrainer, rows, rows)
     batch = next(iter(made.get_train_dataloader()))
     assert len(batch["queries"]["input_ids"]) == 4
+    shown = "pixel_values" if isinstance(rows[0].get("positive"), Image.Image) else "input_ids"
+    assert batch["positives"][shown].any()
     counted = [len(next(iter(batch[part].values()))) for part in ("positives", "negatives") if part in batch]
     assert counted == [4, negatives][: 1 + (negatives > 0)]
     assert len(losses(made)) == 2 and "eval_query_to_candidate_hit_rate@1" in made.evaluate()
 
 
-def streamed(kind):
-    return {"stream": PairStream({"a": make_rows(8).to_iterable_dataset()}), "resampled": EpochRows(make_rows(8))}[
-        kind
-    ]
+WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+STREAM = PairStream({"a": make_rows(8).to_iterable_dataset()})
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
+    ("kind", "rows", "arguments", "message"),
     [
-        (ContrastiveTrainer, {"rows": 16, "per_device_train_batch_size": 64}, "16 rows do not fill a batch of 64"),
-        (GclTrainer, {"rows": Dataset.from_dict({"image": ["a"], "caption": ["b"]})},
+        (ContrastiveTrainer, 16, {"per_device_train_batch_size": 64}, "16 rows do not fill a batch of 64"),
+        (QueryContrastiveTrainer, sentence_rows("query", "positive"), {"per_device_train_batch_size": 64},
+         "8 rows do not fill a step of 64 with different positives"),
+        (GclTrainer, Dataset.from_dict({"image": ["a"], "caption": ["b"]}), {},
          "no column 'text'; the rows have image, caption. GclTrainer reads image, text"),
-        (GclTrainer, {"columns": {"text": "title"}}, "no column 'title'; the rows have id, group, image, text"),
-        (QueryContrastiveTrainer, {"rows": 4}, "no column '(query|positive)'; the rows have id, group, image, text"),
-        (ContrastiveTrainer, {"rows": "stream"}, "a stream starts its own workers; remove dataloader_persistent"),
-        (ContrastiveTrainer, {"rows": "resampled"}, "resampled in every epoch; remove dataloader_persistent_workers"),
+        (GclTrainer, 8, {"columns": {"text": "title"}}, "no column 'title'; the rows have id, group, image, text"),
+        (QueryContrastiveTrainer, 8, {}, "no column '(query|positive)'; the rows have id, group, image, text"),
+        (ContrastiveTrainer, STREAM, WORKERS, "a stream starts its own workers; remove dataloader_persistent"),
+        (ContrastiveTrainer, EpochRows(make_rows(8)), WORKERS, "resampled in every epoch; remove dataloader_persist"),
+        (QueryContrastiveTrainer, sentence_rows("query", "positive"), WORKERS, "resampled in every epoch; remove"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused(trainer, kind, arguments, message):
-    if arguments.get("rows") in ("stream", "resampled"):
-        workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-        arguments = {"rows": streamed(arguments["rows"])} | workers
+def test_what_cannot_work_is_refused(trainer, kind, rows, arguments, message):
     with pytest.raises(ValueError, match=message):
-        trainer(kind, **arguments).train()
+        trainer(kind, rows, **arguments).train()
 
 
 def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path):
