@@ -125,13 +125,9 @@ def test_activation_checkpointing_changes_nothing(trainer):
 def test_only_matrices_decay(trainer):
     trainer = trainer("gcl")
     decayed = set(trainer.get_decay_parameter_names(trainer.model))
-    assert {name for name, p in trainer.model.named_parameters() if p.ndim > 1} >= decayed
     assert "encoder.vl_encoder.layers.0.q_proj.weight" in decayed
-    assert not decayed & {
-        "loss.temperature.log_value",
-        "encoder.vl_encoder.cls_token",
-        "encoder.vl_encoder.norm.weight",
-    }
+    assert all(dict(trainer.model.named_parameters())[name].ndim > 1 for name in decayed)
+    assert "encoder.vl_encoder.cls_token" not in decayed
 
 
 def test_what_is_pushed_is_the_model(trainer, tmp_path, monkeypatch):
