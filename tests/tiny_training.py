@@ -5,6 +5,7 @@ import functools
 from types import SimpleNamespace
 
 import torch
+import yaml
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as PilImage
 
@@ -32,9 +33,28 @@ SETTINGS = {
 
 def small_run(out, **more):
     """Words of `conjoin train` that make the run of any recipe small."""
-    settings = {key: f"'{value}'" if value in ("no", "none") else value for key, value in SETTINGS.items()}
-    settings |= {"output_dir": out, "dataloader_num_workers": 0, "warmup_steps": 0} | more
-    return [f"--training.{key}={value}" for key, value in settings.items()]
+    settings = SETTINGS | {"output_dir": out, "dataloader_num_workers": 0, "warmup_steps": 0} | more
+    return [f"--{key}={value}" for key, value in settings.items()]
+
+
+def write_recipe(folder, checkpoints, trainer, rows, **values):
+    """Write a recipe of a joint encoder on a CPU; returns its path.
+
+    Args:
+        folder: Where to write it; the model goes to `out` in it.
+        checkpoints: Of tiny backbones.
+        trainer: Key of the trainer.
+        rows: `dataset_name`.
+        values: Further keys, or other values of these.
+    """
+    towers = {
+        f"{tower}_model_name_or_path": checkpoints[kind] for tower, kind in (("vision", "dinov2"), ("text", "bert"))
+    }
+    config = {"hidden_size": 16, "num_attention_heads": 2}
+    recipe = {"trainer": trainer, "model_type": "joint_encoder", **towers, "model_init_kwargs": config}
+    recipe |= {"dataset_name": str(rows), "output_dir": str(folder / "out"), "use_cpu": True, "disable_tqdm": True}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | values))
+    return folder / "recipe.yaml"
 
 
 def built_once(build):

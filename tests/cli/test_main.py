@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.cli.train import parse_overrides
 
 
 def test_version_and_help(capsys):
@@ -53,11 +52,3 @@ def test_stray_options_are_refused_where_there_are_no_overrides(capsys):
         main(["index", "runs/photos", "--colour", "red"])
     assert stopped.value.code == 2
     assert "unrecognized arguments: --colour red" in capsys.readouterr().err
-
-
-def test_overrides_are_read_in_both_spellings():
-    assert parse_overrides(["--a.b", "1", "--c=x=y"]) == {"a.b": "1", "c": "x=y"}
-    with pytest.raises(ValueError, match="--a needs a value"):
-        parse_overrides(["--a"])
-    with pytest.raises(ValueError, match=r"expected --section\.key value, got 'a'"):
-        parse_overrides(["a", "1"])

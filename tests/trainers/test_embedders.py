@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForImageTextToText
 from conjoin.cli.main import main
 from conjoin.hub import load_embedder, load_model
 from conjoin.retrieval import load_encoder
-from conjoin.training import recipe_folder
+from conjoin.trainers.recipe import recipe_folder
 from tiny_embedders import INSTRUCTION, drop_video, save_embedder
 from tiny_training import small_run
 
@@ -37,7 +37,7 @@ def rows(tmp_path, pictures):
 
 
 def train(rows, model, *words, recipe=RECIPE):
-    small = ["--model.min_pixels=64", "--model.max_pixels=576", f"--model.mllm={model}", f"--data.source={rows}"]
+    small = ["--min_pixels=64", "--max_pixels=576", f"--model_name_or_path={model}", f"--dataset_name={rows}"]
     small += small_run(rows.parent / "out", gradient_cache_chunk_size=2)
     assert main(["train", recipe, *small, *words]) == 0
     return rows.parent / "out"
@@ -83,25 +83,20 @@ def test_adapters_load_on_the_stock_model(rows, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "gcl/qwen2_vl_2b.yaml",
-        "puma/stage2_qwen2_vl_7b.yaml",
-        "coral/qwen2_5_vl_3b.yaml",
-        "finetune/compress_qwen3_vl_embedding.yaml",
-    ],
-)
+METHODS = ["gcl/qwen2_vl_2b", "puma/stage2_qwen2_vl_7b", "coral/qwen2_5_vl_3b", "finetune/compress_qwen3_vl_embedding"]
+
+
+@pytest.mark.parametrize("recipe", METHODS)
 def test_every_method_takes_an_embedder(recipe, rows, tmp_path):
     source = tmp_path / "source"
     save_embedder(source, "qwen2_5_vl" if "2_5" in recipe else "qwen2_vl")
-    words = ["--model.checkpoint", "null", "--model.architecture", "mllm_retriever", "--data.format", "queries"]
+    words = ["--dataset_format", "queries"]
     if recipe.startswith("gcl"):
         table = tmp_path / "pairs.jsonl"
         table.write_text("".join(json.dumps({"image": f"{n}.png", "text": f"box {n}"}) + "\n" for n in range(8)))
-        words = ["--data.source", str(table)]
+        words = ["--dataset_name", str(table)]
     if recipe.startswith("coral"):  # which cannot tell an item's tokens from the chat template's
-        words += ["--training.reconstruct", "[]"]
-    words += ["--model.config.keep_layers", "2", "--model.lora.r", "4"]
-    out = train(rows, source, *words, recipe=str(recipe_folder() / recipe))
+        words += ["--reconstruct", "null"]
+    words += ['--model_init_kwargs={"keep_layers": 2}', "--lora_r", "4"]
+    out = train(rows, source, *words, recipe=str(recipe_folder() / f"{recipe}.yaml"))
     assert np.isfinite(SentenceTransformer(str(out), device="cpu").encode(["a box"])).all()

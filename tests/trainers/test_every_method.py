@@ -5,7 +5,6 @@ import torch
 from safetensors.torch import load_file
 
 from conjoin.hub import load_model
-from conjoin.methods.puma.teachers import FullTeacher
 from tiny_trainers import TRAINERS, make_any
 from tiny_training import cached_step, plain_step
 
@@ -42,11 +41,11 @@ def test_a_run_moves_what_is_trained_and_saves_an_encoder_that_loads(
 def test_a_step_of_the_gradient_cache_is_the_plain_one(name, tiny_checkpoints, mllm_checkpoints, tmp_path):
     more = {"decoded_rows": 3} if "Coral" in name else {}
     trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path, rows=6, **more)
-    objective = trainer.objective.double().requires_grad_(True)
-    for teacher in getattr(objective, "_teacher", ()):  # not a submodule
-        (teacher.model if isinstance(teacher, FullTeacher) else teacher.layers).double()
-    batch = trainer._objective_inputs(next(iter(trainer.get_train_dataloader())))
-    _, expected = plain_step(objective, batch)
-    _, found = cached_step(objective, batch, 3)
+    trainer.model.double().requires_grad_(True)
+    if getattr(trainer, "teacher", None) is not None:  # not a submodule
+        trainer.teacher.double()
+    batch = trainer._loss_inputs(next(iter(trainer.get_train_dataloader())))
+    _, expected = plain_step(trainer.model, batch)
+    _, found = cached_step(trainer.model, batch, 3)
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -2,33 +2,30 @@
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.training import CachedFeatures, LoraArguments, add_lora, cache_features, collate_features
 from methods.coral import tiny_coral
 from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer
 
 
-def gcl(checkpoints, mllm, folder, lora=False, **arguments):
+def gcl(checkpoints, mllm, folder, rows=14, freeze=(), **arguments):
     model, processor = make_encoder(checkpoints, token_dropout=0.5)
-    if lora:
-        add_lora(model, LoraArguments(r=2, alpha=4, dropout=0.1))
-    return make_trainer("gcl", model, processor, folder, make_rows(14), lr_scheduler_type="cosine", **arguments)
+    for name in freeze:
+        model.get_submodule(name).requires_grad_(False)
+    return make_trainer("gcl", model, processor, folder, make_rows(rows), lr_scheduler_type="cosine", **arguments)
 
 
 def gcl_lora(checkpoints, mllm, folder, **arguments):
-    return gcl(checkpoints, mllm, folder, lora=True, **arguments)
+    adapters = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=r"(vision|text)_model\..*")
+    return gcl(checkpoints, mllm, folder, peft_config=adapters, **arguments)
 
 
 def gcl_on_features(checkpoints, mllm, folder, **arguments):
-    model, processor = make_encoder(checkpoints, token_dropout=0.5)
-    rows, options = make_rows(12), {"copies": (None, *[tiny_solar.ImageOps.invert] * 3), "key": {"data": "k"}}
-    cache = cache_features(model, processor, rows, folder.parent / "cache", **options)
-    trainer = make_trainer("gcl", model, processor, folder, CachedFeatures(cache), **arguments)
-    trainer.data_collator = collate_features
-    return trainer
+    arguments |= {"feature_copies": 4, "features_dir": str(folder.parent / "features")}
+    return gcl(checkpoints, mllm, folder, 12, ("vision_model", "text_model"), **arguments)
 
 
 def solar_stage1(checkpoints, mllm, folder, **arguments):

@@ -8,12 +8,11 @@ import torch
 from PIL import Image
 
 from conjoin.cli.main import main
-from conjoin.data import ImageAugmentation, load_pairs
+from conjoin.data import load_pairs
 from conjoin.hub import load_processor
 from conjoin.retrieval import load_encoder
-from conjoin.training import CachedFeatures, ModelArguments, build_model, cache_features, collate_features
-
-TEXT = "number {} <image> and <image> boxes"
+from conjoin.trainers.features import cache_features, collate_features
+from tiny_training import make_encoder, small_run, write_recipe
 
 
 @pytest.fixture
@@ -22,35 +21,25 @@ def source(tmp_path):
     for number in range(8):
         names = [f"{number}-{place}.png" for place in range(2)]
         for place, name in enumerate(names):
-            colour = (30 * number, 250 - 29 * number, 120 * place)
-            Image.new("RGB", (16, 16 + 4 * place), colour).save(tmp_path / name)
-        rows.append({"id": str(number), "images": names, "text": TEXT.format(number)})
+            Image.new("RGB", (16, 16 + 4 * place), (30 * number, 250 - 29 * number, 120 * place)).save(tmp_path / name)
+        rows.append({"id": str(number), "images": names, "text": f"number {number} <image> and <image> boxes"})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "rows.jsonl"
 
 
-def towers(checkpoints, **changes):
-    config = {"hidden_size": 16, "num_attention_heads": 2}
-    parts = {"vision": checkpoints["dinov2"], "text": checkpoints["bert"], "config": config}
-    return ModelArguments(**parts, **changes)
+@pytest.fixture
+def train(tmp_path, source, tiny_checkpoints):
+    def run(*words, **model):
+        path = write_recipe(tmp_path, tiny_checkpoints, "gcl", source, **model)
+        return main(["train", str(path), *small_run(tmp_path / "out"), *words])
+
+    return run
 
 
-def train(tmp_path, source, model, *words):
-    options = {"output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 4, "max_steps": 2, "use_cpu": True}
-    recipe = {"method": "gcl", "model": model, "data": {"source": str(source)}, "training": options}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    return main(["train", str(tmp_path / "recipe.yaml"), *words])
-
-
-def test_a_model_of_one_image_trains_on_concatenations(tiny_checkpoints, source, tmp_path, capsys):
-    model = {"vision": tiny_checkpoints["dinov2"], "text": tiny_checkpoints["bert"]}
-    model |= {"config": {"hidden_size": 16, "num_attention_heads": 2}}
-    assert train(tmp_path, source, model) == 2
-    error = capsys.readouterr().err
-    assert "2 images, but this model takes one image per item; choose input type cat" in error
-    assert train(tmp_path, source, model, "--model.input_type", "avg") == 2
-    assert 'a processor takes "seq" or "cat"' in capsys.readouterr().err
-    assert train(tmp_path, source, model, "--model.input_type", "cat", "--overwrite") == 0
+def test_a_model_of_one_image_trains_on_concatenations(train, source, tmp_path, capsys):
+    assert train() == 2
+    assert "this model takes one image per item; choose input type cat" in capsys.readouterr().err
+    assert train("--input_type", "cat", "--overwrite") == 0
     assert load_processor(tmp_path / "out").input_type == "cat"
     encoder = load_encoder(tmp_path / "out", device="cpu")
     row = load_pairs(source)[0]
@@ -59,11 +48,11 @@ def test_a_model_of_one_image_trains_on_concatenations(tiny_checkpoints, source,
 
 
 def test_cached_features_are_those_of_concatenations(tiny_checkpoints, source, tmp_path):
-    torch.manual_seed(0)
-    model, processor = build_model(towers(tiny_checkpoints, input_type="cat"))
+    model, processor = make_encoder(tiny_checkpoints)
+    processor.input_type = "cat"
+    model.requires_grad_(False)
     rows = load_pairs(source)
-    folder = cache_features(model, processor, rows, tmp_path / "cache", copies=(None, ImageAugmentation(0)))
-    cached = CachedFeatures(folder, first_only=True)
+    cached = cache_features(model, processor, rows, tmp_path / "cache", copies=2, first_only=True)
     batch = collate_features([cached[place] for place in range(len(rows))])["pairs"]
     items = [{"image": row["image"], "text": f"number {row['id']} and boxes"} for row in rows]
     views = ("image", "text", "fused")
@@ -71,12 +60,12 @@ def test_cached_features_are_those_of_concatenations(tiny_checkpoints, source, t
     with torch.no_grad():
         live, found = (model(**inputs, views=views).embeddings for inputs in (processor(items), batch))
     assert (live - found).abs().max() < 1e-6
-    images = cached.images.column("image_features")
+    images = cached.images["image_features"]
     assert images.shape[1] == 2 and not torch.equal(images[:, 0], images[:, 1])
 
 
 @pytest.mark.parametrize("input_type", ["seq", "cat"])
-def test_an_mllm_trains_on_both(mllm_checkpoints, source, tmp_path, input_type):
-    model = {"architecture": "mllm_retriever", "mllm": mllm_checkpoints("qwen2_vl")[0]}
-    assert train(tmp_path, source, model, "--model.input_type", input_type) == 0
+def test_an_mllm_trains_on_both(mllm_checkpoints, train, tmp_path, input_type):
+    model = {"model_name_or_path": mllm_checkpoints("qwen2_vl")[0], "model_init_kwargs": {}, "max_pixels": 576}
+    assert train("--input_type", input_type, min_pixels=64, **model) == 0
     assert load_encoder(tmp_path / "out", device="cpu").input_type == input_type

@@ -6,17 +6,8 @@ import pytest
 from safetensors.torch import load_file
 
 from conjoin.data import PairStream, load_training_pairs
-from conjoin.training import PairArguments, SourceArguments, load_recipe, train
-from conjoin.training.data import QueryArguments
-from tiny_training import make_encoder, make_trainer, without_dropout, write_pairs
-
-RECIPE = """
-method: contrastive
-model: {vision: %s, text: %s, config: {hidden_size: 16, num_attention_heads: 2}}
-data: {source: %s, id_column: "", on_error: skip}
-training: {output_dir: %s, max_steps: 2, per_device_train_batch_size: 2, use_cpu: true, report_to: none,
-           save_strategy: "no", logging_steps: 1}
-"""
+from conjoin.trainers.recipe import DataArguments, build_trainer, load_recipe, run
+from tiny_training import make_encoder, make_trainer, small_run, without_dropout, write_pairs, write_recipe
 
 
 @pytest.fixture
@@ -73,12 +64,11 @@ def test_skipped_rows_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog,
     write_pairs(tmp_path / "rows", 6)
     (tmp_path / "rows/row1.png").write_bytes(b"no picture")
     (tmp_path / "rows/row4.txt").write_text(" ")
-    out = tmp_path / "out"
-    path = tmp_path / "recipe.yaml"
-    names = [tiny_checkpoints[one] for one in ("dinov2", "bert")]
-    path.write_text(RECIPE % (*names, tmp_path / "rows", out))
-    stream = {"data.streaming": "true", "data.shuffle_window": "1", "training.max_steps": "6"} if streaming else {}
-    train(load_recipe(path, stream))
+    out, data = tmp_path / "out", {"columns": {"id": ""}, "on_error": "skip"}
+    path = write_recipe(tmp_path, tiny_checkpoints, "contrastive", tmp_path / "rows", **data)
+    words = small_run(out, per_device_train_batch_size=2)
+    words += ["--dataset_streaming", "true", "--shuffle_window=1", "--max_steps=6"] if streaming else []
+    run(build_trainer(load_recipe(path, words)))
     listed = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
     assert [(one["source"], one["id"][:3]) for one in listed] == [
         (str(tmp_path / "rows"), one["id"][:3]) for one in listed
@@ -86,35 +76,11 @@ def test_skipped_rows_are_counted_and_listed(tiny_checkpoints, tmp_path, caplog,
     assert len(listed) == 2 and "cannot read the image" in listed[0]["reason"] and "text" in listed[1]["reason"]
     assert "2 in all" in caplog.text
     with pytest.raises(ValueError, match=r"text|image"):
-        train(load_recipe(path, stream | {"data.on_error": "raise", "training.output_dir": str(tmp_path / "other")}))
+        run(build_trainer(load_recipe(path, [*words, "--on_error=raise", f"--output_dir={tmp_path / 'other'}"])))
 
 
 def test_sources_of_a_recipe_are_mixed(folders):
     a, b = map(str, folders)
-    sources = (SourceArguments(a, weight=3.0), SourceArguments(b, name="b", columns={"image": "file_name", "id": ""}))
-    rows, _ = PairArguments(sources=sources, streaming=True).load()
+    sources = [{"path": a, "weight": 3.0}, {"path": b, "name": "b", "columns": {"image": "file_name", "id": ""}}]
+    rows, _ = DataArguments(dataset_mixture=sources, dataset_streaming=True).load()
     assert isinstance(rows, PairStream) and [*rows.sources] == [a, "b"] and rows.weights == [3.0, 1.0]
-    assert QueryArguments(format="nli").sources == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_error": "ignore"}, "on_error='ignore'"),
-        ({"shuffle_window": 0}, "shuffle_window=0"),
-        ({"sources": (SourceArguments("a"),)}, "streaming: true"),
-    ],
-)
-def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
-        PairArguments(**options)
-
-
-def test_settings_that_do_not_fit_together(folders):
-    a = SourceArguments(str(folders[0]))
-    with pytest.raises(ValueError, match="two sources are called"):
-        PairArguments(sources=(a, a), streaming=True).load()
-    with pytest.raises(ValueError, match="unknown roles"):
-        PairArguments(sources=(SourceArguments("a", columns={"query": "a"}),), streaming=True).load()
-    with pytest.raises(ValueError, match="is for pairs"):
-        QueryArguments(on_error="skip")

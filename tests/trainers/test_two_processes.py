@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conjoin.methods.contrastive import ContrastiveConfig, QueryContrastiveTrainer
-from conjoin.training.gradient_cache import average_gradients
+from conjoin.trainers.contrastive import ContrastiveConfig, QueryContrastiveTrainer
+from conjoin.trainers.gradient_cache import average_gradients
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 from two_ranks import run_two_ranks
 
@@ -20,10 +20,6 @@ CASES = [
     *(("contrastive", 0, 1, 10), ("gcl", 3, 2, 12)),
 ]
 """The method, the rows of a chunk of the gradient cache (0: any), the accumulated batches, the tokens of a chunk."""
-LOGGED = {
-    "contrastive": ("contrastive_loss", "temperature", "masked_negatives"),
-    "gcl": ("gcl_loss", "temperature", "masked_negatives"),
-}
 
 
 def case_name(case):
@@ -43,8 +39,9 @@ def run_case(checkpoints, folder, method, chunk_size, accumulation, chunk_tokens
     trainer.model.double()
     trainer.train()
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    log = [{key: entry[key] for key in LOGGED[method]} for entry in trainer.state.log_history[:-1]]
-    return weights, {"world_size": trainer.args.world_size, "log": log, "metrics": trainer.evaluate()}
+    logged = (f"{method}_loss", "temperature", "masked_negatives")
+    log = [[entry[key] for key in logged] for entry in trainer.state.log_history[:-1]]
+    return weights, [trainer.args.world_size, log, trainer.evaluate()]
 
 
 def query_steps(checkpoints, folder, resume=None):
@@ -56,12 +53,7 @@ def query_steps(checkpoints, folder, resume=None):
         max_steps=6, save_strategy="steps", save_steps=4,
     )  # fmt: skip
     steps, plain = [], trainer.training_step
-
-    def training_step(model, inputs, count=None):
-        steps.append(inputs["ids"].tolist())
-        return plain(model, inputs, count)
-
-    trainer.training_step = training_step
+    trainer.training_step = lambda *given: steps.append(given[1]["ids"].tolist()) or plain(*given)
     trainer.train(resume_from_checkpoint=resume)
     return steps
 
@@ -75,55 +67,52 @@ def average_some():
     return [None if layer.weight.grad is None else layer.weight.grad.item() for layer in layers]
 
 
-def main(spec):
+def main(checkpoints, folder):
     """What each rank runs."""
-    rank = int(os.environ["RANK"])
-    for case in CASES:
-        weights, found = run_case(spec["checkpoints"], spec["folder"], *case, batch_size=4)
+    rank, found = int(os.environ["RANK"]), {}
+    for name, case in zip(map(case_name, CASES), CASES, strict=True):
+        weights, found[name] = run_case(checkpoints, folder, *case, batch_size=4)
         if rank == 0:
-            save_file(weights, f"{spec['folder']}/{case_name(case)}.safetensors")
-        Path(f"{spec['folder']}/{case_name(case)}-{rank}.json").write_text(json.dumps(found))
-    whole = query_steps(spec["checkpoints"], f"{spec['folder']}/queries")
-    resumed = query_steps(spec["checkpoints"], f"{spec['folder']}/other", f"{spec['folder']}/queries/checkpoint-4")
-    Path(f"{spec['folder']}/queries-{rank}.json").write_text(json.dumps([whole, resumed]))
-    Path(f"{spec['folder']}/average-{rank}.json").write_text(json.dumps(average_some()))
+            save_file(weights, f"{folder}/{name}.safetensors")
+    found["whole"] = query_steps(checkpoints, f"{folder}/queries")
+    found["resumed"] = query_steps(checkpoints, f"{folder}/other", f"{folder}/queries/checkpoint-4")
+    found["average"] = average_some()
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(found))
     torch.distributed.barrier()  # gloo aborts a rank that leaves while another still talks
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_checkpoints, tmp_path_factory):
+def folder(tiny_checkpoints, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    run_two_ranks("test_two_processes", folder, {"checkpoints": tiny_checkpoints, "folder": str(folder)})
+    run_two_ranks("test_two_processes", folder, tiny_checkpoints, str(folder))
     return folder
 
 
+@pytest.fixture(scope="module")
+def ranks(folder):
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_two_ranks_equal_one_process(two_ranks, tiny_checkpoints, tmp_path, case):
-    ranks = [json.loads((two_ranks / f"{case_name(case)}-{rank}.json").read_text()) for rank in range(2)]
-    assert [rank["world_size"] for rank in ranks] == [2, 2]
+def test_two_ranks_equal_one_process(folder, ranks, tiny_checkpoints, tmp_path, case):
     method, _, accumulation, _ = case
-    expected, alone = run_case(tiny_checkpoints, tmp_path, method, 0, accumulation, 0, batch_size=8)
-    assert alone["world_size"] == 1
-    untrained, _ = make_encoder(tiny_checkpoints)
-    start = untrained.vl_encoder.cls_token.double()
-    assert (expected["encoder.vl_encoder.cls_token"] - start).abs().max() > 1e-5
-    found = load_file(two_ranks / f"{case_name(case)}.safetensors")
+    expected, (processes, logs, metrics) = run_case(
+        tiny_checkpoints, tmp_path, method, 0, accumulation, 0, batch_size=8
+    )
+    start = make_encoder(tiny_checkpoints)[0].vl_encoder.cls_token.double()
+    assert (expected["encoder.vl_encoder.cls_token"] - start).abs().max() > 1e-5 and processes == 1
+    found = load_file(folder / f"{case_name(case)}.safetensors")
     for name, weight in expected.items():
         assert torch.allclose(found[name], weight, atol=1e-9), name
     for rank in ranks:  # every rank knows the mean over ranks, and the metrics over the whole evaluation set
-        assert len(rank["log"]) == 2
-        for entry, wanted in zip(rank["log"], alone["log"], strict=True):
-            assert entry == pytest.approx(wanted, abs=1e-5)
-        assert rank["metrics"] == pytest.approx(alone["metrics"])
+        assert rank[case_name(case)] == [2, [pytest.approx(log, abs=1e-5) for log in logs], pytest.approx(metrics)]
 
 
-def test_a_parameter_that_no_rank_used_keeps_no_gradient(two_ranks):
-    for rank in range(2):
-        assert json.loads((two_ranks / f"average-{rank}.json").read_text()) == [2.0, 4.0, None]
+def test_a_parameter_that_no_rank_used_keeps_no_gradient(ranks):
+    assert [rank["average"] for rank in ranks] == [[2.0, 4.0, None]] * 2
 
 
-def test_a_resumed_run_on_queries_has_the_batches_of_the_whole_run(two_ranks):
-    for rank in range(2):
-        whole, resumed = json.loads((two_ranks / f"queries-{rank}.json").read_text())
-        assert len(whole) == 6 and resumed == whole[4:]
+def test_a_resumed_run_on_queries_has_the_batches_of_the_whole_run(ranks):
+    for rank in ranks:
+        assert len(rank["whole"]) == 6 and rank["resumed"] == rank["whole"][4:]

@@ -14,7 +14,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help=COMMANDS["merge-adapter"],
         description="Write the model that SOURCE adapts, with its adapters merged, to --out: weights, processor and "
         "code, which load without SOURCE and without peft. SOURCE is a folder that peft wrote, or checkpoint-N of a "
-        "training run together with its --recipe and the same --KEY values. What `conjoin train` saves at the "
+        "training run together with its --recipe and the same --KEY VALUE flags. What `conjoin train` saves at the "
         "end is merged already.",
         epilog="example: conjoin merge-adapter adapters/mine --base runs/puma --out runs/mine",
     )

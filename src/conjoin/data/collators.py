@@ -109,7 +109,7 @@ class RetrievalCollator:
     """Collates rows `{"query", "instruction"?, "positive", "negatives"?, "target_modality"?, ...}`.
 
     `query`, `positive` and each of `negatives` are items `{"image"?, "text"?}` (with a list of images perhaps
-    interleaved, see `load_pairs`), chat messages, or texts. Rows may also have `id` (for
+    interleaved, see `load_pairs`), chat messages, pictures, or texts. Rows may also have `id` (for
     error messages), `positive_id` and `negative_ids` (so that equal candidates are not negatives), and
     `negative_modalities`; `MbeirTraining` and `load_nli` make such rows.
 
@@ -158,15 +158,14 @@ class RetrievalCollator:
 
 
 def as_item(value: Any, name: str = "item") -> Any:  # noqa: ANN401 - an item
-    """Return a text as an item, so that `cat.png` is not a path; a dict without its None parts; chat messages as is.
+    """Return a text as an item, so that `cat.png` is not a path; a dict without its None parts; other items as is.
 
     Raises:
         ValueError: As `row_item`.
     """
     if isinstance(value, Mapping):
         return value if "role" in value else row_item(value, name)
-    is_chat = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
-    return value if is_chat and value else {"text": value}
+    return {"text": value} if isinstance(value, str) else value
 
 
 def _part(row: Mapping[str, Any], part: str, name: str) -> Any:  # noqa: ANN401 - an item

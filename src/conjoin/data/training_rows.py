@@ -238,8 +238,8 @@ def _innermost(rows: Any) -> Any:  # noqa: ANN401
 
 
 def _column(rows: Any, name: str) -> list[Any] | None:  # noqa: ANN401
-    """Return a column of the rows; None if they lack it."""
+    """Return a column of plain values of the rows; None if they lack it."""
     if isinstance(rows, datasets.Dataset):
-        return rows[name][:] if name in rows.column_names else None
+        return rows[name][:] if isinstance(rows.features.get(name), datasets.Value) else None
     values = [rows[index].get(name) for index in range(len(rows))]
     return None if all(value is None for value in values) else values

@@ -102,7 +102,6 @@ class RetrievalConfig(TrainingArguments):
     mask_false_negatives: bool = field(default=True)
     activation_checkpointing: bool | None = field(default=None)
     matryoshka_dims: list[int] = field(default_factory=list)
-    disable_tqdm: bool | None = field(default_factory=lambda: not sys.stderr.isatty())
     feature_copies: int = field(default=0)
     features_dir: str = field(default="runs/features")
     resume_from_checkpoint: str | None = field(
@@ -125,6 +124,8 @@ class RetrievalConfig(TrainingArguments):
             chosen = not is_set and choose_bf16("auto", gpu or "cpu")
             self.use_cpu |= chosen and gpu is None  # else transformers refuses bfloat16
         self.bf16 = chosen  # type: ignore[assignment]
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model, self.greater_is_better = "mean_hit_rate@1", True
         super().__post_init__()
@@ -612,8 +613,6 @@ class RetrievalTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        elif eval_dataset is not None and not isinstance(dataset, Mapping):
-            dataset = self.rename_columns(dataset)
         if isinstance(dataset, Mapping):
             metrics: dict[str, float] = {}
             for name, rows in dataset.items():
@@ -628,13 +627,16 @@ class RetrievalTrainer(Trainer):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Return the embeddings `{name: (N, D)}` of rows, their labels `(N,)` and the metrics of `evaluate`."""
-        embedded, metrics = self._measure(self.rename_columns(test_dataset), metric_key_prefix)
+        embedded, metrics = self._measure(test_dataset, metric_key_prefix)
         arrays: Any = {name: rows.cpu().numpy() for name, rows in embedded.embeddings.items()}
         return PredictionOutput(predictions=arrays, label_ids=embedded.labels.cpu().numpy(), metrics=metrics)
 
     def _measure(self, dataset: Any, prefix: str) -> tuple[Embedded, dict[str, float]]:
         if not isinstance(dataset, Dataset | datasets.Dataset):
             raise ValueError(f"expected an eval_dataset with a length to evaluate on, got {type(dataset).__name__}")
+        known = (self.train_dataset, *(self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else ()))
+        if not any(dataset is each for each in (*known, self.eval_dataset)):
+            dataset = self.rename_columns(dataset)
         embedded = self._embed_dataset(dataset)
         ranks = self._rank(embedded, dataset)
         metrics: dict[str, float] = {}

@@ -155,7 +155,7 @@ def cache_features(
         args=args,
     )
     with torch.inference_mode():
-        shape = _image_features(encoder, processor, [rows[0]["image"]], ["the first row"], dtype).shape
+        shape = _image_features(encoder, processor, [rows[0]["image"]], [str(rows[0].get("id", 0))], dtype).shape
     images = precompute(
         range(len(rows)),
         of_images,

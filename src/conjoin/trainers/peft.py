@@ -192,7 +192,10 @@ def load_adapted(folder: str | Path, base: str | None = None) -> tuple[PreTraine
     """
     folder = Path(folder)
     if not (folder / ADAPTER_FILE).is_file():
-        raise FileNotFoundError(f"no {ADAPTER_FILE} in {str(folder)!r}: expected a folder that peft wrote")
+        raise FileNotFoundError(
+            f"no {ADAPTER_FILE} in {str(folder)!r}: expected a folder that peft wrote; "
+            "for the checkpoint of a training run give its recipe, --recipe"
+        )
     named = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if base is None and named is not None and not Path(named).is_dir():
         raise ValueError(

@@ -286,6 +286,11 @@ class DataArguments:
         """
         evaluation = None
         if self.dataset_test_name is not None or self.dataset_test_split is not None:
+            if self.dataset_mixture and self.dataset_test_name is None:
+                raise ValueError(
+                    f"dataset_test_split={self.dataset_test_split!r}, but of which source of dataset_mixture? "
+                    "Name the evaluation rows by dataset_test_name"
+                )
             benchmark = self.has_queries and self.dataset_format in QUERY_FORMATS and self._format.benchmark
             if benchmark:
                 raise ValueError(
@@ -451,6 +456,10 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], 
             value = "no"
         if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
             value = [parser._get_value(actions[key], str(each)) for each in value]
+        choices = list(actions[key].choices or ())  # which argparse checks of flags alone
+        for each in value if isinstance(value, list) else [value]:
+            if choices and each is not None and each not in choices:
+                raise ValueError(f"{where}: {key}={each!r}; expected one of {', '.join(map(str, choices))}")
         actions[key].default = str(value) if isinstance(value, bool | int | float) else value
         actions[key].required = False
     while "null" in words:  # `--KEY null` is no value
@@ -483,7 +492,7 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> Any:
         """Raise the message."""
-        raise ValueError(message.replace("argument --", "--"))
+        raise ValueError(re.sub(r"^argument (--\w+)[^:]*:", r"\1:", message))
 
 
 def describe_keys(path: str | Path) -> str:

@@ -67,7 +67,10 @@ def build_trainer(recipe: Recipe) -> RetrievalTrainer:
 def train(recipe: Recipe) -> RetrievalTrainer:
     """Build the trainer of a recipe and `run` it."""
     if recipe.training.should_save:  # before the model is loaded
-        check_folder(Path(str(recipe.training.output_dir)), recipe.training)
+        folder = Path(str(recipe.training.output_dir))
+        check_folder(folder, recipe.training)
+        if not recipe.training.resume_from_checkpoint:
+            remove_skipped(folder)
     trainer = build_trainer(recipe)
     run(trainer)
     return trainer
@@ -127,7 +130,6 @@ def run(trainer: RetrievalTrainer) -> None:
                 remove_temporary(folder)
                 check_folder(folder, args)
                 if not args.resume_from_checkpoint:
-                    remove_skipped(folder)
                     for path in folder.glob("checkpoint-*"):
                         shutil.rmtree(path)
         with Interruption() as interruption:
@@ -185,7 +187,7 @@ def _record(trainer: RetrievalTrainer) -> dict[str, Any]:
         "conjoin": conjoin.__version__,
         "commit": commit.stdout.strip() or None,
     }
-    record = args.recipe | args.to_sanitized_dict() | {"ran": ran, "log": trainer.state.log_history}
+    record = args.recipe | args.to_dict() | {"ran": ran, "log": trainer.state.log_history}
     here = f"{Path.cwd()}{os.sep}"
     text = json.dumps(record, default=str)
     return json.loads(text.replace(json.dumps(here)[1:-1], ""))

@@ -1,0 +1,224 @@
+"""What a user of `transformers.Trainer`, peft and sentence-transformers does works, or is refused by name."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, load_dataset
+from peft import LoraConfig
+from PIL import Image
+from transformers import AutoModel, CLIPModel, CLIPProcessor, TrainingArguments
+
+from conjoin.data import EpochRows, PairStream
+from conjoin.losses import info_nce
+from conjoin.trainers.base import RetrievalConfig, RetrievalTrainer
+from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer, QueryContrastiveTrainer
+from conjoin.trainers.gcl import GclConfig, GclTrainer
+from tiny_training import SETTINGS, make_encoder, make_rows, without_dropout
+
+
+@pytest.fixture
+def trainer(tiny_checkpoints, tmp_path):
+    def make(kind, rows=8, eval_dataset=None, **arguments):
+        model, processor = make_encoder(tiny_checkpoints)
+        without_dropout(model)
+        own = {name: arguments.pop(name) for name in ("compute_metrics", "columns", "loss") if name in arguments}
+        args = kind.config_class(str(tmp_path / "out"), **SETTINGS | arguments)
+        rows = make_rows(rows) if isinstance(rows, int) else rows
+        return kind(model, args, rows, eval_dataset, processor, **own)
+
+    return make
+
+
+def losses(trainer):
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_the_example_of_the_guide_trains_on_a_table(tiny_checkpoints, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for row in make_rows(8):
+        row["image"].save(f"{row['id']}.png")
+    (tmp_path / "photos.csv").write_text("image,text\n" + "".join(f"row{n}.png,a {n}\n" for n in range(8)))
+    trainer = GclTrainer(
+        model=tiny_checkpoints["clip"],
+        args=GclConfig("out", learning_rate=1e-2, max_steps=2, per_device_train_batch_size=4, logging_steps=1),
+        train_dataset=load_dataset("csv", data_files="photos.csv", split="train", cache_dir="cache"),
+        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
+    )
+    before = {name: value.clone() for name, value in trainer.encoder.state_dict().items()}
+    assert len(losses(trainer)) == 2
+    moved = {name for name, value in trainer.encoder.state_dict().items() if not value.equal(before[name])}
+    assert moved and all(".lora_" in name for name in moved)
+    trainer.save_model()
+    saved = AutoModel.from_pretrained("out", trust_remote_code=True).state_dict()
+    assert not any("lora" in name for name in saved)
+
+
+@pytest.mark.parametrize("case", ["name", "CLIPModel", "its processor", "no args", "TrainingArguments"])
+def test_clip_becomes_score_fusion(tiny_checkpoints, tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    folder, rows = tiny_checkpoints["clip"], make_rows(8)
+    args = None if case == "no args" else ContrastiveConfig("out", **SETTINGS)
+    if case == "TrainingArguments":
+        args = TrainingArguments("out", **SETTINGS)
+    model = folder if case in ("name", "no args") else CLIPModel.from_pretrained(folder)
+    processor = CLIPProcessor.from_pretrained(folder) if case == "its processor" else None
+    trainer = ContrastiveTrainer(model, args, rows, processing_class=processor)
+    assert type(trainer.encoder).__name__ == "ScoreFusionModel" and type(trainer.args) is ContrastiveConfig
+    if args is None:
+        assert trainer.args.output_dir == f"{tmp_path.joinpath(folder).name}-Contrastive"
+    else:
+        assert len(losses(trainer)) == 2 and trainer.args.learning_rate == 1e-2
+
+
+class Doubled(ContrastiveTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return 2 * super().compute_loss(model, inputs)
+
+
+def test_an_own_compute_loss_is_used_or_refused(trainer):
+    plain, doubled = (losses(trainer(kind, max_steps=1, optim="sgd")) for kind in (ContrastiveTrainer, Doubled))
+    assert doubled[0] == pytest.approx(2 * plain[0], rel=1e-4)
+    with pytest.raises(ValueError, match=r"Doubled.compute_loss would be skipped under the gradient cache; override"):
+        trainer(Doubled, gradient_cache_chunk_size=2)
+
+
+class CosineLoss(torch.nn.Module):
+    def forward(self, image, text, ids):
+        return 1 - torch.nn.functional.cosine_similarity(image, text).mean()
+
+
+@pytest.mark.parametrize("chunk_size", [0, 2])
+def test_a_loss_may_return_a_tensor(trainer, chunk_size):
+    made = trainer(RetrievalTrainer, loss=CosineLoss(), gradient_cache_chunk_size=chunk_size)
+    first, second = losses(made)
+    assert second < first
+    assert [entry["cosine_loss"] for entry in made.state.log_history[:2]] == pytest.approx([first, second], abs=1e-4)
+
+
+class Ours(RetrievalTrainer):
+    """A method of a user: texts against images, half of the loss from each direction weighted."""
+
+    def embed(self, model, inputs):
+        image, text = model(**inputs["pairs"], views=("image", "text")).pooler_output.chunk(2)
+        return {"image": image, "text": text}
+
+    def loss_terms(self, embeddings, inputs):
+        loss = info_nce(embeddings["text"], embeddings["image"], 0.1)
+        return {"text_loss": 0.7 * loss, "share": loss.detach() / 10}
+
+
+def test_two_hooks_make_a_trainer_with_and_without_the_gradient_cache(trainer):
+    made = [trainer(Ours, gradient_cache_chunk_size=size, optim="sgd") for size in (0, 3)]
+    plain, cached = map(losses, made)
+    assert plain == pytest.approx(cached, abs=1e-6) and len(plain) == 2
+    assert made[0].state.log_history[0]["share"] == pytest.approx(plain[0] / 7, abs=1e-4)
+    for one, other in zip(*(each.model.parameters() for each in made), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def count(prediction):
+    assert prediction.predictions["text"].shape == (len(prediction.label_ids), 16)
+    return {"rows": len(prediction.label_ids), "eval_groups": len(set(prediction.label_ids))}
+
+
+def test_metrics_of_ones_own_are_logged_and_evaluation_leaves_the_mode(trainer):
+    rows = make_rows(7, groups=5)
+    made = trainer(ContrastiveTrainer, rows, rows, compute_metrics=count, eval_strategy="steps", eval_steps=1)
+    made.train()
+    logged = [entry for entry in made.state.log_history if "eval_rows" in entry]
+    assert [(entry["eval_rows"], entry["eval_groups"]) for entry in logged] == [(7, 5)] * 2
+    for mode in (True, False):
+        made.model.train(mode)
+        assert made.evaluate()["eval_rows"] == 7
+        assert made.encoder.training is made.model.training is mode
+
+
+def test_several_evaluation_sets_by_name(trainer):
+    columns = {"text": "caption", "image": "photo"}
+    rows, more = (make_rows(count).rename_columns(columns) for count in (4, 6))
+    sets = {"a": rows, "b": more}
+    made = trainer(ContrastiveTrainer, rows, sets, columns=columns, eval_strategy="steps", eval_steps=1)
+    made.train()
+    keys = {key for entry in made.state.log_history for key in entry}
+    assert {"eval_a_mean_hit_rate@1", "eval_b_mean_hit_rate@1"} <= keys
+    same = ("a", rows, made.train_dataset, made.eval_dataset["a"])
+    found = [made.evaluate(given)["eval_mean_hit_rate@1"] for given in same]
+    assert {*found} == {made.evaluate()["eval_a_mean_hit_rate@1"]} != {made.evaluate("b")["eval_mean_hit_rate@1"]}
+
+
+def test_predict_returns_embeddings_labels_and_metrics(trainer):
+    rows = make_rows(5, groups=3)
+    made = trainer(ContrastiveTrainer, 4, rows)
+    found = made.predict(rows)
+    with torch.no_grad():
+        expected = made.embed(made.encoder.eval(), made.data_collator([rows[n] for n in range(5)]))
+    assert {name: value.shape for name, value in found.predictions.items()} == {"image": (5, 16), "text": (5, 16)}
+    np.testing.assert_allclose(found.predictions["text"], expected["text"].numpy(), atol=1e-5)
+    assert found.label_ids[0] == found.label_ids[3] and len(set(found.label_ids)) == 3
+    evaluated = {name.replace("eval", "test", 1): value for name, value in made.evaluate().items()}
+    assert found.metrics.items() <= evaluated.items() and len(found.metrics) == 9
+
+
+def sentence_rows(*names, picture=False):
+    rows = [{name: f"{name[-1]} {row['text']}" for name in names} | {"picture": row["image"]} for row in make_rows(8)]
+    rows = Dataset.from_list(rows)
+    return rows.remove_columns("positive").rename_columns({"picture": "positive"}) if picture else rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "negatives"),
+    [
+        (sentence_rows("anchor", "positive"), 0),
+        (sentence_rows("sentence1", "sentence2"), 0),
+        (sentence_rows("query", "positive", "negative"), 4),
+        (sentence_rows("anchor", "positive", "negative_1", "negative_2"), 8),
+        (sentence_rows("anchor", "positive", "negative_1", picture=True), 4),
+        (EpochRows([{"query": "a", "positive": row["image"]} for row in make_rows(4)]), 0),
+    ],
+)
+def test_the_columns_of_sentence_transformers_and_pictures_as_candidates(trainer, rows, negatives):
+    made = trainer(QueryContrastiveTrainer, rows, rows)
+    batch = next(iter(made.get_train_dataloader()))
+    assert len(batch["queries"]["input_ids"]) == 4
+    shown = "pixel_values" if isinstance(rows[0].get("positive"), Image.Image) else "input_ids"
+    assert batch["positives"][shown].any()
+    counted = [len(next(iter(batch[part].values()))) for part in ("positives", "negatives") if part in batch]
+    assert counted == [4, negatives][: 1 + (negatives > 0)]
+    assert len(losses(made)) == 2 and "eval_query_to_candidate_hit_rate@1" in made.evaluate()
+
+
+WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+STREAM = PairStream({"a": make_rows(8).to_iterable_dataset()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "arguments", "message"),
+    [
+        (ContrastiveTrainer, 16, {"per_device_train_batch_size": 64}, "16 rows do not fill a batch of 64"),
+        (QueryContrastiveTrainer, sentence_rows("query", "positive"), {"per_device_train_batch_size": 64},
+         "8 rows do not fill a step of 64 with different positives"),
+        (GclTrainer, Dataset.from_dict({"image": ["a"], "caption": ["b"]}), {},
+         "no column 'text'; the rows have image, caption. GclTrainer reads image, text"),
+        (GclTrainer, 8, {"columns": {"text": "title"}}, "no column 'title'; the rows have id, group, image, text"),
+        (QueryContrastiveTrainer, 8, {}, "no column '(query|positive)'; the rows have id, group, image, text"),
+        (ContrastiveTrainer, STREAM, WORKERS, "a stream starts its own workers; remove dataloader_persistent"),
+        (ContrastiveTrainer, EpochRows(make_rows(8)), WORKERS, "resampled in every epoch; remove dataloader_persist"),
+        (QueryContrastiveTrainer, sentence_rows("query", "positive"), WORKERS, "resampled in every epoch; remove"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(trainer, kind, rows, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(kind, rows, **arguments).train()
+
+
+def test_arguments_without_effect_are_refused(tiny_checkpoints, tmp_path):
+    model, processor = make_encoder(tiny_checkpoints)
+    args = RetrievalConfig(str(tmp_path), **SETTINGS)
+    for name, message in (("model_init", "has no effect here"), ("compute_loss_func", "expected a subclass with its")):
+        with pytest.raises(ValueError, match=f"{name}.*{message}"):
+            ContrastiveTrainer(model, args, make_rows(4), processing_class=processor, **{name: print})
+    with pytest.raises(ValueError, match="pass processing_class"):
+        ContrastiveTrainer(model, args, make_rows(4))
+    with pytest.raises(ValueError, match="expected an eval_dataset with a length to evaluate on, got NoneType"):
+        ContrastiveTrainer(model, args, make_rows(4), processing_class=processor).evaluate()

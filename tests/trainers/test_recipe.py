@@ -1,0 +1,150 @@
+"""Recipes: files, flags and Python arguments are one thing; a mistake names the key and the remedy."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig
+
+from conjoin.cli.main import main
+from conjoin.trainers.contrastive import ContrastiveConfig
+from conjoin.trainers.gcl import GclConfig, GclTrainer
+from conjoin.trainers.recipe import build_trainer, load_recipe, parse_recipe, recipe_folder, run
+from tiny_commands import variants
+from tiny_training import small_run, write_pairs, write_recipe
+
+FILES = sorted(p for room in ("gcl", "contrastive") for p in recipe_folder().glob(f"{room}/*.yaml"))
+FILES.append(recipe_folder() / "finetune/qwen3_vl_embedding.yaml")
+PAIRS = "THE PAIRS"
+
+
+@pytest.fixture
+def path(tiny_checkpoints, tmp_path):
+    write_pairs(tmp_path / "pairs", 8)
+    settings = {"freeze_towers": True, "matryoshka_dims": [4, 16], "learning_rate": "1e-3", "eval_steps": 2}
+    return write_recipe(tmp_path, tiny_checkpoints, "gcl", tmp_path / "pairs", save_strategy=False, **settings)
+
+
+def values(recipe):
+    return {key: value for part in recipe[1:] for key, value in vars(part).items()}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_packaged_recipe_loads_with_its_variants(file):
+    kinds = {"contrastive": ContrastiveConfig, "gcl": GclConfig}
+    for words in [["conjoin", "train", str(file)], *variants(file)]:
+        assert words[:2] == ["conjoin", "train"]
+        recipe = load_recipe(file, words[3:])
+        assert type(recipe.training) is kinds[recipe.trainer]
+        found = values(recipe)
+        for flag, value in zip(words[3::2], words[4::2], strict=True):
+            key = flag.removeprefix("--")
+            assert key == "trainer" or found[key] == type(found[key])(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"matryoshka_dims": [4, 16], "learning_rate": 1e-3, "save_strategy": "no", "eval_steps": 2}),
+        (["--matryoshka_dims", "8", "16", "--bf16"], {"matryoshka_dims": [8, 16], "bf16": True}),
+        (["--matryoshka_dims", "null", "--eval_steps", "null"], {"matryoshka_dims": [], "eval_steps": None}),
+        (["--model_init_kwargs", "null", "--temperature=0.1"], {"model_init_kwargs": None, "temperature": 0.1}),
+        (["--columns", '{"image": "photo"}', "--freeze", "a"], {"columns": {"image": "photo"}, "freeze": ["a"]}),
+        (["--resume"], {"resume_from_checkpoint": "true", "overwrite_output_dir": False}),
+        (["--overwrite", "--no_learn_temperature"], {"overwrite_output_dir": True, "learn_temperature": False}),
+    ],
+)  # fmt: skip
+def test_flags_replace_the_values_of_the_file(path, words, expected):
+    found = values(load_recipe(path, words))
+    assert {key: str(found[key].value) if hasattr(found[key], "value") else found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learnig_rate": 1}, "unknown key 'learnig_rate'; did you mean 'learning_rate'?"),
+        ({"batch_size": 1}, "unknown key 'batch_size'; did you mean 'per_device_train_batch_size'?"),
+        ({"training": {"max_steps": 1}}, "unknown key 'training'"),
+        ({"trainer": "glc"}, "trainer='glc'; expected one of contrastive, gcl"),
+        ({"trainer": None}, "trainer=None; expected one of"),
+        ({"max_steps": "many"}, "--max_steps: invalid int value: 'many'"),
+        ({"use_cpu": "maybe"}, "--use_cpu: Truthy value expected"),
+        ({"columns": "image"}, "columns='image' is not JSON"),
+        ({"on_error": "ignore"}, "on_error='ignore'; expected one of raise, skip"),
+        ({"shuffle_window": 0}, "shuffle_window=0 must be at least 1"),
+        ({"dataset_format": "querys"}, "dataset_format='querys'; expected one of pairs, queries"),
+        ({"dataset_format": "nli", "instruction": "x"}, "instruction='x' has no effect on rows of format nli"),
+        ({"dataset_format": "nli", "datasets": ["News"]}, r"datasets=\['News'\] has no effect on rows of format nli"),
+        ({"dataset_format": "queries", "dataset_streaming": True}, "dataset_streaming=True has no effect on rows of"),
+        ({"dataset_mixture": [{"path": "a"}, {"path": "b"}]}, "set dataset_streaming: true"),
+        ({"dataset_mixture": [{"sources": "a"}]}, "expected path, split, weight"),
+        ({"dataset_mixture": [{"path": PAIRS}] * 2, "dataset_streaming": True}, "two sources are called"),
+        ({"dataset_mixture": [{"path": "a"}], "dataset_test_split": "b"}, "Name the evaluation rows by dataset_test"),
+        ({"columns": {"query": "a"}}, r"columns: unknown roles \['query'\]; expected some of image, text"),
+        ({"": "- 1"}, "a recipe is a mapping of keys to values, got list"),
+    ],
+)
+def test_a_mistake_names_the_key_and_the_remedy(path, changes, message):
+    recipe = yaml.safe_load(path.read_text()) | changes
+    text = recipe.get("", yaml.safe_dump(recipe))
+    path.write_text(text.replace(PAIRS, recipe["dataset_name"]))
+    with pytest.raises(ValueError, match=message):
+        load_recipe(path).data.load()
+
+
+def test_a_missing_recipe_lists_those_there_are():
+    with pytest.raises(FileNotFoundError, match=r"no recipe at .*did you mean '.*gcl/sample.yaml'.* .*clip_base.yaml"):
+        load_recipe(recipe_folder() / "gcl/sampel.yaml")
+
+
+def test_keys_are_explained(path, capsys):
+    assert main(["train", str(path), "--keys"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in ("--lora_r", "Rank.", "--exclude_self", "Exclude the anchor from its own denominator.",
+                  "Rows embedded at once.", "Training split.", "--per_device_train_batch_size"):  # fmt: skip
+        assert words in printed
+
+
+def test_a_script_reads_the_same_recipe(path, tmp_path):
+    words = ["--config", str(path), *small_run(tmp_path / "out"), "--freeze_towers", "false", "--use_peft"]
+    model_args, data, args = parse_recipe(GclConfig, words)
+    torch.manual_seed(args.seed)
+    model, processor = model_args.load()
+    rows, evaluation = data.load()
+    assert evaluation is None and isinstance(model_args.peft_config(), LoraConfig)
+    script = GclTrainer(model, args, rows, processing_class=processor, peft_config=model_args.peft_config())
+    command = build_trainer(load_recipe(path, words[2:]))
+    for trainer in (script, command):
+        torch.manual_seed(0)
+        trainer.train()
+    assert all(map(torch.equal, script.model.parameters(), command.model.parameters()))
+    with pytest.raises(ValueError, match="is a recipe of the trainer gcl; this script trains by contrastive"):
+        parse_recipe(ContrastiveConfig, words)
+    assert parse_recipe(GclConfig, ["--output_dir", "x", "--lora_r=3"])[0].lora_r == 3
+
+
+def test_features_of_frozen_towers_are_used_and_what_is_frozen_stays(path, tmp_path):
+    words = [*small_run(tmp_path / "out"), "--feature_copies=2", f"--features_dir={tmp_path / 'features'}"]
+    trainer = build_trainer(load_recipe(path, [*words, "--freeze", "text_adapter", "--dataset_test_split=train"]))
+    assert trainer.train_dataset.images["image_features"].shape[:2] == (8, 2) and any(
+        (tmp_path / "features").iterdir()
+    )
+    before = {name: value.clone() for name, value in trainer.encoder.state_dict().items()}
+    trainer.train()
+    moved = {
+        name.split(".")[0] for name, value in trainer.encoder.state_dict().items() if not value.equal(before[name])
+    }
+    assert moved == {"vision_adapter", "vl_encoder"} and "eval_mean_hit_rate@1" in trainer.evaluate()
+
+
+def test_what_a_run_was_is_recorded(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(build_trainer(load_recipe(path, small_run("out", gradient_accumulation_steps=2))))
+    record = json.loads((tmp_path / "out/recipe.json").read_text())
+    expected = {"world_size": 1, "contrastive_batch": 4, "effective_batch": 8}
+    assert record["ran"].items() >= expected.items() and record["ran"]["versions"]["torch"] in torch.__version__
+    assert (record["trainer"], record["dataset_name"], record["matryoshka_dims"]) == ("gcl", "pairs", [4, 16])
+    assert [entry["step"] for entry in record["log"] if "gcl_loss" in entry] == [1, 2]
+    path.write_text(json.dumps({key: record[key] for key in yaml.safe_load(path.read_text())}))
+    assert load_recipe(path).values.items() <= record.items()
