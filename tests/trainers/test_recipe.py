@@ -10,7 +10,8 @@ from peft import LoraConfig
 from conjoin.cli.main import main
 from conjoin.trainers.contrastive import ContrastiveConfig
 from conjoin.trainers.gcl import GclConfig, GclTrainer
-from conjoin.trainers.recipe import build_trainer, load_recipe, parse_recipe, recipe_folder, run
+from conjoin.trainers.recipe import load_recipe, parse_recipe, recipe_folder
+from conjoin.trainers.runs import build_trainer, run
 from tiny_commands import variants
 from tiny_training import small_run, write_pairs, write_recipe
 

@@ -6,7 +6,8 @@ import pytest
 from safetensors.torch import load_file
 
 from conjoin.data import PairStream, load_training_pairs
-from conjoin.trainers.recipe import DataArguments, build_trainer, load_recipe, run
+from conjoin.trainers.recipe import DataArguments, load_recipe
+from conjoin.trainers.runs import build_trainer, run
 from tiny_training import make_encoder, make_trainer, small_run, without_dropout, write_pairs, write_recipe
 
 
