@@ -2,9 +2,9 @@
 
 from PIL import ImageOps
 
+import tiny_coral
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import LoraArguments, add_lora
-from methods.coral import tiny_coral
 from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
@@ -91,5 +91,5 @@ def make_any(name, checkpoints, mllm, folder, **arguments):
     """
     make, own = TRAINERS[name]
     trainer = make(checkpoints if make in OF_JOINT_ENCODER else mllm, folder, **(own | arguments))
-    without_dropout(trainer.objective)
+    without_dropout(trainer.model)
     return trainer

@@ -77,6 +77,7 @@ from conjoin.retrieval import (
     open_collection as open_collection,
     search_items as search_items,
 )
+from conjoin.trainers.coral import CoralConfig as CoralConfig, CoralTrainer as CoralTrainer
 from conjoin.training import load_recipe as load_recipe, train as train
 
 __version__: str

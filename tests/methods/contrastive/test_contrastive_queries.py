@@ -73,12 +73,6 @@ def test_several_sources_train_from_the_command_line(recipe, rows, method):
     assert any("eval_query_to_candidate_hit_rate@1" in entry for entry in log)
 
 
-def test_coral_trains_on_rows_of_ones_own(recipe, rows, mllm_checkpoints):
-    model = {"architecture": "mllm_retriever", "mllm": mllm_checkpoints("qwen2_vl")[0]}
-    assert main(["train", recipe("coral", model, max_steps=1), "--data.instruction", "find the picture"]) == 0
-    assert {"contrastive_loss", "reg_vision_loss"} <= losses(rows)[0].keys()
-
-
 def test_the_loss_is_info_nce_with_a_learned_temperature(rows, tiny_checkpoints):
     model, processor = make_encoder(tiny_checkpoints)
     without_dropout(model)
