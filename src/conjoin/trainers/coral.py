@@ -1,11 +1,10 @@
 """Coral: contrastive learning, and masked reconstruction of the target from the query's and the target's state."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,11 +54,14 @@ class CoralConfig(QueryCandidateConfig):
         normalize_targets: Standardise each image embedding over its dimensions before the vision decoder predicts it
             (as the pixels of a patch in He et al., "Masked Autoencoders", arXiv 2111.06377, Sec. 3), for a model whose
             image embeddings are small; not in the paper.
+        kind: Error of an image token: `mean` of its squared differences, or their sum, the `squared_norm` of Eq. 5.
         language_head: Folder or name on the Hub of the MLLM whose output embeddings predict text tokens, frozen. None
             for those of the MLLM that the model is built on, if it has all layers and a head of its own, else for the
             input embeddings.
         decoder_positions: Largest number of tokens of a target, images and texts.
         decoder_dropout: Dropout rate of the decoders.
+        decoder_learning_rate: Of the decoders, which start from random weights; None for `learning_rate`. The rate of
+            a finished model hardly moves them: see `{reg,rec}_{vision,language}_own` and `_other` in the log.
         decoded_rows: Targets decoded at once; the activations of their decoders are in memory.
 
     Raises:
@@ -73,9 +75,11 @@ class CoralConfig(QueryCandidateConfig):
     mask_ratio: float = field(default=0.5)
     masked_only: bool = field(default=False)
     normalize_targets: bool = field(default=False)
+    kind: Literal["mean", "squared_norm"] = field(default="mean")
     language_head: str | None = field(default=None)
     decoder_positions: int = field(default=1024)
     decoder_dropout: float = field(default=0.1)
+    decoder_learning_rate: float | None = field(default=None)
     decoded_rows: int = field(default=4)
 
     def __post_init__(self) -> None:
@@ -84,6 +88,8 @@ class CoralConfig(QueryCandidateConfig):
             raise ValueError(f"reconstruct={self.reconstruct!r}; expected a list of some of {MODALITIES}, each once")
         if min(self.reg_weight, self.rec_weight) < 0:
             raise ValueError(f"reg_weight={self.reg_weight}, rec_weight={self.rec_weight}: must not be negative")
+        if self.kind not in ("mean", "squared_norm"):
+            raise ValueError(f"kind={self.kind!r}; expected mean or squared_norm")
         if not 0 < self.mask_ratio <= 1:
             raise ValueError(f"mask_ratio={self.mask_ratio} must lie in (0, 1]")
         if min(self.decoded_rows, self.decoder_positions) < 1 or not 0 <= self.decoder_dropout < 1:
@@ -176,48 +182,87 @@ class CoralTrainer(QueryCandidateTrainer):
         return decoders
 
     def embed(self, model: MllmRetrieverModel, inputs: dict[str, Any]) -> dict[str, Tensor]:  # type: ignore[override]
-        """Return the raw embeddings of the given parts, and the own tokens of the positives."""
+        """Return the raw embeddings of the given parts, and the positives' own tokens, those of all rows in one.
+
+        `target_tokens` `(P, D)` are what entered the language model: of images behind the projector. `target_ids` are
+        `(P,)`, and `target_lengths` `(N,)` cuts both into rows.
+        """
         if not self.loss or "positives" not in inputs:
             return super().embed(model, inputs)
-        outputs = super().embed(model, {name: part for name, part in inputs.items() if name != "positives"})
-        with recorded_embeddings(model) as seen:
+        outputs, seen = super().embed(model, {name: part for name, part in inputs.items() if name != "positives"}), []
+
+        def record(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+            seen.append(given["inputs_embeds"].detach())
+
+        with without_shortcuts(model), model.text_model.register_forward_pre_hook(record, with_kwargs=True):
             outputs["positives"] = model(**inputs["positives"]).pooler_output
-        image_token = model.config.backbone_config.image_token_id
-        return outputs | pack_targets(inputs["positives"], seen[0], self.frame, image_token)
+        ids, is_own = self.frame.own_tokens(inputs["positives"], model.config.backbone_config.image_token_id)
+        return outputs | {  # without padding, so that chunks of a batch can be concatenated
+            "target_tokens": seen[0][is_own],
+            "target_ids": ids[is_own],
+            "target_lengths": is_own.sum(1),
+        }
 
     def loss_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return `contrastive_loss`."""
         return {"contrastive_loss": query_info_nce(embeddings, inputs, self.args.temperature)}
 
     def whole_width_terms(self, embeddings: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weighted `{reg,rec}_{vision,language}_loss`."""
-        count, size = len(embeddings["positives"]), self.args.decoded_rows
+        """Return the weighted `{reg,rec}_{vision,language}_loss`, and two metrics of each over `decoded_rows` targets.
+
+        `_own` is the error from the state of the term, `_other` that from the state of another row. Where they are
+        equal, the decoder does not read the state.
+        """
+        count, size, terms = len(embeddings["positives"]), self.args.decoded_rows, {}
         seeds = inputs.get("mask_seeds")
         seeds = torch.randint(2**62, (count,)) if seeds is None else seeds
-        blocks = [slice(start, start + size) for start in range(0, count, size)]
-        terms = {}
         for name in self.loss:
             for term, weight in self.args.weights.items():
-                errors = self._row_errors(name, embeddings[STATES[term]], embeddings, seeds, blocks)
-                terms[f"{term}_{name}_loss"] = weight * mean_over_devices(*errors)
+                states = embeddings[STATES[term]]
+                errors, present = self._row_errors(name, states, embeddings, seeds)
+                terms[f"{term}_{name}_loss"] = weight * mean_over_devices(errors, present)
+                terms[f"{term}_{name}_own"] = mean_over_devices(errors[:size].detach(), present[:size])
+                with torch.no_grad():
+                    other = self._row_errors(name, states.roll(1, 0)[:size], embeddings, seeds)
+                terms[f"{term}_{name}_other"] = mean_over_devices(*other)
         return terms
 
     def _row_errors(
-        self, name: str, states: Tensor, embeddings: dict[str, Tensor], seeds: Tensor, blocks: list[slice]
+        self, name: str, states: Tensor, embeddings: dict[str, Tensor], seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the mean error `(N,)` of each row, 0 without tokens of the modality, and which rows have some.
 
+        Blocks of rows are decoded again in the backward pass.
+
         Args:
             name: What to reconstruct, one of `MODALITIES`.
-            states: `(N, D)` what to reconstruct it from.
+            states: `(N, D)` what to reconstruct it from, of the first N rows.
             embeddings: What `embed` returned.
-            seeds: `(N,)` of the rows' masks.
-            blocks: The rows that are decoded at once; they are decoded again in the backward pass.
+            seeds: Of the masks of all rows.
         """
-        decoded = [
-            checkpoint(self._decode, name, states, embeddings, seeds, rows, use_reentrant=False) for rows in blocks
-        ]
-        values, ids, valid = zip(*decoded, strict=True)
+        decoder: Any = self.loss[name]
+        dtype = decoder.output_norm.weight.dtype
+
+        def decode(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+            tokens, ids = pad_targets(embeddings, rows)
+            is_kind = ids == IMAGE if name == "vision" else ids >= 0
+            masked = choose_masked(is_kind, seeds[rows].tolist(), self.args.mask_ratio)
+            wanted = masked if self.args.masked_only else is_kind
+            counts = wanted.sum(1)
+            positions = (~wanted).int().argsort(dim=1, stable=True)[:, : int(counts.max())]
+            valid = torch.arange(positions.shape[1], device=ids.device) < counts[:, None]
+            attended = (ids != PADDING) & ~masked
+            predicted = decoder(states[rows].to(dtype), tokens.to(dtype), attended, positions)[valid]
+            at = torch.arange(len(ids), device=ids.device)[:, None], positions
+            if name == "vision":
+                targets = tokens[at][valid]
+                targets = F.layer_norm(targets, targets.shape[-1:]) if self.args.normalize_targets else targets
+                predicted = embedding_reconstruction(predicted, targets, self.args.kind)
+            return predicted, ids[at][valid], valid
+
+        size = self.args.decoded_rows
+        blocks = [slice(start, min(start + size, len(states))) for start in range(0, len(states), size)]
+        values, ids, valid = zip(*(checkpoint(decode, rows, use_reentrant=False) for rows in blocks), strict=True)
         if name == "language":  # one pass over the language head for all blocks
             table = self.language_head
             table = self.encoder.get_input_embeddings().weight if table is None else table
@@ -225,31 +270,17 @@ class CoralTrainer(QueryCandidateTrainer):
         losses, present = zip(*map(mean_over_rows, values, valid), strict=True)
         return torch.cat(losses), torch.cat(present)
 
-    def _decode(
-        self, name: str, states: Tensor, embeddings: dict[str, Tensor], seeds: Tensor, rows: slice
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode the targets of some rows.
-
-        Returns:
-            The errors `(P,)` of image tokens, or the states `(P, D)` that predict text tokens; the ids `(P,)` of these
-            tokens; and `(N, Q)` where they are among the positions of each row.
-        """
-        decoder: Any = self.loss[name]
-        tokens, ids = unpack_targets(embeddings, rows)
-        is_kind = ids == IMAGE if name == "vision" else ids >= 0
-        masked = choose_masked(is_kind, seeds[rows].tolist(), self.args.mask_ratio)
-        wanted = masked if self.args.masked_only else is_kind
-        counts = wanted.sum(1)
-        positions = (~wanted).int().argsort(dim=1, stable=True)[:, : int(counts.max())]
-        valid = torch.arange(positions.shape[1], device=ids.device) < counts[:, None]
-        dtype = decoder.output_norm.weight.dtype
-        predicted = decoder(states[rows].to(dtype), tokens.to(dtype), (ids != PADDING) & ~masked, positions)[valid]
-        at = torch.arange(len(ids), device=ids.device)[:, None], positions
-        if name == "vision":
-            targets = tokens[at][valid]
-            targets = F.layer_norm(targets, targets.shape[-1:]) if self.args.normalize_targets else targets
-            predicted = embedding_reconstruction(predicted, targets)
-        return predicted, ids[at][valid], valid
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer, with parameter groups of their own for decoders with a rate of their own."""
+        is_given, rate = self.optimizer is not None, self.args.decoder_learning_rate
+        optimizer = super().create_optimizer(model)
+        decoders = {id(parameter) for parameter in self.loss.parameters()}
+        for group in [] if is_given or rate is None else list(optimizer.param_groups):
+            own = [parameter for parameter in group["params"] if id(parameter) in decoders]
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in decoders]
+            if own:
+                optimizer.add_param_group({**group, "params": own, "lr": rate})
+        return optimizer
 
 
 class PromptFrame(NamedTuple):
@@ -279,66 +310,41 @@ class PromptFrame(NamedTuple):
         for modalities, noun in NOUNS.items():
             request = f"\n{template['ask'].format(noun)}{template['end']}{ret}"
             ends[*map(int, modalities)] = count(request) - count("\n")
-        texts = enumerate(tokenizer.batch_decode([[token] for token in range(len(tokenizer))]))
-        blank = {token: "\n" in text for token, text in texts if not text.strip()}
-        breaks = [token for token, is_break in blank.items() if is_break]
-        spaces = [token for token, is_break in blank.items() if not is_break]
+        texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+        breaks = [token for token, text in enumerate(texts) if not text.strip() and "\n" in text]
+        spaces = [token for token, text in enumerate(texts) if not text.strip() and "\n" not in text]
         outside = torch.tensor([*tokenizer.added_tokens_encoder.values(), *breaks], dtype=torch.long)
         return cls(count(template["start"].rstrip(" ")), ends, outside, torch.tensor(spaces, dtype=torch.long))
 
-    def own_texts(self, inputs: Mapping[str, Any], ids: Tensor, lengths: Tensor, is_image: Tensor) -> Tensor:
-        """Return the mask `(N, T)` of the tokens of the items' texts.
+    def own_tokens(self, inputs: Mapping[str, Any], image_token_id: int) -> tuple[Tensor, Tensor]:
+        """Return the ids `(N, T)` of the prompts, in front, `IMAGE` for image tokens, and which are the items' own.
 
         Args:
             inputs: The processor's output for N items.
-            ids: `(N, T)` their prompts, in front.
-            lengths: `(N,)` tokens of each prompt.
-            is_image: `(N, T)`.
+            image_token_id: Of the model.
         """
+        mask = inputs.get("attention_mask")
+        mask = torch.ones_like(inputs["input_ids"]) if mask is None else mask
+        (ids,), lengths = move_to_front(mask.bool(), inputs["input_ids"])
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        is_image = (ids == image_token_id) & (positions < lengths[:, None])
         has_text = inputs.get("text_mask")
         if has_text is None:  # the same for all items
             has_text = torch.full_like(lengths, "text_view_mask" in inputs or inputs.get("pixel_values") is None)
-        has_text = has_text.bool()
         ends = self.ends.to(ids.device)[is_image.any(1).long(), has_text.long()]
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        inside = (positions >= self.start) & (positions < (lengths - ends)[:, None]) & has_text[:, None]
+        inside = (positions >= self.start) & (positions < (lengths - ends)[:, None]) & has_text.bool()[:, None]
         is_text = inside & ~is_image & ~torch.isin(ids, self.outside.to(ids.device))
         first = is_text & ~F.pad(is_text[:, :-1], (1, 0))
-        return is_text & ~(first & torch.isin(ids, self.spaces.to(ids.device)))
+        is_text &= ~(first & torch.isin(ids, self.spaces.to(ids.device)))
+        return ids.masked_fill(is_image, IMAGE), is_image | is_text
 
 
-def pack_targets(
-    inputs: Mapping[str, Any], embeddings: Tensor, frame: PromptFrame, image_token_id: int
-) -> dict[str, Tensor]:
-    """Return the own tokens of a part of a batch, one after another: `target_tokens` `(P, D)`, `target_ids` `(P,)`.
-
-    `target_lengths` `(N,)` cuts them into rows. So chunks of a batch can be concatenated without padding.
-
-    Args:
-        inputs: The processor's output for N items.
-        embeddings: `(N, T, D)` what entered the language model, each prompt in front: of images behind the projector.
-        frame: Of the processor.
-        image_token_id: Of the model.
-    """
-    mask = inputs.get("attention_mask")
-    mask = torch.ones_like(inputs["input_ids"]) if mask is None else mask
-    (ids,), lengths = move_to_front(mask.bool(), inputs["input_ids"])
-    inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-    is_image = (ids == image_token_id) & inside
-    is_target = is_image | frame.own_texts(inputs, ids, lengths, is_image)
-    return {
-        "target_tokens": embeddings[is_target],
-        "target_ids": ids.masked_fill(is_image, IMAGE)[is_target],
-        "target_lengths": is_target.sum(1),
-    }
-
-
-def unpack_targets(packed: Mapping[str, Tensor], rows: slice) -> tuple[Tensor, Tensor]:
-    """Return the tokens `(N, T, D)`, without gradient, and the ids `(N, T)` of some rows of `pack_targets`."""
-    lengths = packed["target_lengths"].tolist()
+def pad_targets(embeddings: Mapping[str, Tensor], rows: slice) -> tuple[Tensor, Tensor]:
+    """Return the tokens `(N, T, D)`, without gradient, and the ids `(N, T)` of some targets that were embedded."""
+    lengths = embeddings["target_lengths"].tolist()
     start, stop = sum(lengths[: rows.start]), sum(lengths[: rows.stop])
-    tokens = packed["target_tokens"][start:stop].detach().split(lengths[rows])
-    ids = packed["target_ids"][start:stop].split(lengths[rows])
+    tokens = embeddings["target_tokens"][start:stop].detach().split(lengths[rows])
+    ids = embeddings["target_ids"][start:stop].split(lengths[rows])
     padded = pad_sequence(list(ids), batch_first=True, padding_value=PADDING)
     return pad_sequence(list(tokens), batch_first=True), padded
 
@@ -360,28 +366,14 @@ def choose_masked(kind: Tensor, seeds: Sequence[int], ratio: float) -> Tensor:
     return kind & (order < wanted)
 
 
-@contextmanager
-def recorded_embeddings(model: MllmRetrieverModel) -> Iterator[list[Tensor]]:
-    """Record what enters the language model, `(N, T, D)` for each call, without gradient; all tokens run."""
-    seen: list[Tensor] = []
-
-    def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-        seen.append(kwargs["inputs_embeds"].detach())
-
-    hook = model.text_model.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        with without_shortcuts(model):
-            yield seen
-    finally:
-        hook.remove()
-
-
 class ReconstructionDecoder(nn.Module):
-    """One randomly initialised BERT layer with cross-attention (Coral Eq. 3).
+    """One randomly initialised BERT layer with cross-attention (Coral Eq. 3), and a linear layer behind it.
 
     Queries are a state plus the embedding of the position to predict; keys and values are the tokens, each plus the
     embedding of its position, and the state. Eq. 3 names position embeddings behind the queries; RetroMAE, which it
-    builds on, adds them to both. Each position is predicted on its own, so only wanted positions are computed.
+    builds on, adds them to both. Each position is predicted on its own, so only wanted positions are computed. The
+    linear layer is not in the paper: a BERT layer ends in a layer norm, whose outputs have variance one, and image
+    embeddings may be ten times smaller.
 
     Args:
         width: D.
@@ -397,6 +389,7 @@ class ReconstructionDecoder(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.output_norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
         for parameter in self.parameters():
             if parameter.ndim > 1:
@@ -427,29 +420,20 @@ class ReconstructionDecoder(nn.Module):
         masked = F.pad(~attended, (0, 1))  # the state is attended always
         attention, _ = self.attention(queries, keys, keys, key_padding_mask=masked, need_weights=False)
         states = self.attention_norm(queries + self.dropout(attention))
-        output: Tensor = self.output_norm(states + self.dropout(self.feed_forward(states)))
+        output: Tensor = self.output(self.output_norm(states + self.dropout(self.feed_forward(states))))
         return output
 
 
 def find_language_head(model: MllmRetrieverModel, args: CoralConfig) -> Tensor | None:
-    """Return the frozen output embeddings `(V, D)` of the language decoder, as `CoralConfig.language_head` says.
-
-    Raises:
-        ValueError: The head does not fit the model.
-    """
-    text = model.config.get_text_config()
-    if not args.weights or "language" not in args.reconstruct:
-        return None
+    """Return the frozen output embeddings `(V, D)` of the language decoder, as `CoralConfig.language_head` says."""
     name = str(args.language_head or model.config.backbone_config.name_or_path)
+    if not args.weights or "language" not in args.reconstruct or name in ("", "None"):  # of a saved retriever
+        return None
     if args.language_head is None:
-        if name in ("", "None"):  # a saved retriever does not say what it is built on
-            return None
         config = AutoConfig.from_pretrained(fetch_small_files(name), trust_remote_code=False)
-        if config.get_text_config().num_hidden_layers > text.num_hidden_layers:
+        if config.get_text_config().num_hidden_layers > model.config.keep_layers:
             return None
     head = load_language_head(name)
-    if head is not None and head.shape[1] != text.hidden_size:
-        raise ValueError(f"the head of {name!r} has shape {tuple(head.shape)}, the model the width {text.hidden_size}")
     return None if head is None else head.to(args.device)
 
 
@@ -470,11 +454,9 @@ def load_language_head(checkpoint: str | Path, revision: str | None = None) -> T
     checkpoint = str(checkpoint)
     folder, shard = fetch_small_files(checkpoint, revision), SINGLE
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    parts = [stored, stored.get("text_config") or {}]
-    tied = next((part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part), None)
-    if tied is None:
-        tied = AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings
-    if tied:
+    parts = (stored, stored.get("text_config") or {})
+    said = [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
+    if (said or [AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings])[0]:
         return None
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
