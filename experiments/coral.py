@@ -174,6 +174,7 @@ class Bench:
             settings |= {"reconstruct": RECONSTRUCT[run.method], "decoded_rows": 16}
             settings |= {"mask_ratio": self.args.mask_ratio, "normalize_targets": self.args.normalize_targets}
             settings |= {"reg_weight": self.args.weight, "rec_weight": self.args.weight}
+            settings |= {"decoder_learning_rate": self.args.decoder_rate}
             trainer = CoralTrainer(
                 model,
                 CoralConfig(**settings, temperature=self.args.temperature),
@@ -183,7 +184,7 @@ class Bench:
         trainer.train()
         self.processor.input_type = "seq"
         last = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
-        terms = {name: value for name, value in last.items() if name.endswith("_loss")}
+        terms = {name: value for name, value in last.items() if name.endswith(("_loss", "_own", "_other"))}
         return merge_lora(model).to(torch.bfloat16), terms
 
     def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, Any]:
@@ -289,6 +290,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--readout", choices=("token", "last"), default="token", help="last: no [RET]")
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
+    parser.add_argument("--decoder-rate", type=float, help="rate of the decoders; that of the model if not given")
     parser.add_argument("--mask-ratio", type=float, default=0.5)
     parser.add_argument("--normalize-targets", action="store_true", help="standardise the image embeddings")
     parser.add_argument("--stage-1-steps", type=int, default=40)
