@@ -35,9 +35,8 @@ def targets_of(model, processor, items, folder):
 @pytest.mark.parametrize("chosen", [slice(None), slice(0, 1), slice(1, 2), slice(2, 3)], ids=str)
 def test_targets_are_the_tokens_of_the_item_alone(name, readout, chosen, mllm_checkpoints, tmp_path):
     model, processor = make_model(mllm_checkpoints(name)[0], lora=False, readout=readout)
-    items = ITEMS[chosen]
+    items, table = ITEMS[chosen], model.get_input_embeddings().weight
     rows, tokens = targets_of(model, processor, items, tmp_path)
-    table = model.get_input_embeddings().weight
     texts, images = ["a red shoe", "only words", "", "firstthen"][chosen], [1, 0, 1, 1][chosen]
     for ids, embeddings, text, count in zip(rows, tokens, texts, images, strict=True):
         assert processor.tokenizer.decode(ids[ids >= 0]) == text
