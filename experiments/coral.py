@@ -23,6 +23,7 @@ import datasets
 import numpy as np
 import torch
 from common import ROOT, Record
+from peft import LoraConfig
 from puma import SCALED, text_pairs
 from safetensors.torch import load_model, save_model
 from scipy import stats
@@ -32,25 +33,19 @@ from transformers.utils import logging
 from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
 from conjoin.evaluation import TaskScores, bootstrap_ci
 from conjoin.evaluation.tasks.merit import evaluate_merit
-from conjoin.methods.coral import CoralConfig, CoralTrainer
-from conjoin.methods.coral.targets import IMAGE, PromptFrame, pack_targets, recorded_embeddings
-from conjoin.methods.gcl import GclConfig, GclTrainer
 from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, cache_teacher_states
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.input_types import INPUT_TYPES
 from conjoin.retrieval import ItemEncoder
-from conjoin.training import LoraArguments, add_lora, merge_lora
+from conjoin.trainers.coral import IMAGE, CoralConfig, CoralTrainer
+from conjoin.trainers.gcl import GclConfig, GclTrainer
+from conjoin.trainers.peft import add_adapters, merge_lora
 
 WORK = Path("runs/claims/coral")
 DEPTH = 30
-LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
-RECONSTRUCT: dict[str, tuple[str, ...]] = {
-    "contrastive": (),
-    "+ vision": ("vision",),
-    "+ language": ("language",),
-    "+ both": ("vision", "language"),
-}
+LORA = LoraConfig(r=16, lora_alpha=32, target_modules=r".*language_model\..*_proj")
+RECONSTRUCT = {"contrastive": [], "+ vision": ["vision"], "+ language": ["language"], "+ both": ["vision", "language"]}
 KINDS = ("language", "attribute", "class")
 SPLITS = ("train", "validation", "test")
 RATE_SEED = 0
@@ -148,7 +143,7 @@ class Bench:
         pairs = text_pairs("train")
         whole, processor = load_retriever(self.mllm, DEPTH, 0, readout=self.args.readout), self.processor
         teacher = cache_teacher_states(whole, processor, pairs, self.mllm / "teacher", show_progress=False)
-        add_lora(model, LORA)
+        add_adapters(model, LORA)
         config = PumaStage1Config(**settings)
         PumaStage1Trainer(model, config, teacher, train_dataset=pairs, processing_class=processor).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
@@ -162,7 +157,7 @@ class Bench:
             model = model.float()
             model.text_model.requires_grad_(True)
         else:
-            add_lora(model, LORA)
+            add_adapters(model, LORA)
         if self.args.compile:
             for layer in model.text_model.layers[:-1]:
                 layer.compile(dynamic=True)
@@ -179,6 +174,7 @@ class Bench:
             settings |= {"reconstruct": RECONSTRUCT[run.method], "decoded_rows": 16}
             settings |= {"mask_ratio": self.args.mask_ratio, "normalize_targets": self.args.normalize_targets}
             settings |= {"reg_weight": self.args.weight, "rec_weight": self.args.weight}
+            settings |= {"decoder_learning_rate": self.args.decoder_rate}
             trainer = CoralTrainer(
                 model,
                 CoralConfig(**settings, temperature=self.args.temperature),
@@ -188,7 +184,7 @@ class Bench:
         trainer.train()
         self.processor.input_type = "seq"
         last = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
-        terms = {name: value for name, value in last.items() if name.endswith("_loss")}
+        terms = {name: value for name, value in last.items() if name.endswith(("_loss", "_own", "_other"))}
         return merge_lora(model).to(torch.bfloat16), terms
 
     def measure(self, model: MllmRetrieverModel, inputs: tuple[str, ...], split: str) -> dict[str, Any]:
@@ -294,6 +290,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--readout", choices=("token", "last"), default="token", help="last: no [RET]")
     parser.add_argument("--weight", type=float, default=0.1, help="lambda 1 and lambda 2")
+    parser.add_argument("--decoder-rate", type=float, help="rate of the decoders; that of the model if not given")
     parser.add_argument("--mask-ratio", type=float, default=0.5)
     parser.add_argument("--normalize-targets", action="store_true", help="standardise the image embeddings")
     parser.add_argument("--stage-1-steps", type=int, default=40)
@@ -358,14 +355,12 @@ def measure_targets(bench: Bench, count: int = 400) -> str:
     """Say how large the image embeddings of training products are, which the vision decoder predicts."""
     products = MeritProducts(bench.data, "train")
     images = [datasets.Image().decode_example(products.image(one.id)) for one in list(products)[:count]]
-    model, found = load_retriever(bench.mllm, 1, 0, readout=bench.args.readout).eval(), []
-    frame, image_id = PromptFrame.of(bench.processor), model.config.backbone_config.image_token_id
+    model = load_retriever(bench.mllm, 1, 0, readout=bench.args.readout).eval()
+    config = CoralConfig(**bench.settings(0, 1, 0.0, 1), reconstruct=["vision"])
+    trainer, found = CoralTrainer(model, config, processing_class=bench.processor), []
     with torch.no_grad():
         for image in images:
-            inputs = bench.processor([{"image": image.convert("RGB")}])
-            with recorded_embeddings(model) as seen:
-                model(**inputs)
-            target = pack_targets(inputs, seen[0], frame, image_id)
+            target = trainer.embed(model, {"positives": bench.processor([{"image": image.convert("RGB")}])})
             found.append(target["target_tokens"][target["target_ids"] == IMAGE].float())
     all_ = torch.stack(found)
     around = (all_ - all_.mean(0)).square().mean()

@@ -45,10 +45,11 @@ RECIPES = {
     "solar/sample_stage2.yaml": {"training": {"max_steps": 2, "min_separation": 0}},
     "puma/stage1_qwen2_vl_7b.yaml": {"model": {"config": {"keep_layers": 2}, **PIXELS}, "training": STEP},
     "puma/stage2_qwen2_vl_7b.yaml": {"training": STEP},
-    "finetune/qwen3_vl_embedding.yaml": {"model": PIXELS, "training": STEP},
+    "finetune/qwen3_vl_embedding.yaml": {**PIXELS, **STEP},
     "coral/sample.yaml": {
-        "model": {"config": {"keep_layers": 2}},
-        "training": {**STEP, "per_device_train_batch_size": 2},  # few of the few queries differ in their products
+        "model_init_kwargs": {"keep_layers": 2},
+        **STEP,
+        "per_device_train_batch_size": 2,  # few of the few queries differ in their products
     },
 }
 """What the recipes of the reader's clone have otherwise here. The commands run as printed."""

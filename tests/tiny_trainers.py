@@ -3,8 +3,8 @@
 from peft import LoraConfig
 from PIL import ImageOps
 
+import tiny_coral
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from methods.coral import tiny_coral
 from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout

@@ -75,6 +75,8 @@ from conjoin.retrieval import (
 from conjoin.trainers import (
     ContrastiveConfig as ContrastiveConfig,
     ContrastiveTrainer as ContrastiveTrainer,
+    CoralConfig as CoralConfig,
+    CoralTrainer as CoralTrainer,
     GclConfig as GclConfig,
     GclTrainer as GclTrainer,
     QueryContrastiveTrainer as QueryContrastiveTrainer,

@@ -42,6 +42,7 @@ def test_embeddings_are_a_squared_error_without_gradient_to_the_original():
     found.sum().backward()
     torch.testing.assert_close(predicted.grad, 2 * (predicted - original).detach() / 3)
     assert original.grad is None
+    torch.testing.assert_close(embedding_reconstruction(predicted, original, "squared_norm"), 3 * found)
     assert embedding_reconstruction(predicted.bfloat16(), original.bfloat16()).dtype == torch.float32
 
 
@@ -62,6 +63,7 @@ def test_shapes_are_checked():
         (lambda: token_reconstruction(states, table, ids[:3]), r"ids has shape \(3,\), expected \(4,\)"),
         (lambda: token_reconstruction(states, table, ids, logit_bytes=0), "logit_bytes=0"),
         (lambda: embedding_reconstruction(states, states[:3]), "predicted has shape"),
+        (lambda: embedding_reconstruction(states, states, "sum"), "kind='sum'; expected mean or squared_norm"),
         (lambda: mean_over_rows(torch.zeros(2), torch.ones(1, 1).bool()), r"values has shape \(2,\), expected \(1,\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
+import tiny_coral
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from methods.coral import tiny_coral
 from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer
@@ -45,7 +45,7 @@ def puma_stage2(checkpoints, mllm, folder, **arguments):
 
 
 def coral(checkpoints, mllm, folder, **arguments):
-    model, processor = tiny_coral.make_model(mllm, dropout=0.1)
+    model, processor = tiny_coral.make_model(mllm, lora_dropout=0.1)
     arguments |= {"decoder_dropout": 0.1}
     return tiny_coral.make_trainer(model, processor, folder, tiny_coral.Products(14), **arguments)
 

@@ -12,22 +12,26 @@ LOGIT_BYTES = 2**27
 """Logits in memory at once, in bytes: 128 MiB, 232 positions of a vocabulary of 151,936 in float32."""
 
 
-def embedding_reconstruction(predicted: Tensor, original: Tensor) -> Tensor:
-    """Squared error of each predicted embedding, averaged over its dimensions.
+def embedding_reconstruction(predicted: Tensor, original: Tensor, kind: str = "mean") -> Tensor:
+    """Squared error of each predicted embedding.
 
     Args:
         predicted: `(P, D)`; P may be 0.
         original: `(P, D)`; no gradient flows to it.
+        kind: `mean` over the dimensions, or their sum, the `squared_norm` (Coral Eq. 5).
 
     Returns:
         `(P,)` errors.
 
     Raises:
-        ValueError: The shapes differ.
+        ValueError: The shapes differ, or the kind is unknown.
     """
+    if kind not in ("mean", "squared_norm"):
+        raise ValueError(f"kind={kind!r}; expected mean or squared_norm")
     if predicted.ndim != 2 or predicted.shape != original.shape:
         raise ValueError(f"predicted has shape {tuple(predicted.shape)}, original {tuple(original.shape)}")
-    return (widen(predicted) - widen(original.detach())).square().mean(1)
+    errors = (widen(predicted) - widen(original.detach())).square()
+    return errors.mean(1) if kind == "mean" else errors.sum(1)
 
 
 def token_reconstruction(states: Tensor, table: Tensor, ids: Tensor, *, logit_bytes: int = LOGIT_BYTES) -> Tensor:

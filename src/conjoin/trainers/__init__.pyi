@@ -9,6 +9,7 @@ from .contrastive import (
     ContrastiveTrainer as ContrastiveTrainer,
     QueryContrastiveTrainer as QueryContrastiveTrainer,
 )
+from .coral import CoralConfig as CoralConfig, CoralTrainer as CoralTrainer
 from .features import (
     CachedFeatures as CachedFeatures,
     cache_features as cache_features,

@@ -454,6 +454,8 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], 
             raise ValueError(f"{where}: {_unknown(str(key), actions)}")
         if value is False and key.endswith("_strategy"):  # YAML 1.1 parses a bare no as false
             value = "no"
+        if isinstance(value, str) and actions[key].nargs == "+":
+            value = [value]
         if isinstance(value, list) and not any(isinstance(each, dict) for each in value):
             value = [parser._get_value(actions[key], str(each)) for each in value]
         choices = list(actions[key].choices or ())  # which argparse checks of flags alone

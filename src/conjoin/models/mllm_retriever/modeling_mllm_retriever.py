@@ -200,6 +200,7 @@ class MllmRetrieverModel(PreTrainedModel):
         model.ret_embedding = nn.Parameter(vector.to(table.dtype, copy=True))
         model._adopt(backbone)
         model.config.backbone_config = backbone.config
+        model.config.backbone_config.name_or_path = checkpoint
         return model.eval()
 
     def pruned(self, keep_layers: int) -> "MllmRetrieverModel":

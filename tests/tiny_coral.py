@@ -1,14 +1,17 @@
 """A tiny MLLM and interleaved queries, used by the tests of Coral and by the ranks they start."""
 
 import torch
+from peft import LoraConfig
 from PIL import Image as PilImage
 from torch.utils.data import Dataset
 
-from conjoin.methods.coral import CoralConfig, CoralTrainer
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.training import LoraArguments, add_lora
+from conjoin.trainers.coral import CoralConfig, CoralTrainer
+from conjoin.trainers.peft import add_adapters
 from tiny_training import SETTINGS, built_once
+
+LANGUAGE_MODEL = r".*language_model\..*_proj"
 
 
 @built_once
@@ -18,7 +21,9 @@ def make_model(folder, keep_layers=2, readout="token", lora=True, **lora_argumen
     model = MllmRetrieverModel.from_mllm(folder, keep_layers, readout=readout)
     model.requires_grad_(False)
     if lora:
-        add_lora(model, LoraArguments(towers=("text_model",), **({"r": 2, "alpha": 4} | lora_arguments)))
+        add_adapters(
+            model, LoraConfig(**({"r": 2, "lora_alpha": 4, "target_modules": LANGUAGE_MODEL} | lora_arguments))
+        )
     else:
         model.text_model.requires_grad_(True)
         model.norm.requires_grad_(True)
@@ -62,7 +67,7 @@ class Products(Dataset):
         }
 
 
-def make_trainer(model, processor, folder, rows, eval_rows=None, head=None, **arguments):
+def make_trainer(model, processor, folder, rows, eval_rows=None, **arguments):
     settings = {"decoder_dropout": 0.0, "temperature": 0.05, "reg_weight": 1.0, "rec_weight": 1.0}
     config = CoralConfig(**(SETTINGS | settings | {"output_dir": str(folder)} | arguments))
-    return CoralTrainer(model, config, head, train_dataset=rows, eval_dataset=eval_rows, processing_class=processor)
+    return CoralTrainer(model, config, rows, eval_rows, processor)
