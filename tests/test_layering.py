@@ -17,8 +17,7 @@ LAYERS = (
     "hub",
     "retrieval",
     "evaluation",
-    "training",
-    "methods",
+    "trainers",
     "serving",
     "demo",
     "cli",
@@ -66,13 +65,6 @@ def test_files_import_only_from_above():
                 above = LAYERS[: LAYERS.index(layer) + 1]
                 allowed = {f"conjoin.{name}" for name in above} | (set() if layer in HUB_CODE else TOP)
                 assert ".".join(module.split(".")[:2]) in allowed, f"{path}: {layer} must not import {module}"
-
-
-def test_a_method_imports_no_other():
-    for path in (SOURCE / "methods").glob("*/**/*.py"):
-        room = path.relative_to(SOURCE).parts[1]
-        others = {m for _, m, _ in _imports(path) if m.startswith("conjoin.methods.")}
-        assert all(module.split(".")[2] == room for module in others), f"{path} imports {others}"
 
 
 def test_code_that_travels_with_checkpoints_is_flat_and_uniquely_named():
