@@ -5,9 +5,9 @@ from PIL import ImageOps
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import LoraArguments, add_lora
 from methods.coral import tiny_coral
-from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
+from trainers import tiny_puma
 
 
 def joint(checkpoints, folder, method, rows=4, **arguments):

@@ -45,7 +45,8 @@ _COUNTED = {
 
 
 def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+    shown = "" if default in (None, False) else " (default: %(default)s)"
+    return field(default=default, metadata={"help": text + shown})
 
 
 @dataclass
