@@ -1,6 +1,7 @@
 """What frozen models say of each row, computed once by `Dataset.map` and read from disk while training."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import TrainingArguments
 from conjoin.storage import settings_digest
 
 SHARD_SIZE = 1024
-"""Rows per file: an interrupted computation goes on after the last complete one."""
+"""About so many rows per file: an interrupted computation goes on after the last complete one."""
 
 
 def precompute(
@@ -35,11 +36,12 @@ def precompute(
         batch_size: Rows for each call.
         args: Of a trainer with several processes: the main one computes, the others wait.
     """
-    folder, digest = Path(folder), settings_digest(dict(key))
+    size = max(1, SHARD_SIZE // batch_size) * batch_size
+    folder, digest = Path(folder), settings_digest(dict(key))[:40]
     folder.mkdir(parents=True, exist_ok=True)
 
     def shard(start: int) -> datasets.Dataset:
-        chosen = datasets.Dataset.from_dict({"row": list(range(start, min(start + SHARD_SIZE, len(rows))))})
+        chosen = datasets.Dataset.from_dict({"row": list(range(start, min(start + size, len(rows))))})
         return chosen.map(
             lambda batch: dict(compute([rows[index] for index in batch["row"]])),
             batched=True,
@@ -51,9 +53,7 @@ def precompute(
             desc=f"Precomputing in {folder.name}",
         )
 
-    if args is None:
-        parts = [shard(start) for start in range(0, len(rows), SHARD_SIZE)]
-    else:
-        with args.main_process_first(local=False, desc="precomputing"):
-            parts = [shard(start) for start in range(0, len(rows), SHARD_SIZE)]
+    alone = nullcontext() if args is None else args.main_process_first(local=False, desc="precomputing")
+    with alone:
+        parts = [shard(start) for start in range(0, len(rows), size)]
     return datasets.concatenate_datasets(parts).with_format("torch")
