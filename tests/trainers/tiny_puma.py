@@ -78,11 +78,11 @@ class Instructed(TorchDataset):
         }
 
 
-def make_trainer(method, model, processor, folder, rows, eval_rows=None, teacher=None, mode=None, **arguments):
+def make_trainer(method, model, processor, folder, rows, eval_rows=None, mode=None, **arguments):
+    """A trainer; `mode` is the field `teacher` of its arguments, and `teacher` the model."""
     config_class, trainer_class = METHODS[method]
-    if teacher is not None:
-        trainer_class = functools.partial(trainer_class, teacher=teacher)
+    own = {name: arguments.pop(name) for name in ("teacher", "peft_config") if name in arguments}
+    methods = {method: (config_class, functools.partial(trainer_class, **own))}
     if mode is not None:
         arguments["teacher"] = mode
-    methods = {method: (config_class, trainer_class)}
     return make_any_trainer(method, model, processor, folder, rows, eval_rows, methods=methods, **arguments)

@@ -6,9 +6,9 @@ import torch
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import CachedFeatures, LoraArguments, add_lora, cache_features, collate_features
 from methods.coral import tiny_coral
-from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer
+from trainers import tiny_puma
 
 
 def gcl(checkpoints, mllm, folder, lora=False, **arguments):
@@ -37,13 +37,13 @@ def solar_stage1(checkpoints, mllm, folder, **arguments):
 
 
 def puma_stage1(checkpoints, mllm, folder, **arguments):
-    model, processor = tiny_puma.make_student(mllm, dropout=0.1)
+    model, processor = tiny_puma.make_student(mllm, lora_dropout=0.1)
     arguments |= {"teacher": MllmRetrieverModel.from_mllm(mllm), "schedule": "dynamic"}
     return tiny_puma.make_trainer("puma_stage1", model, processor, folder, tiny_puma.sentences(14), **arguments)
 
 
 def puma_stage2(checkpoints, mllm, folder, **arguments):
-    model, processor = tiny_puma.make_student(mllm, dropout=0.1)
+    model, processor = tiny_puma.make_student(mllm, lora_dropout=0.1)
     return tiny_puma.make_trainer("puma_stage2", model, processor, folder, tiny_puma.Instructed(14), **arguments)
 
 
