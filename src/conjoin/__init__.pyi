@@ -36,15 +36,6 @@ from conjoin.methods.contrastive import (
     ContrastiveTrainer as ContrastiveTrainer,
 )
 from conjoin.methods.gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
-from conjoin.methods.puma import (
-    PumaStage1Config as PumaStage1Config,
-    PumaStage1Trainer as PumaStage1Trainer,
-    PumaStage2Config as PumaStage2Config,
-    PumaStage2Trainer as PumaStage2Trainer,
-    TeacherStates as TeacherStates,
-    analyse_mllm as analyse_mllm,
-    cache_teacher_states as cache_teacher_states,
-)
 from conjoin.methods.solar import (
     SolarStage1Config as SolarStage1Config,
     SolarStage1Trainer as SolarStage1Trainer,
@@ -76,6 +67,17 @@ from conjoin.retrieval import (
     mine_hard_negatives as mine_hard_negatives,
     open_collection as open_collection,
     search_items as search_items,
+)
+from conjoin.trainers.compress import (
+    CompressOptions as CompressOptions,
+    analyse_mllm as analyse_mllm,
+    compress as compress,
+)
+from conjoin.trainers.puma import (
+    PumaStage1Config as PumaStage1Config,
+    PumaStage1Trainer as PumaStage1Trainer,
+    PumaStage2Config as PumaStage2Config,
+    PumaStage2Trainer as PumaStage2Trainer,
 )
 from conjoin.training import load_recipe as load_recipe, train as train
 

@@ -4,8 +4,6 @@ MODULES = {
     "contrastive": "conjoin.methods.contrastive",
     "coral": "conjoin.methods.coral",
     "gcl": "conjoin.methods.gcl",
-    "puma_stage1": "conjoin.methods.puma",
-    "puma_stage2": "conjoin.methods.puma",
     "solar_stage1": "conjoin.methods.solar",
     "solar_stage2": "conjoin.methods.solar",
 }
