@@ -173,11 +173,14 @@ def test_what_cannot_be_trained_is_refused(folder, teacher, tmp_path):
         with pytest.raises(ValueError, match=message):
             config_class(str(tmp_path), use_cpu=True, **arguments)
     model, processor = make_student(folder)
+    model.save_pretrained(pruned := tmp_path / "pruned")
+    processor.save_pretrained(pruned)
     cache = {"teacher": teacher, "teacher_cache": str(tmp_path)}
     unnamed = sentences(8).remove_columns("target_modality")
     for stage, rows, arguments, message in (
         (1, sentences(8), {}, r"distill_weight=0\.1 needs a teacher: set teacher_model_name_or_path"),
         (1, sentences(8), {"teacher_model_name_or_path": "absent/folder/x"}, "absent"),
+        (1, sentences(8), {"teacher_model_name_or_path": str(pruned)}, "mllm_retriever"),
         (1, sentences(8), {"teacher": model}, "it has 2 layers of width 32, the student 2 of width 32"),
         (1, Instructed(8), cache, "Instructed may have images, or draw its candidates: remove teacher_cache"),
         (2, unnamed, {}, "rows with 'target_modality'"),

@@ -24,10 +24,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
     from conjoin.trainers.compress import CompressOptions
 
+    kind: Any = CompressOptions
     parser = subparsers.add_parser(
         "compress",
         help=COMMANDS["compress"],
-        parents=[HfArgumentParser(CompressOptions, add_help=False)],
+        parents=[HfArgumentParser(kind, add_help=False)],
         description="Keep the first layers of a published embedder or of an MLLM retriever, and train them to embed "
         "as the whole model: stage 1 of PUMA with the model as its own teacher, on texts, images and both. For each "
         "depth of --layers, --out gets a model of the same kind (layers-N); compress.json and compress.html compare "

@@ -41,7 +41,8 @@ class PumaStage1Config(QueryCandidateConfig):
             teacher. Choose a factor that keeps it below `contrastive_loss`.
         teacher: `"full"` runs the whole un-pruned model (authors' code), `"shared"` only its deep layers on top of
             the student's (Fig. 2).
-        teacher_model_name_or_path: The un-pruned model. It gets the readout, positions and dtype of the student.
+        teacher_model_name_or_path: The un-pruned model; None for the `model_name_or_path` of a recipe. It gets the
+            readout, positions and dtype of the student.
         teacher_cache: Folder of the teacher's states of the training rows, which must be texts. They are computed
             once; if they exist, the teacher is not loaded. Other weights under the same name need another folder.
 
@@ -111,6 +112,8 @@ class PumaStage1Trainer(QueryCandidateTrainer):
     ) -> None:
         super().__init__(model, args, train_dataset, eval_dataset, processing_class, **kwargs)
         self.teacher: Any = None
+        recipe = getattr(self.args, "recipe", {})
+        self.teacher_name = self.args.teacher_model_name_or_path or recipe.get("model_name_or_path")
         if self.args.distill_weight and self.args.teacher_cache is None:
             self.teacher = self._freeze(teacher)
         elif self.args.distill_weight:
@@ -119,7 +122,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
 
     def _freeze(self, whole: MllmRetrieverModel | None) -> nn.Module:
         """Return the frozen teacher: the whole un-pruned model, or the list of layers that the student lacks."""
-        student, name = self.encoder, self.args.teacher_model_name_or_path
+        student, name = self.encoder, self.teacher_name
         if whole is None:
             if name is None:
                 raise ValueError(
@@ -151,7 +154,7 @@ class PumaStage1Trainer(QueryCandidateTrainer):
                 f"of load_nli; {type(rows).__name__} may have images, or draw its candidates: remove teacher_cache"
             )
         processor: Any = self.processing_class
-        texts, config, name = rows.select_columns(columns), self.encoder.config, self.args.teacher_model_name_or_path
+        texts, config, name = rows.select_columns(columns), self.encoder.config, self.teacher_name
         collator, teacher = RetrievalCollator(processor), cache(self._freeze)
 
         @torch.no_grad()
@@ -319,6 +322,5 @@ def _collate_states(collator: Callable[[Any], dict[str, Any]], rows: Sequence[Ma
     """Return a batch with the `teacher_states` `(N, D)` of its queries and positives, if the rows have them."""
     batch = collator(rows)
     for part in TAUGHT if "teacher" in rows[0] else ():
-        states = torch.stack([row["teacher"][part] for row in rows])
-        batch[part] = {**batch[part], "teacher_states": states}
+        batch[part] = {**batch[part], "teacher_states": torch.stack([row["teacher"][part] for row in rows])}
     return batch
