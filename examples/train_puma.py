@@ -13,7 +13,7 @@ from conjoin import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaS
 from conjoin.trainers import parse_recipe, run
 
 
-def train_stage(config_class: Any, trainer_class: Any, words: list[str]) -> str:
+def train_stage(config_class: type[Any], trainer_class: type[Any], words: list[str]) -> str:
     """Load the model and the rows, train, save; return the folder of the model."""
     model_args, data_args, args = parse_recipe(config_class, words)
     model, processor = model_args.load()
