@@ -32,34 +32,47 @@ def script(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("family", "sample"), [("qwen2_vl", False), ("llava", False), ("internvl", True)])
-@pytest.mark.slow
-def test_the_script_runs_both_recipes(
-    family, sample, script, mllm_checkpoints, load_first_emoji, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(mini_module, "load_emoji", load_first_emoji)
-    mini = make_mini_mbeir(tmp_path / "mini", train_queries=6, val_queries=2, test_queries=2)
+def write_recipes(folder, family, mllm, mini, sample=False):
+    """The recipes of both stages, small, in files of the folder."""
     lines = [f"a man runs {i},a person moves {i},nobody is {chr(97 + i)}" for i in range(12)]
-    (tmp_path / "nli.csv").write_text("\n".join(["sent0,sent1,hard_neg", *lines]))
+    (folder / "nli.csv").write_text("\n".join(["sent0,sent1,hard_neg", *lines]))
     limits = (64, 576) if family == "qwen2_vl" else ("null", "null")
     own = {
-        1: {"model_name_or_path": mllm_checkpoints(family)[0], "model_init_kwargs": '{"keep_layers": 2}',
-            "dataset_name": tmp_path / "nli.csv", "min_pixels": limits[0], "max_pixels": limits[1],
-            "teacher_cache": tmp_path / "states"},
+        1: {"model_name_or_path": mllm, "model_init_kwargs": '{"keep_layers": 2}', "min_pixels": limits[0],
+            "max_pixels": limits[1], "dataset_name": folder / "nli.csv", "teacher_cache": folder / "states"},
         2: {"dataset_name": mini},
     }  # fmt: skip
-    for stage, values in own.items():  # the script's flags are for both
+    for stage, values in own.items():
         recipe = (RECIPES / (f"sample_stage{stage}.yaml" if sample else f"stage{stage}_qwen2_vl_7b.yaml")).read_text()
-        values = values | {"output_dir": tmp_path / str(stage)}
-        kept = [line for line in recipe.splitlines() if line.partition(":")[0] not in {*values, *SMALL}]
-        changed = [f"{key}: {value}" for key, value in (values | SMALL).items()]
-        (tmp_path / f"{stage}.yaml").write_text("\n".join(kept + changed))
-    script("train_puma.py", tmp_path / "1.yaml", tmp_path / "2.yaml")
-    logs = [json.loads((tmp_path / f"{stage}/recipe.json").read_text())["log"] for stage in (1, 2)]
-    assert logs[0][0]["distillation_loss"] > 0 and logs[1][1]["mac_loss"] > 0
+        changes = values | SMALL | {"output_dir": folder / str(stage)}
+        kept = [line for line in recipe.splitlines() if line.partition(":")[0] not in changes]
+        (folder / f"{stage}.yaml").write_text("\n".join(kept + [f"{key}: {value}" for key, value in changes.items()]))
+    return folder / "1.yaml", folder / "2.yaml"
+
+
+def log_of(folder):
+    return json.loads((folder / "recipe.json").read_text())["log"]
+
+
+@pytest.mark.parametrize(("family", "sample"), [("qwen2_vl", False), ("llava", False), ("internvl", True)])
+@pytest.mark.slow
+def test_the_script_runs_both_recipes(family, sample, script, mllm_checkpoints, load_first_emoji, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mini_module, "load_emoji", load_first_emoji)
+        mini = make_mini_mbeir(tmp_path / "mini", train_queries=6, val_queries=2, test_queries=2)
+    script("train_puma.py", *write_recipes(tmp_path, family, mllm_checkpoints(family)[0], mini, sample))
+    assert log_of(tmp_path / "1")[0]["distillation_loss"] > 0 and log_of(tmp_path / "2")[1]["mac_loss"] > 0
     assert any((tmp_path / "states").glob("*.arrow"))
     model, processor = load_model(tmp_path / "2")
     assert model.config.keep_layers == 2 and processor.max_text_length == (None if sample else 480)
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_cached_states(mllm_checkpoints, tmp_path, launch):
+    recipe, _ = write_recipes(tmp_path, "qwen2_vl", mllm_checkpoints("qwen2_vl")[0], "unused")
+    launch("train", recipe, "--per_device_train_batch_size", 3)
+    assert sum("distillation_loss" in entry for entry in log_of(tmp_path / "1")) == 2
+    assert len([*(tmp_path / "states").glob("*.arrow")]) == 1
 
 
 def test_the_script_compresses(script, tmp_path, monkeypatch):
