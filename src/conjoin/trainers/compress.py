@@ -31,11 +31,8 @@ from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage
 ATTENDED = ("image", "text", "prompt", "readout")
 """Targets of the readout token's attention: image features, the item's text, other prompt tokens, itself."""
 CUTOFFS = (1, 5, 10)
-OVERLAP = 10
 DIRECTIONS = {"image → text": ("image", "text"), "text → image": ("text", "image")}
 KINDS = ("text", "image", "both")
-COSTS = ("operations", "bytes", "seconds")
-AGREEMENT = "Agreement with the whole model"
 LANGUAGE_LAYERS = r".*language_model\..*_proj"
 """All linear layers of the language model."""
 
@@ -89,16 +86,16 @@ class Measured(NamedTuple):
     Args:
         layers: Of the model.
         vectors: `(N, D)` for each of `KINDS`.
-        seconds: Per item.
         operations: For a pair as one item.
         bytes: Of the weights.
+        seconds: Per item.
     """
 
     layers: int
     vectors: dict[str, Tensor]
-    seconds: float
     operations: float
     bytes: int
+    seconds: float
 
 
 class DistillationRows(torch.utils.data.Dataset[dict[str, Any]]):
@@ -169,8 +166,8 @@ def compress(
         student: Any = model.pruned(kept)
         measure("untrained", student, processor)
         torch.manual_seed(options.seed)
-        rank = options.lora_rank  # the vision tower and the tokens stay those of the teacher
-        adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LANGUAGE_LAYERS)
+        # the vision tower and the tokens stay those of the teacher
+        adapters = LoraConfig(r=options.lora_rank, lora_alpha=2 * options.lora_rank, target_modules=LANGUAGE_LAYERS)
         shared: dict[str, Any] = {
             "output_dir": str(Path(out) / f"layers-{kept}"),
             "per_device_train_batch_size": options.batch_size,
@@ -221,7 +218,7 @@ def measure_pairs(
     seconds = (time.perf_counter() - start) / (len(KINDS) * len(pairs))
     operations = float(depth_operations(model, processor, pairs[0])[-1])
     stored = sum(_stored_bytes(weight) for weight in model.parameters())
-    return Measured(model.config.keep_layers, vectors, seconds, operations, stored)
+    return Measured(model.config.keep_layers, vectors, operations, stored, seconds)
 
 
 def _stored_bytes(weight: Tensor) -> int:
@@ -237,7 +234,7 @@ def agreement(student: Measured, teacher: Measured) -> dict[str, float]:
     scores = {f"cosine, {kind}": products.sum(1).mean().item() for kind, products in sides.items()}
     for name, (query, candidate) in DIRECTIONS.items():
         tops = [(each.vectors[query] @ each.vectors[candidate].T) for each in (student, teacher)]
-        count = min(OVERLAP, tops[0].shape[1])
+        count = min(10, tops[0].shape[1])
         first, second = (top.topk(count, dim=1).indices for top in tops)
         scores[f"top-{count} overlap, {name}"] = (first[:, :, None] == second[:, None]).any(2).float().mean().item()
     return scores
@@ -249,9 +246,10 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
     scores = {name: hit_rates(each.vectors, options.seed) for name, each in measured.items()}
     agreed = {name: agreement(each, whole) for name, each in measured.items()}
     last = f"R@{max(k for k in CUTOFFS if k <= count)}"
+    parts = Measured._fields[2:]
     drawn = {
         name: agreed[name]
-        | {part: getattr(each, part) / getattr(whole, part) for part in COSTS}
+        | {part: getattr(each, part) / getattr(whole, part) for part in parts}
         | {"mean": sum(scores[name][f"{direction}, {last}"].value for direction in DIRECTIONS) / len(DIRECTIONS)}
         for name, each in measured.items()
     }
@@ -260,9 +258,10 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
         ends = (f", {kind}",) if kind == "int8" else (f", {kind}", "whole")
         return sorted([each.layers, drawn[name][score]] for name, each in measured.items() if name.endswith(ends))
 
-    kinds = ("trained", "untrained", "int8") if options.int8 else ("trained", "untrained")
-    mean = Curve(f"{last}, mean of both directions", {kind: line(kind, "mean") for kind in kinds}, "layers")
-    shares = {part: line("trained", part) for part in COSTS}
+    means = {kind: points for kind in ("trained", "untrained", "int8") if (points := line(kind, "mean"))}
+    mean = Curve(f"{last}, mean of both directions", means, "layers")
+    alike = {score: line("trained", score) for score in agreed[f"{whole.layers}, whole"]}
+    shares = {part: line("trained", part) for part in parts}
     if options.int8:
         shares["bytes, int8"] = line("int8", "bytes")
     costs = {
@@ -277,10 +276,10 @@ def _report(measured: dict[str, Measured], options: CompressOptions, trained: in
         seed=options.seed,
         config=asdict(options),
         dataset={"pairs for training": trained, "pairs held out": count},
-        tables=[_table("Retrieval", scores), _table(AGREEMENT, rounded), _table("Cost", costs)],
+        tables=[_table("Retrieval", scores), _table("Agreement with the whole model", rounded), _table("Cost", costs)],
         curves=[
             mean,
-            Curve(AGREEMENT, {score: line("trained", score) for score in agreed[f"{whole.layers}, whole"]}, "layers"),
+            Curve("Agreement with the whole model", alike, "layers"),
             Curve("Cost, share of the whole model's", shares, "layers"),
         ],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
