@@ -317,19 +317,3 @@ class TestErrors:
         batch["pixel_attention_mask"][0], batch["image_grids"][0] = False, 0
         with pytest.raises(ValueError, match=r"but the vision tower gives \d+: the processor is for another model"):
             model(**batch)
-
-
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "llava"])
-def test_a_pruned_copy_is_a_checkpoint_loaded_with_fewer_layers(name, mllm_checkpoints, pictures):
-    source = mllm_checkpoints(name)[0]
-    whole, processor = MllmRetrieverModel.from_mllm(source), MllmRetrieverProcessor.from_mllm(source)
-    loaded, copied = MllmRetrieverModel.from_mllm(source, 3), whole.pruned(3)
-    assert copied.config.to_dict() == loaded.config.to_dict()
-    batch = processor([pictures[0], "a b", {"image": pictures[1], "text": "c"}])
-    with torch.no_grad():
-        assert torch.equal(copied(**batch).embeddings, loaded(**batch).embeddings)
-        before = whole(**batch).embeddings
-        copied.requires_grad_(False)
-        for parameter in copied.parameters():
-            parameter.zero_()
-        assert torch.equal(whole(**batch).embeddings, before), "the copy shares no weights"

@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from conjoin.cli.main import main
 from conjoin.evaluation import Curve, Results, render_report
 from conjoin.hub import load_embedder, load_model, model_upload
+from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.models.shortcuts import use_shortcuts
+from conjoin.processing import MllmRetrieverProcessor
 from conjoin.trainers.compress import (
     ATTENDED,
     CompressOptions,
@@ -48,6 +50,22 @@ def colours(count):
     for number in range(count):
         colour = (number * 20 % 256, number * 67 % 256, number * 111 % 256)
         yield {"image": Image.new("RGB", (16, 16 + 4 * (number % 3)), colour), "text": f"box {number}, {colour}"}
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "llava"])
+def test_a_pruned_copy_is_a_checkpoint_loaded_with_fewer_layers(name, mllm_checkpoints, pictures):
+    source = mllm_checkpoints(name)[0]
+    whole, processor = MllmRetrieverModel.from_mllm(source), MllmRetrieverProcessor.from_mllm(source)
+    loaded, copied = MllmRetrieverModel.from_mllm(source, 3), whole.pruned(3)
+    assert copied.config.to_dict() == loaded.config.to_dict()
+    batch = processor([pictures[0], "a b", {"image": pictures[1], "text": "c"}])
+    with torch.no_grad():
+        assert torch.equal(copied(**batch).embeddings, loaded(**batch).embeddings)
+        before = whole(**batch).embeddings
+        copied.requires_grad_(False)
+        for parameter in copied.parameters():
+            parameter.zero_()
+        assert torch.equal(whole(**batch).embeddings, before), "the copy shares no weights"
 
 
 @pytest.mark.slow
