@@ -9,7 +9,6 @@ import torch
 import transformers
 
 from conjoin.models.shortcuts import use_shortcuts, without_shortcuts
-from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 from tiny_mllms import MLLMS
 
 KEEP = 3
@@ -248,6 +247,8 @@ def test_copies_are_their_own(name, build, messages):
 
 def test_a_shared_teacher_still_sees_all_tokens(build, messages, tmp_path):
     """Its deep layers go on from every token's state, also where it is evaluated."""
+    from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
+
     student, processor = build("qwen2_vl", 2)
     full, _ = build("qwen2_vl", None)
     batch = dict(processor(messages))
