@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 from common import ROOT, Record
+from peft import LoraConfig
 from puma import make_data, measure
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 
 from conjoin.data import load_emoji
-from conjoin.methods.puma import CompressOptions, PumaStage1Config, PumaStage1Trainer
-from conjoin.methods.puma.compression import DistillationRows, Embedded, agreement, embed_pairs, hits
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from conjoin.training import LoraArguments, add_lora
-from conjoin.training.lora import merge_lora
+from conjoin.trainers.compress import DistillationRows, Measured, agreement, hit_rates, measure_pairs
+from conjoin.trainers.peft import merge_lora
+from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
 WORK = ROOT / "runs/claims-compress"
 DEPTH = 30
-LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
+LORA = LoraConfig(r=16, lora_alpha=32, target_modules=r".*language_model\..*_proj")
 COLUMNS = ["text → image, R@10", "image → text, R@10", "local", "global", "cosine, text", "cosine, image"]
 
 
@@ -59,20 +59,16 @@ def train(
     }
     config = PumaStage1Config(**settings, kind="cosine", distill_weight=weight, contrastive_weight=1 - weight)
     torch.manual_seed(seed)
-    add_lora(model, LORA)
-    PumaStage1Trainer(model, config, teacher, rows, processing_class=processor).train()
+    trainer = PumaStage1Trainer(model, config, rows, None, processor, teacher=teacher, peft_config=LORA)
+    trainer.train()
     merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
     return merged
 
 
-def scores(embedded: Embedded, whole: Embedded) -> dict[str, float]:
+def scores(measured: Measured, whole: Measured) -> dict[str, float]:
     """Hit rates and agreement."""
-    found = {
-        f"{name}, R@{k}": (hits(embedded, name) <= k).float().mean().item()
-        for name in ("text → image", "image → text")
-        for k in (1, 5, 10)
-    }
-    return found | agreement(embedded, whole) | {"gflop": embedded.operations / 1e9, "ms": 1000 * embedded.seconds}
+    found = {name: metric.value for name, metric in hit_rates(measured.vectors).items()}
+    return found | agreement(measured, whole) | {"gflop": measured.operations / 1e9, "ms": 1000 * measured.seconds}
 
 
 def main() -> None:
@@ -102,22 +98,21 @@ def main() -> None:
     unseen = unseen.select([place for place, style in enumerate(unseen["style"]) if style == "twemoji"])
     rows = DistillationRows(training, len(training))
     held_out = [{"image": row["image"], "text": row["text"]} for row in unseen][: args.held_out]
-    options = CompressOptions((1,), batch_size=64, device=DEVICE)
     last = "{} layers, from the start"
     for seed in args.seeds:
         if all(record.has(last.format(kept), seed) for kept in args.layers):
             continue
         begin = time.process_time()
 
-        def add(name: str, model: MllmRetrieverModel, whole: Embedded | None = None) -> Embedded:
+        def add(name: str, model: MllmRetrieverModel, whole: Measured | None = None) -> Measured:
             seconds = time.process_time() - begin  # noqa: B023
-            embedded = embed_pairs(model, processor, held_out, options)
-            found = scores(embedded, whole or embedded)
+            measured = measure_pairs(model, processor, held_out, 64, DEVICE)
+            found = scores(measured, whole or measured)
             if not record.has(name, seed):  # noqa: B023
                 found |= measure(model, processor, cells, split="test", instructions=False)
                 record.add(name, seed, **found, cpu_seconds=round(seconds))  # noqa: B023
                 print(time.strftime("%H:%M"), name, seed, {key: round(found[key], 3) for key in COLUMNS}, flush=True)  # noqa: B023
-            return embedded
+            return measured
 
         model = load_retriever(mllm, DEPTH, seed)
         model = train(model, None, processor, rows, args, args.steps_whole, seed)

@@ -33,7 +33,6 @@ from transformers.utils import logging
 from conjoin.data import MeritProducts, MeritTraining, make_mini_merit
 from conjoin.evaluation import TaskScores, bootstrap_ci
 from conjoin.evaluation.tasks.merit import evaluate_merit
-from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, cache_teacher_states
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.processing.input_types import INPUT_TYPES
@@ -41,6 +40,7 @@ from conjoin.retrieval import ItemEncoder
 from conjoin.trainers.coral import IMAGE, CoralConfig, CoralTrainer
 from conjoin.trainers.gcl import GclConfig, GclTrainer
 from conjoin.trainers.peft import add_adapters, merge_lora
+from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
 WORK = Path("runs/claims/coral")
 DEPTH = 30
@@ -140,12 +140,10 @@ class Bench:
             load_model(model, kept)
             return model
         settings = self.settings(seed, steps, rate, 24) | SCALED | {"schedule": "dynamic"}
-        pairs = text_pairs("train")
-        whole, processor = load_retriever(self.mllm, DEPTH, 0, readout=self.args.readout), self.processor
-        teacher = cache_teacher_states(whole, processor, pairs, self.mllm / "teacher", show_progress=False)
+        settings |= {"teacher_model_name_or_path": str(self.mllm), "teacher_cache": str(self.mllm / "teacher")}
         add_adapters(model, LORA)
-        config = PumaStage1Config(**settings)
-        PumaStage1Trainer(model, config, teacher, train_dataset=pairs, processing_class=processor).train()
+        config, processor = PumaStage1Config(**settings), load_processor(self.mllm, ret_token=self.processor.ret_token)
+        PumaStage1Trainer(model, config, text_pairs("train"), processing_class=processor).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
         save_model(merged, str(kept))
         return merged

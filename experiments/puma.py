@@ -22,24 +22,18 @@ from typing import Any
 
 import datasets
 from common import ROOT, Record
+from peft import LoraConfig
 from safetensors.torch import load_model, save_model
 from small_mllm import DEVICE, PictureFeatures, load_processor, load_retriever, make_mllm
 from transformers.utils import logging
 
 from conjoin.data import MbeirTraining, emoji_concepts, load_nli, make_mini_mbeir
 from conjoin.evaluation.tasks.mbeir import average_score, evaluate_mbeir
-from conjoin.methods.puma import (
-    PumaStage1Config,
-    PumaStage1Trainer,
-    PumaStage2Config,
-    PumaStage2Trainer,
-    TeacherStates,
-    cache_teacher_states,
-)
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder
-from conjoin.training import LoraArguments, add_lora, merge_lora
+from conjoin.trainers.peft import merge_lora
+from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 
 WORK = Path("runs/claims/puma")
 DATASETS = ("visualnews", "nights", "webqa")
@@ -52,7 +46,7 @@ CELLS = {
 }
 PROMPTS = {"text": "Find a text.", "image": "Find a picture.", "image,text": "Find a picture with a text."}
 DEPTH = 30
-LORA = LoraArguments(r=16, alpha=32, towers=("text_model",))
+LORA = LoraConfig(r=16, lora_alpha=32, target_modules=r".*language_model\..*_proj")
 INFO_NCE = {"decay": 0.0}
 MAC = {"decay": 0.5, "hold_after": 0.5, "round_to": 3}
 """The authors' values; the temperature is the default."""
@@ -165,7 +159,6 @@ class Bench:
     processor: MllmRetrieverProcessor
     data: Path
     pairs: datasets.Dataset
-    teacher: TeacherStates
 
     def model(self, keep_layers: int, seed: int) -> MllmRetrieverModel:
         """The first layers of the MLLM, untrained."""
@@ -190,7 +183,8 @@ class Bench:
 
     def stage_1(self, keep_layers: int, name: str, seed: int) -> MllmRetrieverModel:
         """A model trained on text pairs; it is saved, because several runs start from it."""
-        config = PumaStage1Config(**(self.settings(seed, self.args.steps_1, self.args.rate_1) | STAGE_1[name]))
+        settings = self.settings(seed, self.args.steps_1, self.args.rate_1) | STAGE_1[name]
+        settings |= {"teacher_model_name_or_path": str(self.mllm), "teacher_cache": str(self.mllm / "teacher")}
         key = (
             f"{self.args.steps_1} steps of {self.args.batch_size} at {self.args.rate_1}, {name}, {keep_layers}, {seed}"
         )
@@ -199,9 +193,8 @@ class Bench:
         if kept.is_file():
             load_model(model, kept)
             return model
-        add_lora(model, LORA)
-        teacher = self.teacher if config.distill_weight else None
-        PumaStage1Trainer(model, config, teacher, train_dataset=self.pairs, processing_class=self.processor).train()
+        config, processor = PumaStage1Config(**settings), load_processor(self.mllm)
+        PumaStage1Trainer(model, config, self.pairs, processing_class=processor, peft_config=LORA).train()
         merged: MllmRetrieverModel = merge_lora(model).requires_grad_(False)
         save_model(merged, str(kept))
         return merged
@@ -209,9 +202,8 @@ class Bench:
     def stage_2(self, model: MllmRetrieverModel, name: str, seed: int) -> MllmRetrieverModel:
         """Train a model on instructed queries."""
         config = PumaStage2Config(**(self.settings(seed, self.args.steps, self.args.rate) | STAGE_2[name]))
-        add_lora(model, LORA)
         rows = MbeirTraining(self.data, datasets=DATASETS)
-        PumaStage2Trainer(model, config, train_dataset=rows, processing_class=self.processor).train()
+        PumaStage2Trainer(model, config, rows, processing_class=self.processor, peft_config=LORA).train()
         return merge_lora(model)
 
     def measure(self, model: MllmRetrieverModel) -> dict[str, Any]:
@@ -266,12 +258,9 @@ def main() -> None:
     projector = make_mllm(mllm, pictures, args.projector_steps)
     processor = load_processor(mllm, pictures)
     pairs = text_pairs("train")
-    teacher = cache_teacher_states(
-        load_retriever(mllm, DEPTH, 0), load_processor(mllm), pairs, mllm / "teacher", show_progress=False
-    )
     settings = {name: value for name, value in vars(args).items() if name not in ("seeds", "parts", "only", "out")}
     record = Record(args.out, settings | projector | {"text_pairs": len(pairs)})
-    bench = Bench(args, mllm, processor, data, pairs, teacher)
+    bench = Bench(args, mllm, processor, data, pairs)
     for keep_layers in (DEPTH, 12):
         run(Run(keep_layers, second=None), 0, bench, record)
     for part in args.parts:

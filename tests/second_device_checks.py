@@ -8,12 +8,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
-from conjoin.methods.puma.analysis import readout_attention, readout_states
-from conjoin.methods.puma.teachers import FullTeacher, SharedTeacher
 from conjoin.methods.solar.explain.pair import explain_pair, score_populations
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, exact_search
+from conjoin.trainers.compress import readout_attention, readout_states
 from conjoin.training.gradient_cache import cached_backward
 from conjoin.training.objective import total_loss
 from methods.solar import tiny_solar
@@ -57,10 +56,10 @@ def test_a_training_step(name, chunk, tiny_checkpoints, mllm_checkpoints, tmp_pa
     trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path)
     batch = trainer._objective_inputs(next(iter(trainer.get_train_dataloader())))
     expected = step(trainer.objective, batch, chunk)
-    (teacher,) = getattr(trainer.objective, "_teacher", (None,))
+    teacher = getattr(trainer, "teacher", None)
     with second_device() as device:
-        if isinstance(teacher, FullTeacher | SharedTeacher):  # not a submodule
-            move(teacher.model if isinstance(teacher, FullTeacher) else teacher.layers)
+        if isinstance(teacher, torch.nn.Module):  # not a submodule
+            move(teacher)
         found = step(move(trainer.objective), send_to_device(batch, device), chunk)
     assert found[0] == pytest.approx(expected[0], rel=1e-3, abs=1e-5) and len(expected[1]) > 1
     assert found[1].keys() == expected[1].keys()

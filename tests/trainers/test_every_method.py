@@ -42,8 +42,8 @@ def test_a_step_of_the_gradient_cache_is_the_plain_one(name, tiny_checkpoints, m
     more = {"decoded_rows": 3} if "Coral" in name else {}
     trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path, rows=6, **more)
     trainer.model.double().requires_grad_(True)
-    if getattr(trainer, "teacher", None) is not None:  # not a submodule
-        trainer.teacher.double()
+    if isinstance(teacher := getattr(trainer, "teacher", None), torch.nn.Module):  # not a submodule
+        teacher.double()
     batch = trainer._loss_inputs(next(iter(trainer.get_train_dataloader())))
     _, expected = plain_step(trainer.model, batch)
     _, found = cached_step(trainer.model, batch, 3)

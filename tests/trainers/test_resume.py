@@ -5,8 +5,8 @@ import torch
 from peft import LoraConfig
 
 import tiny_coral
+import tiny_puma
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from methods.puma import tiny_puma
 from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer
 
@@ -34,13 +34,13 @@ def solar_stage1(checkpoints, mllm, folder, **arguments):
 
 
 def puma_stage1(checkpoints, mllm, folder, **arguments):
-    model, processor = tiny_puma.make_student(mllm, dropout=0.1)
+    model, processor = tiny_puma.make_student(mllm, lora_dropout=0.1)
     arguments |= {"teacher": MllmRetrieverModel.from_mllm(mllm), "schedule": "dynamic"}
     return tiny_puma.make_trainer("puma_stage1", model, processor, folder, tiny_puma.sentences(14), **arguments)
 
 
 def puma_stage2(checkpoints, mllm, folder, **arguments):
-    model, processor = tiny_puma.make_student(mllm, dropout=0.1)
+    model, processor = tiny_puma.make_student(mllm, lora_dropout=0.1)
     return tiny_puma.make_trainer("puma_stage2", model, processor, folder, tiny_puma.Instructed(14), **arguments)
 
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.devices import choose_device
     from conjoin.evaluation import Results
     from conjoin.evaluation.report.page import render_report
-    from conjoin.methods.puma.analysis import analyse_mllm
+    from conjoin.trainers.compress import analyse_mllm
 
     device = choose_device(args.device)
     rows: Any = load_rows(args, args.data)

@@ -1,28 +1,34 @@
 """`conjoin compress`: fewer layers at nearly the quality, with the model as its own teacher."""
 
 import argparse
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from conjoin.cli.commands import COMMANDS
 from conjoin.cli.options import (
     add_compute_options,
     add_data_options,
-    add_declared,
     add_image_options,
     add_revision,
-    check_counts,
     check_out,
     load_rows,
-    read_options,
 )
-from conjoin.methods.puma.compress_options import CompressOptions
+
+if TYPE_CHECKING:
+    from conjoin.trainers.compress import CompressOptions
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command to the `conjoin` program."""
+    from transformers import HfArgumentParser
+
+    from conjoin.trainers.compress import CompressOptions
+
+    kind: Any = CompressOptions
     parser = subparsers.add_parser(
         "compress",
         help=COMMANDS["compress"],
+        parents=[HfArgumentParser(kind, add_help=False)],
         description="Keep the first layers of a published embedder or of an MLLM retriever, and train them to embed "
         "as the whole model: stage 1 of PUMA with the model as its own teacher, on texts, images and both. For each "
         "depth of --layers, --out gets a model of the same kind (layers-N); compress.json and compress.html compare "
@@ -32,32 +38,28 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or Hub name of the model")
     add_revision(parser)
-    parser.add_argument("--layers", type=int, nargs="+", required=True, metavar="N", help="numbers of layers to keep")
     parser.add_argument("--data", required=True, help="pairs of image and text, as `conjoin encode` reads them")
     parser.add_argument("--out", required=True, metavar="DIR", help="where models and report go")
     parser.add_argument(
         "--preset", metavar="NAME", help="how an embedder embeds whose files do not say it, such as gme_qwen2_vl"
     )
-    add_declared(parser.add_argument_group("how to train"), CompressOptions)
     add_data_options(parser, ("--split",))
     add_image_options(parser)
-    add_compute_options(parser, ("--batch-size", "--device", "--bf16", "--quiet"))
+    add_compute_options(parser, ("--quiet",))
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    check_counts(args, batch_size=2, steps=2, held_out=2, chunk_size=0, lora_rank=0, tune_steps=1)
     out = check_out(args.out)
 
-    from conjoin.devices import choose_device
     from conjoin.evaluation.report.page import format_results, render_report
     from conjoin.hub import load_embedder, load_model
-    from conjoin.methods.puma import compress
     from conjoin.models.mllm_retriever import MllmRetrieverModel
     from conjoin.processing.sentence_files import write_json_file
+    from conjoin.trainers.compress import CompressOptions, compress
 
-    device = choose_device(args.device)
+    options = CompressOptions(**{each.name: vars(args)[each.name] for each in fields(CompressOptions)})
     rows: Any = load_rows(args, args.data)
     if args.preset is not None:
         loaded: tuple[Any, Any] = load_embedder(args.model, preset=args.preset, revision=args.revision)
@@ -66,8 +68,6 @@ def run(args: argparse.Namespace) -> None:
     model, processor = loaded
     if not isinstance(model, MllmRetrieverModel):
         raise ValueError(f"{args.model!r} has no layers of an MLLM; expected an embedder or an MLLM retriever")
-    chosen = read_options(CompressOptions, args, batch_size=args.batch_size, bf16=args.bf16, device=device)
-    options = CompressOptions(tuple(args.layers), **chosen)
     results = compress(model, processor, rows, out, options)
     results.model |= {"name": str(args.model)}
     results.dataset |= {"name": str(args.data), "split": args.split}
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{format_results(results)}\n\n{results.summary}\nwrote {out / 'compress.json'} and {page}")
 
 
-def _record(args: argparse.Namespace, options: CompressOptions) -> dict[str, Any]:
+def _record(args: argparse.Namespace, options: "CompressOptions") -> dict[str, Any]:
     """What a recipe records of its training, for the card of `conjoin push`."""
     return {
         "method": "compress",

@@ -3,8 +3,6 @@
 MODULES = {
     "contrastive": "conjoin.methods.contrastive",
     "gcl": "conjoin.methods.gcl",
-    "puma_stage1": "conjoin.methods.puma",
-    "puma_stage2": "conjoin.methods.puma",
     "solar_stage1": "conjoin.methods.solar",
     "solar_stage2": "conjoin.methods.solar",
 }

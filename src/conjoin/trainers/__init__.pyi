@@ -4,6 +4,7 @@ from .base import (
     TemperatureConfig as TemperatureConfig,
     load_trainable as load_trainable,
 )
+from .compress import CompressOptions as CompressOptions, analyse_mllm as analyse_mllm, compress as compress
 from .contrastive import (
     ContrastiveConfig as ContrastiveConfig,
     ContrastiveTrainer as ContrastiveTrainer,
@@ -18,6 +19,12 @@ from .features import (
 from .gcl import GclConfig as GclConfig, GclTrainer as GclTrainer
 from .peft import add_adapters as add_adapters, load_adapted as load_adapted, merge_lora as merge_lora
 from .precompute import precompute as precompute
+from .puma import (
+    PumaStage1Config as PumaStage1Config,
+    PumaStage1Trainer as PumaStage1Trainer,
+    PumaStage2Config as PumaStage2Config,
+    PumaStage2Trainer as PumaStage2Trainer,
+)
 from .queries import QueryCandidateConfig as QueryCandidateConfig, QueryCandidateTrainer as QueryCandidateTrainer
 from .recipe import (
     DataArguments as DataArguments,

@@ -4,17 +4,19 @@ import functools
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from PIL import Image as PilImage
 from torch.utils.data import Dataset as TorchDataset
 
-from conjoin.methods.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import MllmRetrieverProcessor
-from conjoin.training import LoraArguments, add_lora
+from conjoin.trainers.peft import add_adapters
+from conjoin.trainers.puma import PumaStage1Config, PumaStage1Trainer, PumaStage2Config, PumaStage2Trainer
 from tiny_training import built_once, make_trainer as make_any_trainer
 
 METHODS = {"puma_stage2": (PumaStage2Config, PumaStage2Trainer), "puma_stage1": (PumaStage1Config, PumaStage1Trainer)}
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = r".*language_model\..*_proj"
+"""All linear layers of the language model."""
 
 
 @built_once
@@ -23,8 +25,7 @@ def make_student(folder, keep_layers=2, lora=True, **lora_arguments):
     torch.manual_seed(0)
     model = MllmRetrieverModel.from_mllm(folder, keep_layers).requires_grad_(False)
     if lora:
-        settings = {"r": 2, "alpha": 4} | lora_arguments
-        add_lora(model, LoraArguments(towers=("text_model",), target_modules=TARGETS, **settings))
+        add_adapters(model, LoraConfig(**{"r": 2, "lora_alpha": 4, "target_modules": TARGETS} | lora_arguments))
         with torch.no_grad():  # B starts as zero, which would hide whether A moves
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -77,11 +78,11 @@ class Instructed(TorchDataset):
         }
 
 
-def make_trainer(method, model, processor, folder, rows, eval_rows=None, teacher=None, mode=None, **arguments):
+def make_trainer(method, model, processor, folder, rows, eval_rows=None, mode=None, **arguments):
+    """A trainer; `mode` is the field `teacher` of its arguments, and `teacher` the model."""
     config_class, trainer_class = METHODS[method]
-    if teacher is not None:
-        trainer_class = functools.partial(trainer_class, teacher=teacher)
+    own = {name: arguments.pop(name) for name in ("teacher", "peft_config") if name in arguments}
+    methods = {method: (config_class, functools.partial(trainer_class, **own))}
     if mode is not None:
         arguments["teacher"] = mode
-    methods = {method: (config_class, trainer_class)}
     return make_any_trainer(method, model, processor, folder, rows, eval_rows, methods=methods, **arguments)
