@@ -1,12 +1,10 @@
 """A tiny trainer of each method and its variants; a new method adds a row to `TRAINERS`."""
 
-from PIL import ImageOps
-
+import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import LoraArguments, add_lora
 from methods.coral import tiny_coral
 from methods.puma import tiny_puma
-from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 
@@ -28,9 +26,7 @@ def solar_stage1(checkpoints, folder, rows=4, **arguments):
 
 def solar_stage2(checkpoints, folder, rows=4, **arguments):
     model, processor = tiny_solar.frozen_encoder(checkpoints)
-    augmented = {"augment": ImageOps.invert, "augmented": True} if arguments.get("positive") == "augmented" else {}
-    mined = tiny_solar.stage2_rows(folder, tiny_solar.texts(rows), **augmented)
-    return tiny_solar.stage2(folder, model, processor, mined, **arguments)
+    return tiny_solar.stage2(folder, model, processor, tiny_solar.texts(rows), **arguments)
 
 
 def puma_stage1(checkpoints, folder, rows=4, **arguments):
@@ -91,5 +87,5 @@ def make_any(name, checkpoints, mllm, folder, **arguments):
     """
     make, own = TRAINERS[name]
     trainer = make(checkpoints if make in OF_JOINT_ENCODER else mllm, folder, **(own | arguments))
-    without_dropout(trainer.objective)
+    without_dropout(trainer.model)
     return trainer

@@ -45,14 +45,6 @@ from conjoin.methods.puma import (
     analyse_mllm as analyse_mllm,
     cache_teacher_states as cache_teacher_states,
 )
-from conjoin.methods.solar import (
-    SolarStage1Config as SolarStage1Config,
-    SolarStage1Trainer as SolarStage1Trainer,
-    SolarStage2Config as SolarStage2Config,
-    SolarStage2Trainer as SolarStage2Trainer,
-    cache_teachers as cache_teachers,
-    explain_pair as explain_pair,
-)
 from conjoin.models.joint_encoder import (
     JointEncoderConfig as JointEncoderConfig,
     JointEncoderModel as JointEncoderModel,
@@ -77,6 +69,13 @@ from conjoin.retrieval import (
     open_collection as open_collection,
     search_items as search_items,
 )
+from conjoin.trainers.solar import (
+    SolarStage1Config as SolarStage1Config,
+    SolarStage1Trainer as SolarStage1Trainer,
+    SolarStage2Config as SolarStage2Config,
+    SolarStage2Trainer as SolarStage2Trainer,
+)
+from conjoin.trainers.solar_explain import explain_pair as explain_pair
 from conjoin.training import load_recipe as load_recipe, train as train
 
 __version__: str

@@ -6,7 +6,5 @@ MODULES = {
     "gcl": "conjoin.methods.gcl",
     "puma_stage1": "conjoin.methods.puma",
     "puma_stage2": "conjoin.methods.puma",
-    "solar_stage1": "conjoin.methods.solar",
-    "solar_stage2": "conjoin.methods.solar",
 }
 """The folder of each method, imported when `conjoin.training.METHODS` is asked for it."""
