@@ -47,7 +47,7 @@ def precompute(
             remove_columns=["row"],
             features=features,
             cache_file_name=str(folder / f"{digest}-{start}.arrow"),
-            new_fingerprint=f"{digest[:32]}-{start}",
+            new_fingerprint=f"{digest}-{start}",
             desc=f"Precomputing in {folder.name}",
         )
 
