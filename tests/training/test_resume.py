@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.training import CachedFeatures, LoraArguments, add_lora, cache_features, collate_features
 from methods.coral import tiny_coral
 from methods.puma import tiny_puma
-from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer
 
 

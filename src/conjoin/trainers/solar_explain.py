@@ -68,7 +68,7 @@ def explain_pair(model: Any, processor: Any, image: Any, text: str) -> Explanati
     Raises:
         ValueError: The model is not a joint encoder.
     """
-    batch, output = _embed(model, processor, [apply_input_type({"image": image, "text": text}, "cat")])
+    batch, output = _embed(model, processor, apply_input_type({"image": image, "text": text}, "cat"))
     patch_size, (pixels,) = model.config.vision_config.patch_size, batch["pixel_values"].cpu()
     rows, columns = (side // patch_size for side in pixels.shape[-2:])
     mean, std = (
