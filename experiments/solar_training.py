@@ -206,7 +206,11 @@ class Laboratory:
             kind = TrueSamples
         config = kind.config_class(**(settings | self.args.set.get(row.method, {}) | dict(row.changes)))
         rows, collator = self._rows(row, config, mined)
-        options: dict[str, Any] = {"train_dataset": rows, "data_collator": collator}
+        options: dict[str, Any] = {
+            "train_dataset": rows,
+            "data_collator": collator,
+            "processing_class": self.scenes.processor,
+        }
         if row.lora:
             options["peft_config"] = LoraConfig(
                 r=16, lora_alpha=32, target_modules=r"vl_encoder\..*",
