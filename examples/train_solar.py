@@ -27,20 +27,24 @@ def main() -> None:
             miners = [Miner("fused", str(first), "fused", "fused"), Miner("images", str(first), "image", "image")]
             mine_hard_negatives(train, miners, mined)
 
+    steps = max(1, trainer.state.max_steps // 10)
     second = SolarStage2Config(
         output_dir=str(first / "stage2"),
         mined=str(mined),
-        max_steps=max(1, trainer.state.max_steps // 10),
+        max_steps=steps,
         per_device_train_batch_size=args.per_device_train_batch_size,
         gradient_cache_chunk_size=args.gradient_cache_chunk_size,
         learning_rate=args.learning_rate,
         itc_weight=1.0,  # the Mixed variant, which keeps text -> image search
         trainable_vl_layers=2,
+        min_separation=0.55 if steps > 10 else 0.0,  # a trial run learns no scores
         use_cpu=args.use_cpu,
         bf16=str(args.bf16),
         overwrite_output_dir=args.overwrite_output_dir,
     )
-    run(SolarStage2Trainer(first, second, train, evaluation, peft_config=model_args.peft_config()))
+    model_args.model_name_or_path, model_args.model_init_kwargs = str(first), None
+    model, processor = model_args.load()
+    run(SolarStage2Trainer(model, second, train, evaluation, processor, peft_config=model_args.peft_config()))
 
 
 if __name__ == "__main__":
