@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -41,14 +42,12 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from conjoin.losses import ContrastiveLoss
-from conjoin.methods.solar import SolarStage1Config, SolarStage2Config
-from conjoin.methods.solar.stage1 import SolarStage1Objective
-from conjoin.methods.solar.stage2 import SolarStage2Objective
-from conjoin.methods.solar.teachers import TeacherTargets
 from conjoin.models.joint_encoder import JointEncoderConfig, JointEncoderModel, JointEncoderOutput
-from conjoin.training import LoraArguments, add_lora
-from conjoin.training.objective import Objective, total_loss
+from conjoin.trainers.base import RetrievalTrainer
+from conjoin.trainers.contrastive import ContrastiveConfig, ContrastiveTrainer
+from conjoin.trainers.gradient_cache import total_loss
+from conjoin.trainers.solar import SolarStage1Config, SolarStage1Trainer, SolarStage2Config, SolarStage2Trainer
+from conjoin.trainers.solar_teachers import TeacherTargets
 
 TOWERS = ("vision_model", "text_model")
 
@@ -122,7 +121,7 @@ class Teacher:
 
     Args:
         model: The model to copy.
-        live: Run the teachers at every step; otherwise once, as `conjoin teacher-cache` does.
+        live: Run the teachers at every step; otherwise once, as with `teacher_cache`.
     """
 
     def __init__(self, model: JointEncoderModel, live: bool) -> None:
@@ -130,34 +129,39 @@ class Teacher:
         self.targets: TeacherTargets | None = None
 
     @torch.no_grad()
-    def __call__(self, taught: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
+    def __call__(self, teacher_inputs: dict[str, Any], output: JointEncoderOutput) -> TeacherTargets:
         """Return the targets of the student."""
         if self.targets is None or self.live:
-            nn.Module.to(self.model, taught["pixel_values"].device)
-            image = self.model.run_vision_tower(taught["pixel_values"]).float()
-            text = self.model.run_text_tower(taught["input_ids"], taught["attention_mask"]).float()
+            nn.Module.to(self.model, teacher_inputs["pixel_values"].device)
+            image = self.model.run_vision_tower(teacher_inputs["pixel_values"]).float()
+            text = self.model.run_text_tower(teacher_inputs["input_ids"], teacher_inputs["attention_mask"]).float()
             mask = output.text_token_mask
             self.targets = TeacherTargets(image[:, 1:], image[:, 0], text[:, 1:], text[:, 0], mask)
         return self.targets
 
 
-def objectives(model: JointEncoderModel, inputs: dict[str, Tensor], args: argparse.Namespace) -> dict[str, Any]:
-    """By name: an objective, its batch, and the number of pairs through the towers with and without gradient."""
+def trainers(model: JointEncoderModel, inputs: dict[str, Tensor], args: argparse.Namespace) -> dict[str, Any]:
+    """By name: a trainer, its batch, and the number of pairs through the towers with and without gradient."""
     rows, common = args.rows, {"output_dir": "unused", "report_to": "none", "use_cpu": args.device == "cpu"}
 
-    def student(*extra: str) -> JointEncoderModel:
-        return add_lora(copy.deepcopy(model), LoraArguments(towers=(*TOWERS, *extra)))
+    def options(*extra: str) -> dict[str, Any]:
+        own = [name for name in ("vision_adapter", "text_adapter", "vl_encoder") if name not in extra]
+        adapted = LoraConfig(
+            r=16, lora_alpha=32, target_modules=rf"({'|'.join((*TOWERS, *extra))}).*", modules_to_save=own
+        )
+        return {"model": copy.deepcopy(model), "peft_config": adapted, "data_collator": list}
 
-    def stage1(live: bool) -> SolarStage1Objective:
-        objective = SolarStage1Objective(student(), SolarStage1Config(**common), Teacher(model, live))
-        objective.progress = 1.0
-        return objective
+    def stage1(live: bool) -> SolarStage1Trainer:
+        config = SolarStage1Config(max_steps=1, **common)
+        trainer = SolarStage1Trainer(args=config, teacher=Teacher(model, live), **options())
+        trainer.state.max_steps = trainer.state.global_step = 1  # the masks are complete
+        return trainer
 
-    def stage2(mined: int, constructed: bool = True) -> SolarStage2Objective:
+    def stage2(mined: int, constructed: bool = True) -> SolarStage2Trainer:
         config = SolarStage2Config(
             mined_per_anchor=mined, constructed_negatives=constructed, min_separation=0.0, **common
         )
-        return SolarStage2Objective(student("vl_encoder"), config)
+        return SolarStage2Trainer(args=config, **options("vl_encoder"))
 
     batch = {"pairs": inputs}
     taught = {"pairs": inputs | {"teacher": inputs}}
@@ -166,7 +170,7 @@ def objectives(model: JointEncoderModel, inputs: dict[str, Tensor], args: argpar
         "mined_mask": torch.ones(rows, 2, dtype=torch.bool, device=inputs["input_ids"].device),
     }
     return {
-        "contrastive": (Objective(student(), ContrastiveLoss(0.07), ("image", "text")), batch, (rows, 0)),
+        "contrastive": (ContrastiveTrainer(args=ContrastiveConfig(**common), **options()), batch, (rows, 0)),
         "stage 1, cached teachers": (stage1(live=False), taught, (rows, 0)),
         "stage 1, live teachers": (stage1(live=True), taught, (rows, rows)),
         "stage 2 without mined or constructed negatives": (stage2(0, constructed=False), batch, (rows, rows)),
@@ -209,13 +213,13 @@ def mfu(function: Callable[[], object], seconds: float, args: argparse.Namespace
     return {"mfu": counter.get_total_flops() / (args.peak_tflops * 1e12) / seconds}
 
 
-def stepper(objective: Objective, batch: dict[str, Any], device: torch.device) -> Callable[[], None]:
-    objective.to(device).train()
-    optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=1e-5)
+def stepper(trainer: RetrievalTrainer, batch: dict[str, Any], device: torch.device) -> Callable[[], None]:
+    model = trainer.model.to(device).train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = total_loss(objective(**batch))
+            loss = total_loss(model(**batch))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -224,8 +228,8 @@ def stepper(objective: Objective, batch: dict[str, Any], device: torch.device) -
 
 
 def measure_steps(model: JointEncoderModel, args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    made = objectives(model, pairs(SIZES[args.size], args.rows, device), args)
-    steps = {name: stepper(objective, batch, device) for name, (objective, batch, _) in made.items()}
+    made = trainers(model, pairs(SIZES[args.size], args.rows, device), args)
+    steps = {name: stepper(trainer, batch, device) for name, (trainer, batch, _) in made.items()}
     seconds = take_turns(steps, device, args.turns)
     rows = []
     for name, (_, _, (trained, frozen)) in made.items():

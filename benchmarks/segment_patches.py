@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
-from conjoin.methods.solar.masking import segment_patches
+from conjoin.trainers.solar_masks import segment_patches
 
 
 def features_of(images: int, patches: int, width: int, noise: float) -> Tensor:

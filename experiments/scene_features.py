@@ -15,7 +15,7 @@ from torch import Tensor
 from conjoin.data import load_triplets
 from conjoin.evaluation import best_ranks
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.training import CachedFeatures, collate_features
+from conjoin.trainers import CachedFeatures, collate_features
 
 VIEWS = ("image", "text", "fused")
 ROLES = ("query", "positive", "negative")
@@ -44,8 +44,8 @@ class SceneTriplets:
     items: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path, cache: Callable[[str, list[dict[str, Any]]], Path]) -> "SceneTriplets":
-        """Read a file of triplets; `cache` stores the features of pairs under a name."""
+    def read(cls, path: Path, cache: Callable[[str, list[dict[str, Any]]], CachedFeatures]) -> "SceneTriplets":
+        """Read a file of triplets; `cache` computes the features of pairs, kept under a name."""
         triplets = load_triplets(path).to_list()
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         varied = [row["variant_text"] is not None for row in triplets]
@@ -59,9 +59,8 @@ class SceneTriplets:
             {"text": line["query_text"]} | {name: line[f"query_{name}"] for name in ("image_objects", "text_objects")}
             for line in lines
         ]
-        features = CachedFeatures(cache(path.stem, rows), first_only=True)
         kinds = [row["kind"] for row in triplets]
-        return cls(features, kinds, torch.tensor(varied), scenes, rows[: len(ROLES) * len(triplets)])
+        return cls(cache(path.stem, rows), kinds, torch.tensor(varied), scenes, rows[: len(ROLES) * len(triplets)])
 
     def roles(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Split vectors of all rows into queries, positives, negatives and variants, `(N, D)` each."""
@@ -104,8 +103,8 @@ def embed_features(
 
 def tower_vectors(features: CachedFeatures) -> dict[str, Tensor]:
     """Unit vectors `(N, h)` of the towers alone: the picture's global token or mean patch, the mean of the words."""
-    image = features.images.column("image_features")[:, 0]
-    words, exists = features.texts.column("text_features")[:, 1:].float(), features.texts.column("attention_mask")
+    image = features.images["image_features"][:, 0]
+    words, exists = features.texts["text_features"][:, 1:].float(), features.texts["attention_mask"]
     exists = exists[..., None]
     text = (words * exists).sum(1) / exists.sum(1)
     states = {

@@ -12,10 +12,10 @@ from scenes import PRIVATE, SHARED, shared_patches, shared_tokens
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from conjoin.methods.solar.explain.pictures import Word, heat_map, masked_picture, relative, strip, warmth
-from conjoin.methods.solar.scores import align, pair_tokens, score_windows, threshold_of
 from conjoin.models.joint_encoder import JointEncoderModel
-from conjoin.training import CachedFeatures, collate_features
+from conjoin.trainers import CachedFeatures, collate_features
+from conjoin.trainers.solar_explain import Word, heat_map, masked_picture, relative, strip, warmth
+from conjoin.trainers.solar_masks import align, fit_threshold, pair_tokens, window_scores
 
 
 class ScoredTokens(NamedTuple):
@@ -97,11 +97,11 @@ def score_scenes(
             inputs = collate_features([features[index] for index in range(start, end)])["pairs"]
         inputs = {name: value.to(model.device) for name, value in inputs.items()}
         tokens = pair_tokens(model(**inputs, views=(), output_tokens=True))
-        image, text = score_windows(model, tokens) if scores == "windows" else align(tokens)[1:]
+        image, text = window_scores(model.vl_encoder, tokens) if scores == "windows" else align(tokens)[1:]
         truths = _truths(processor, chosen, tokens.image_mask.shape[1], tokens.text_mask.shape[1])
         scored: list[list[ScoredTokens]] = []
         for local, truth in zip((image, text), truths, strict=True):
-            above = (local.scores > threshold_of(local).threshold).cpu()
+            above = (local.scores > fit_threshold(local).threshold).cpu()
             width = truth.shape[1]  # the words of cached features may have more padding
             parts = zip(local.scores[:, :width].cpu(), above[:, :width], truth, strict=True)
             scored.append([ScoredTokens(*part) for part in parts])

@@ -2,32 +2,29 @@
 
     python experiments/solar_demo.py --no-bf16
 
-`--SECTION.KEY VALUE` changes a key of the recipes. It takes about ten minutes of processor time.
+`--KEY VALUE` changes a key of both recipes. It takes about ten minutes of processor time.
 """
 
 import argparse
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from scene_features import FeatureEncoder, SceneTriplets, embed_features
-from scenes import MARKER, TEST_SETS, make_scenes
+from scenes import TEST_SETS, make_scenes
 from solar_demo_results import BASELINE, STAGE1, STAGE2, DemoRuns, demo_results
 from torch import Tensor
 from transformers.utils import logging
 
-from conjoin.cli.train import parse_overrides
 from conjoin.data import load_pairs, load_training_pairs
 from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection_table import check_place
 from conjoin.retrieval.mining.search import MinerResults
-from conjoin.storage import processor_digest, weights_digest
-from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
+from conjoin.trainers import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
 SCENES: dict[str, Any] = {"objects": 60, "train": 4000, "triplets": 200, "distractors": 1000}
 """The header of the sample recipes has the command that makes the same."""
@@ -35,12 +32,12 @@ _EMBEDDINGS, _MINERS = "embeddings", "miners"
 """The sub-folders of `mined` that the demo removes."""
 
 
-def run_solar(out: Path, overrides: Mapping[str, str], say: Callable[[str], None]) -> Results:
+def run_solar(out: Path, flags: Sequence[str], say: Callable[[str], None]) -> Results:
     """Make scenes, train both stages of SOLAR and the baseline on them, and compare all with the towers.
 
     Args:
         out: Folder of the demo.
-        overrides: Overrides of both recipes.
+        flags: Of both recipes.
         say: Announces a step.
 
     Raises:
@@ -53,23 +50,23 @@ def run_solar(out: Path, overrides: Mapping[str, str], say: Callable[[str], None
     say("1/5  Scenes")
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")
-    changes = {"data.source": source, "features.folder": str(out / "features"), **overrides}
+    flags = ["--dataset_name", source, "--features_dir", str(out / "features"), *flags]
     say(f"2/5  Features and {BASELINE}")
-    trainers = {BASELINE: _train("solar/sample_stage1.yaml", changes | {"training.mask": "none"}, out / "baseline")}
+    trainers = {BASELINE: _train("solar/sample_stage1.yaml", out / "baseline", *flags, "--mask", "none")}
     say(f"3/5  {STAGE1}")
-    trainers[STAGE1] = _train("solar/sample_stage1.yaml", changes, out / "stage1")
+    trainers[STAGE1] = _train("solar/sample_stage1.yaml", out / "stage1", *flags)
     say("4/5  Mining and stage 2")
     _mine(trainers[STAGE1], source, out / "mined")
-    changes |= {"model.checkpoint": str(out / "stage1"), "data.mined": str(out / "mined")}
-    trainers[STAGE2] = _train("solar/sample_stage2.yaml", changes | {"training.mined_per_anchor": "2"}, out / "stage2")
+    flags += ["--model_name_or_path", str(out / "stage1"), "--mined", str(out / "mined"), "--mined_per_anchor", "2"]
+    trainers[STAGE2] = _train("solar/sample_stage2.yaml", out / "stage2", *flags)
     say("5/5  Results")
-    runs = _read(trainers, scenes, Path(changes["features.folder"]))
+    runs = _read(trainers, scenes, Path(trainers[STAGE1].args.features_dir))
     return demo_results(runs, SCENES, out / "stage1")
 
 
-def _train(recipe: str, changes: Mapping[str, str], folder: Path) -> RetrievalTrainer:
-    changes = {**changes, "training.output_dir": str(folder)}
-    return train(load_recipe(recipe_folder() / recipe, changes), overwrite=True)
+def _train(recipe: str, folder: Path, *flags: str) -> RetrievalTrainer:
+    words = [*flags, "--output_dir", str(folder), "--overwrite"]
+    return train(load_recipe(recipe_folder() / recipe, words))
 
 
 def _mine(trainer: RetrievalTrainer, source: str, folder: Path) -> None:
@@ -90,18 +87,12 @@ def _read(trainers: dict[str, RetrievalTrainer], scenes: Path, folder: Path) -> 
     """Compute the features of the test triplets and of the distractors, once for all models."""
     trainer = trainers[STAGE1]
     model, processor = cast(JointEncoderModel, trainer.encoder), cast(Any, trainer.processing_class)
-    key = {
-        "towers": weights_digest(model, ("vision_model.", "text_model.")),
-        "processor": processor_digest(processor),
-        "scenes": json.loads((scenes / MARKER).read_text(encoding="utf-8")),
-        "dtype": str(_dtype(trainer)),
-    }
 
-    def cache(name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
-        return cache_features(model, processor, rows, folder / name, dtype=_dtype(trainer), key=key | {"part": name})
+    def cache(name: str, rows: Any) -> CachedFeatures:  # noqa: ANN401 - any rows
+        return cache_features(model, processor, rows, folder / name, dtype=_dtype(trainer), first_only=True)
 
     distractors = load_pairs(scenes / "distractors.parquet")
-    features = CachedFeatures(cache("distractors", distractors), first_only=True)
+    features = cache("distractors", distractors)
     sets = {name: SceneTriplets.read(scenes / f"test_{name}.jsonl", cache) for name in TEST_SETS}
     models = {run: cast(JointEncoderModel, each.encoder) for run, each in trainers.items()}
     return DemoRuns(trainers, models, processor, _dtype(trainer), sets, features, distractors)
@@ -119,10 +110,10 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    overrides = {"training.use_cpu": str(not torch.cuda.is_available()).lower()}
+    flags = ["--use_cpu", str(not torch.cuda.is_available()).lower()]
     if args.bf16 is not None:
-        overrides |= dict.fromkeys(("training.bf16", "features.bf16"), str(args.bf16).lower())
-    results = run_solar(args.out, overrides | parse_overrides(rest), lambda text: print(f"\n{text}", flush=True))
+        flags += ["--bf16", str(args.bf16).lower()]
+    results = run_solar(args.out, [*flags, *rest], lambda text: print(f"\n{text}", flush=True))
     results.save(args.out / "results.json")
     for table in results.tables:
         print(f"\n{format_table(table)}")

@@ -32,11 +32,11 @@ from conjoin.evaluation import (
     symmetric_outcomes,
 )
 from conjoin.evaluation.results import TableRow
-from conjoin.methods.solar.explain.charts import MODALITIES, threshold_course
-from conjoin.methods.solar.stage1 import SolarStage1Config
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
-from conjoin.training import CachedFeatures, RetrievalTrainer
+from conjoin.trainers import CachedFeatures, RetrievalTrainer
+from conjoin.trainers.solar import SolarStage1Config
+from conjoin.trainers.solar_explain import MODALITIES, threshold_course
 
 BASELINE, STAGE1, STAGE2 = "GCL", "SOLAR stage 1", "SOLAR stage 2"
 TOWERS = "towers, score fusion"

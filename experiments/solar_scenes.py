@@ -12,15 +12,14 @@ import torch
 from common import ROOT
 from filelock import FileLock
 from scene_features import SceneTriplets
-from scenes import MARKER, NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
+from scenes import NEITHER, SHARED, make_scenes, shared_patches, shared_tokens
 from torch import Tensor
 from transformers.utils import logging
 
 from conjoin.data import EpochRows, ImageAugmentation, load_pairs
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import load_image
-from conjoin.storage import processor_digest, weights_digest
-from conjoin.training import CachedFeatures, build_model, cache_features, load_recipe
+from conjoin.trainers import CachedFeatures, cache_features, load_recipe
 
 SETS = (
     "validation_known", "validation_unseen", "test_known", "test_unseen", "test_known_same_union",
@@ -36,17 +35,15 @@ class Scenes:
         logging.disable_progress_bar()
         self.folder, self.args = args.data, args
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32
-        overrides = {
-            "model.image_size": args.image_size,
-            "model.config.hidden_size": args.width,
-            "model.config.num_attention_heads": max(1, args.width // 64),
-            "model.config.intermediate_size": 2 * args.width,
-        } | {f"model.config.{name}": value for name, value in args.set.get("model", {}).items()}
-        recipe = load_recipe(
-            ROOT / "training_args/solar/sample_stage1.yaml",
-            {name: json.dumps(value) for name, value in overrides.items()},
-        )
-        self.encoder, self.processor = build_model(recipe.model)
+        sizes = {
+            "hidden_size": args.width,
+            "num_attention_heads": max(1, args.width // 64),
+            "intermediate_size": 2 * args.width,
+            "vision_hidden_layer": 11,
+        } | args.set.get("model", {})
+        flags = ["--image_size", str(args.image_size), "--model_init_kwargs", json.dumps(sizes)]
+        recipe = load_recipe(ROOT / "training_args/solar/sample_stage1.yaml", flags)
+        self.encoder, self.processor = recipe.model.load()
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):  # another process may make the same
             make_scenes(
@@ -57,9 +54,9 @@ class Scenes:
                 objects=args.objects,
                 show_progress=True,
             )
-            self.train = CachedFeatures(self._cache("train", self.pairs), first_only=True)
+            self.train = self._cache("train", self.pairs)
             distractors = load_pairs(self.scenes / "distractors.parquet")
-            self.distractors = CachedFeatures(self._cache("distractors", distractors), first_only=True)
+            self.distractors = self._cache("distractors", distractors)
             self.sets = {name: self._triplets(name) for name in SETS}
 
     @property
@@ -76,13 +73,16 @@ class Scenes:
     def versions(self) -> CachedFeatures:
         """Of each training scene another version: its picture augmented, its objects named in another phrase."""
         augment = ImageAugmentation(0)
-        rows = _Mapped(self.pairs, lambda row: {
-            "id": row["id"],
-            "image": augment(load_image(row["image"], row["id"])),
-            "text": row["metadata"]["alternative_text"],
-        })  # fmt: skip
+        rows = [
+            {
+                "id": row["id"],
+                "image": augment(load_image(row["image"], row["id"])),
+                "text": row["metadata"]["alternative_text"],
+            }
+            for row in self.pairs
+        ]
         with FileLock(self.folder / ".lock"):
-            return CachedFeatures(self._cache("versions", rows), first_only=True)
+            return self._cache("versions", rows)
 
     @cached_property
     def truth(self) -> list[dict[str, Tensor]]:
@@ -113,40 +113,9 @@ class Scenes:
     def _triplets(self, name: str) -> SceneTriplets:
         return SceneTriplets.read(self.scenes / f"{name}.jsonl", self._cache)
 
-    def _cache(self, name: str, rows: Any) -> Path:  # noqa: ANN401 - any rows
-        return cache_features(
-            self.encoder,
-            self.processor,
-            rows,
-            self.folder / f"features-{self.args.image_size}" / name,
-            dtype=self.dtype,
-            key={
-                "towers": self._towers,
-                "processor": processor_digest(self.processor),
-                "scenes": json.loads((self.scenes / MARKER).read_text(encoding="utf-8")),
-                "part": name,
-            },
-        )
-
-    @cached_property
-    def _towers(self) -> str:
-        return weights_digest(self.encoder, ("vision_model.", "text_model."))
-
-
-class _Mapped:
-    """Rows changed when they are read."""
-
-    def __init__(self, rows: Any, change: Any) -> None:  # noqa: ANN401
-        self.rows, self.change = rows, change
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Any:  # noqa: ANN401
-        return (self[index] for index in range(len(self)))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.change(self.rows[index])
+    def _cache(self, name: str, rows: Any) -> CachedFeatures:  # noqa: ANN401
+        folder = self.folder / f"features-{self.args.image_size}" / name
+        return cache_features(self.encoder, self.processor, rows, folder, dtype=self.dtype, first_only=True)
 
 
 class WithVersions(CachedFeatures):
@@ -154,7 +123,8 @@ class WithVersions(CachedFeatures):
 
     def __init__(self, pairs: CachedFeatures, versions: CachedFeatures) -> None:
         EpochRows.__init__(self, pairs.rows, pairs.seed)
-        self.images, self.texts, self.first_only, self.versions = pairs.images, pairs.texts, True, versions
+        self.images, self.texts, self.source = pairs.images, pairs.texts, pairs.source
+        self.first_only, self.versions = True, versions
 
     def choose(self, index: int, *salt: int) -> dict[str, Tensor]:
         """The row itself, or with a `salt` its version."""
@@ -205,7 +175,9 @@ class Grouped(EpochRows):
         places, self.order = {name: place for place, name in enumerate(ids)}, []
         while len(self.order) < count:
             for anchor in torch.randperm(len(ids), generator=generator).tolist():
-                self.order += [anchor, *(places[name] for name in mined.draw(ids[anchor], others, generator))]
+                names = mined[ids[anchor]]
+                drawn = torch.randperm(len(names), generator=generator)[:others].tolist()
+                self.order += [anchor, *(places[names[place]] for place in drawn)]
         del self.order[count:]
 
     def __len__(self) -> int:

@@ -15,10 +15,9 @@ from scene_features import collate_trimmed
 from solar import parse
 from solar_rows import ROWS
 from solar_scenes import Scenes
+from solar_training import TRAINERS
 
-from conjoin.methods.solar.stage1 import SolarStage1Objective
-from conjoin.training import METHODS
-from conjoin.training.objective import total_loss
+from conjoin.trainers.gradient_cache import total_loss
 
 ROUNDS = 20
 ROW = ROWS["GCL, window masks"]
@@ -29,28 +28,25 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     scenes = Scenes(args)
-    objectives: dict[str, Any] = {}
+    trainers: dict[str, Any] = {}
     for name, row in (("GCL", ROWS["GCL"]), ("without masks", ROW), ("with masks", ROW)):
-        config = METHODS[row.method].config(
+        kind = TRAINERS[str(row.method)]
+        config = kind.config_class(
             output_dir=str(args.out / "runs"), use_cpu=True, per_device_train_batch_size=args.batch_size,
-            temperature=args.temperature, learn_temperature=False, **row.changes,
+            temperature=args.temperature, learn_temperature=False, max_steps=1, **row.changes,
         )  # fmt: skip
-        model = scenes.new_model(0)
-        trainer = METHODS[row.method].trainer(model, config, train_dataset=scenes.train, data_collator=collate_trimmed)
-        objectives[name] = trainer.objective.train()
-    for name, progress in (("without masks", 0.0), ("with masks", 1.0)):
-        objective = objectives[name]
-        if not isinstance(objective, SolarStage1Objective):
-            raise TypeError(name)
-        objective.progress = progress
-    seconds: dict[str, list[float]] = {name: [] for name in objectives}
+        trainers[name] = kind(scenes.new_model(0), config, scenes.train, data_collator=collate_trimmed)
+        trainers[name].model.train()
+        trainers[name].state.max_steps = trainers[name].state.global_step = 1
+    trainers["without masks"].state.global_step = 0
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for number in range(ROUNDS + 2):
         start = number * args.batch_size
         batch = collate_trimmed([scenes.train[row] for row in range(start, start + args.batch_size)])
-        for name, objective in objectives.items():
+        for name, trainer in trainers.items():
             begin = time.process_time()
             with torch.autocast("cpu", scenes.dtype, enabled=args.bf16):
-                loss = total_loss(objective(**batch))
+                loss = total_loss(trainer.model(**batch))
             loss.backward()
             if number >= 2:  # the first calls allocate
                 seconds[name].append(time.process_time() - begin)

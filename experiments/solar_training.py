@@ -13,53 +13,73 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 from filelock import FileLock
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from scene_features import FeatureEncoder, collate_trimmed, embed_features, tower_vectors
 from scenes import NEITHER, SHARED
 from solar_rows import MINERS, ROWS, Row, rate_of, samples_per_step, uses_mined
 from solar_scenes import Grouped, Scenes, TruthCollator, WithTruth, WithVersions
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PrinterCallback
 
 from conjoin.data import PairCollator
 from conjoin.losses import AlignmentTerms
-from conjoin.methods.solar import SolarStage2Collator, SolarStage2Rows
-from conjoin.methods.solar.masking import construct_samples
-from conjoin.methods.solar.scores import PairTokens
-from conjoin.methods.solar.stage1 import HEADS_FILE, ProjectionHeads, SolarStage1Objective
-from conjoin.methods.solar.stage2 import SolarStage2Objective, load_heads
-from conjoin.methods.solar.teachers import TowerTeacher
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, load_mined, mine_hard_negatives
 from conjoin.retrieval.mining.negatives import NEGATIVES_FILE, write_mined
 from conjoin.storage import atomic_path, write_text
-from conjoin.training import METHODS, LoraArguments, RetrievalTrainer, add_lora, merge_lora
+from conjoin.trainers import ContrastiveTrainer, GclTrainer, RetrievalTrainer, merge_lora
+from conjoin.trainers.solar import (
+    LOSS_FILE,
+    ProjectionHeads,
+    SolarStage1Trainer,
+    SolarStage2Collator,
+    SolarStage2Rows,
+    SolarStage2Trainer,
+)
+from conjoin.trainers.solar_masks import PairTokens, construct_samples
 
+TRAINERS: dict[str, type[RetrievalTrainer]] = {
+    "contrastive": ContrastiveTrainer,
+    "gcl": GclTrainer,
+    "solar_stage1": SolarStage1Trainer,
+    "solar_stage2": SolarStage2Trainer,
+}
 WEIGHTS = "model.safetensors"
 MINING = ("mining_seconds", "mining_cpu_seconds")
 
 
-class TrueMasks(SolarStage1Objective):
+class TrueMasks(SolarStage1Trainer):
     """Stage 1 with the true masks of scenes."""
 
     def masks(
-        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self,
+        model: JointEncoderModel,
+        alignment: AlignmentTerms | None,
+        tokens: PairTokens,
+        teacher_inputs: dict[str, Any],
+        rows: Tensor,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks' metrics, with masks that keep what is shared."""
-        _, _, metrics = super().masks(alignment, tokens, taught, rows)
-        rho = self._rho()
-        image, text = (rho + (1 - rho) * (taught[name][rows] == SHARED).float() for name in ("image", "text"))
+        _, _, metrics = super().masks(model, alignment, tokens, teacher_inputs, rows)
+        rho = self.rho()
+        image, text = (rho + (1 - rho) * (teacher_inputs[name][rows] == SHARED).float() for name in ("image", "text"))
         return image, text, metrics
 
 
-class ShuffledMasks(SolarStage1Objective):
+class ShuffledMasks(SolarStage1Trainer):
     """Stage 1 with as many masked tokens in every row, at random places."""
 
     def masks(
-        self, alignment: AlignmentTerms | None, tokens: PairTokens, taught: dict[str, Any], rows: Tensor
+        self,
+        model: JointEncoderModel,
+        alignment: AlignmentTerms | None,
+        tokens: PairTokens,
+        teacher_inputs: dict[str, Any],
+        rows: Tensor,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The learned masks, shuffled within each row."""
-        image, text, metrics = super().masks(alignment, tokens, taught, rows)
+        image, text, metrics = super().masks(model, alignment, tokens, teacher_inputs, rows)
         return shuffled(image, tokens.image_mask[rows]), shuffled(text, tokens.text_mask[rows]), metrics
 
 
@@ -70,18 +90,22 @@ def shuffled(mask: Tensor, exists: Tensor, random: torch.Generator | None = None
     return mask.scatter(1, in_order, mask.gather(1, anywhere))
 
 
-class TrueSamples(SolarStage2Objective):
+class TrueSamples(SolarStage2Trainer):
     """Stage 2 with samples constructed from the true intersection: segments are objects, the background stays."""
 
+    def prepare_rows(self, rows: Any, args: Any) -> Any:  # noqa: ANN401
+        """The rows as they are: `Laboratory` has joined them with the truth."""
+        return rows
+
     @torch.no_grad()
-    def construct(self, anchors: Any, output: Any, taught: dict[str, Any]) -> Any:  # noqa: ANN401
+    def construct(self, model: Any, anchors: Any, output: Any, teacher_inputs: Any) -> Any:  # noqa: ANN401
         """Mask shared or private objects and their names."""
         parts = [
             part
             for name in ("image", "text")
-            for part in ((taught[name] == SHARED).float(), taught[name] != NEITHER, 0.5)
+            for part in ((teacher_inputs[name] == SHARED).float(), teacher_inputs[name] != NEITHER, 0.5)
         ]
-        samples = construct_samples(*parts, taught["segments"])
+        samples = construct_samples(*parts, teacher_inputs["segments"])
         return samples, {"positive_rate": samples.valid[0].float().mean()}
 
 
@@ -117,7 +141,7 @@ class Laboratory:
         state = {name: value.contiguous() for name, value in trained.model.state_dict().items() if not _of_tower(name)}
         parts = {WEIGHTS: state}
         if trained.heads is not None:
-            parts[HEADS_FILE] = trained.heads.state_dict()
+            parts[LOSS_FILE] = {f"heads.{name}": value for name, value in trained.heads.state_dict().items()}
         for file, tensors in reversed(parts.items()):  # the weights last
             with atomic_path(folder / file) as path:
                 save_file(tensors, str(path))
@@ -135,8 +159,6 @@ class Laboratory:
         """Train a row; its start must be there."""
         mined, mining = self.mined(row) if uses_mined(row) else (None, dict.fromkeys(MINING, 0.0))
         model = self.scenes.new_model(self.seed) if row.start is None else self.load(row.start)
-        if row.lora:
-            add_lora(model, LoraArguments(r=16, alpha=32, towers=("vl_encoder",)))
         trainer = self._trainer(row, model, self._settings(row, steps), mined)
         trainer.remove_callback(PrinterCallback)
         wall, cpu = time.perf_counter(), time.process_time()
@@ -148,8 +170,7 @@ class Laboratory:
             "cpu_seconds": time.process_time() - cpu,
             "log": trainer.state.log_history,
         } | mining
-        solar = isinstance(trainer.objective, SolarStage1Objective | SolarStage2Objective)
-        heads = trainer.objective.heads if solar else None
+        heads = trainer.loss["heads"] if isinstance(trainer.loss, nn.ModuleDict) and "heads" in trainer.loss else None
         return Trained(merge_lora(model) if row.lora else model, heads, record)
 
     def _settings(self, row: Row, steps: int) -> dict[str, Any]:
@@ -178,23 +199,29 @@ class Laboratory:
     def _trainer(
         self, row: Row, model: JointEncoderModel, settings: dict[str, Any], mined: Path | None
     ) -> RetrievalTrainer:
-        method = METHODS[row.method]
-        config = method.config(**(settings | self.args.set.get(row.method, {}) | dict(row.changes)))
+        kind = TRAINERS[str(row.method)]
+        if row.method == "solar_stage1" and (row.truth or row.shuffled):
+            kind = TrueMasks if row.truth else ShuffledMasks
+        elif row.truth:
+            kind = TrueSamples
+        config = kind.config_class(**(settings | self.args.set.get(row.method, {}) | dict(row.changes)))
         rows, collator = self._rows(row, config, mined)
-        options: dict[str, Any] = {"train_dataset": rows, "data_collator": collator}
-        start = None if row.start is None else self.folder(row.start)
-        has_heads = start is not None and (start / HEADS_FILE).is_file()
-        if (row.truth or row.shuffled) and row.method == "solar_stage1":
-            objective = TrueMasks if row.truth else ShuffledMasks
-            return RetrievalTrainer(objective(model, config, TowerTeacher(model)), config, **options)
-        if row.truth:
-            heads = load_heads(start) if has_heads and config.itc_weight else None
-            return RetrievalTrainer(TrueSamples(model, config, heads), config, **options)
-        if row.method == "solar_stage2" and config.itc_weight and has_heads:
-            options["heads"] = start
-        trainer = method.trainer(model, config, **options)
-        if row.method == "solar_stage1" and has_heads:  # it continues
-            trainer.objective.heads.load_state_dict(load_heads(start).state_dict())
+        options: dict[str, Any] = {
+            "train_dataset": rows,
+            "data_collator": collator,
+            "processing_class": self.scenes.processor,
+        }
+        if row.lora:
+            options["peft_config"] = LoraConfig(
+                r=16, lora_alpha=32, target_modules=r"vl_encoder\..*",
+                modules_to_save=["vision_adapter", "text_adapter"],
+            )  # fmt: skip
+        file = None if row.start is None else self.folder(row.start) / LOSS_FILE
+        if file is not None:
+            model.name_or_path = str(file.parent)  # where stage 2 finds the heads
+        trainer = kind(model, config, **options)
+        if row.method == "solar_stage1" and file is not None and file.is_file():  # it continues
+            trainer.loss.load_state_dict(load_file(file), strict=False)
         return trainer
 
     def _rows(self, row: Row, config: Any, mined: Path | None) -> tuple[Any, Any]:  # noqa: ANN401
@@ -213,10 +240,9 @@ class Laboratory:
             count = config.max_steps * config.per_device_train_batch_size
             rows = Grouped(rows, ids, load_mined(mined), row.grouped, count, self.seed)
         elif row.method == "solar_stage2":
-            negatives = None if mined is None else load_mined(mined)
-            rows = SolarStage2Rows(
-                rows, ids, negatives, config.mined_per_anchor, augmented=row.versions, seed=self.seed
-            )
+            negatives = load_mined(mined) if mined is not None and config.mined_per_anchor else None
+            augment = (lambda image: image) if row.versions else None
+            rows = SolarStage2Rows(rows, negatives, config.mined_per_anchor, augment, self.seed)
         if not row.truth:
             return rows, collator
         inner = SolarStage2Collator(collator) if row.method == "solar_stage2" else collator

@@ -8,14 +8,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
-from conjoin.methods.solar.explain.pair import explain_pair, score_populations
+import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, exact_search
 from conjoin.trainers.compress import readout_attention, readout_states
+from conjoin.trainers.solar_explain import explain_pair, score_populations
 from conjoin.training.gradient_cache import cached_backward
 from conjoin.training.objective import total_loss
-from methods.solar import tiny_solar
 from models.tiny_models import MODELS
 from second_device import move, second_device
 from tiny_mllms import MLLMS

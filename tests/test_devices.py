@@ -45,7 +45,6 @@ def test_encoders_ask_before_they_load(load, monkeypatch):
     "command",
     [
         "mine photos.csv --miner a model text text --out out",
-        "teacher-cache model photos.csv --vision v --text t --out out",
         "explain model --image photo.jpg --text words --out out",
         "analyze model photos.csv --out out",
         "encode model photos.csv --out out",

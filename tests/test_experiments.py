@@ -121,12 +121,12 @@ def test_the_demo_of_solar(run, tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "EmojiSample", few)
     monkeypatch.syspath_prepend(FOLDER)
     # two steps of stage 1 leave the scores at chance, where stage 2 stops
-    monkeypatch.setattr("conjoin.methods.solar.stage2.SolarStage2Objective._check_scores", lambda self, *scores: {})
+    monkeypatch.setattr("conjoin.trainers.solar.separation", lambda scores: torch.ones(()))
     sizes = {"objects": 8, "train": 20, "triplets": 6, "distractors": 4}
     monkeypatch.setattr(importlib.import_module("solar_demo"), "SCENES", sizes)
     short = {"max_steps": 2, "warmup_steps": 1, "per_device_train_batch_size": 6, "logging_steps": 1}
-    options = [word for name, value in short.items() for word in (f"--training.{name}", value)]
-    run("solar_demo", "--out", tmp_path, *options, "--features.folder", tmp_path / "features", "--features.copies", 1)
+    options = [word for name, value in short.items() for word in (f"--{name}", value)]
+    run("solar_demo", "--out", tmp_path, *options, "--features_dir", tmp_path / "features", "--feature_copies", 1)
     results, report = json.loads((tmp_path / "results.json").read_text()), (tmp_path / "report.html").read_text()
     known, unseen, differences, masks = results["tables"]
     assert [len(table["rows"]) for table in (known, unseen, differences, masks)] == [7, 7, 6, 8]

@@ -11,7 +11,6 @@ from conjoin.cli.main import main
 from conjoin.data import MbeirCandidates, load_pairs
 from conjoin.evaluation.report.search_page import write_search_page
 from conjoin.evaluation.tasks.mmeb import evaluate_mmeb
-from conjoin.methods.solar.teachers import TextTeacher, VisionTeacher
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.score_fusion import ScoreFusionModel
 from conjoin.models.token_fusion import TokenFusionModel
@@ -22,6 +21,7 @@ from conjoin.retrieval.pictures import picture_folders
 from conjoin.serving.html import results_html
 from conjoin.serving.searcher import Found
 from conjoin.storage import DamagedError, check_checksums
+from conjoin.trainers.solar_teachers import Teachers
 from hostile import CANARY, outside_paths
 from hostile_images import encoded, picture
 from test_hostile_inputs import guarded
@@ -157,8 +157,7 @@ def test_pictures_that_a_collection_names(folder, allowed, monkeypatch, capsys):
         lambda folder: JointEncoderModel.from_backbones(folder, folder),
         lambda folder: TokenFusionModel.from_backbones(folder, folder),
         lambda folder: ScoreFusionModel.from_clip(folder),
-        lambda folder: VisionTeacher.from_pretrained(folder),
-        lambda folder: TextTeacher.from_pretrained(folder),
+        lambda folder: Teachers.from_pretrained(folder, folder),
     ],
 )
 def test_code_of_a_model_is_neither_run_nor_asked_about(load, folder, monkeypatch):

@@ -1,12 +1,11 @@
 """A tiny trainer of each method and its variants; a new method adds a row to `TRAINERS`."""
 
 from peft import LoraConfig
-from PIL import ImageOps
 
 import tiny_coral
 import tiny_puma
+import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer, without_dropout
 
 ADAPTED = r"(vision|text)_model\..*"
@@ -31,9 +30,7 @@ def solar_stage1(checkpoints, folder, rows=4, **arguments):
 
 def solar_stage2(checkpoints, folder, rows=4, **arguments):
     model, processor = tiny_solar.frozen_encoder(checkpoints)
-    augmented = {"augment": ImageOps.invert, "augmented": True} if arguments.get("positive") == "augmented" else {}
-    mined = tiny_solar.stage2_rows(folder, tiny_solar.texts(rows), **augmented)
-    return tiny_solar.stage2(folder, model, processor, mined, **arguments)
+    return tiny_solar.stage2(folder, model, processor, tiny_solar.texts(rows), **arguments)
 
 
 def puma_stage1(checkpoints, folder, rows=4, **arguments):

@@ -31,14 +31,6 @@ from conjoin.losses import (
     multi_positive as multi_positive,
     symmetric_info_nce as symmetric_info_nce,
 )
-from conjoin.methods.solar import (
-    SolarStage1Config as SolarStage1Config,
-    SolarStage1Trainer as SolarStage1Trainer,
-    SolarStage2Config as SolarStage2Config,
-    SolarStage2Trainer as SolarStage2Trainer,
-    cache_teachers as cache_teachers,
-    explain_pair as explain_pair,
-)
 from conjoin.models.joint_encoder import (
     JointEncoderConfig as JointEncoderConfig,
     JointEncoderModel as JointEncoderModel,
@@ -77,8 +69,13 @@ from conjoin.trainers import (
     PumaStage2Trainer as PumaStage2Trainer,
     QueryContrastiveTrainer as QueryContrastiveTrainer,
     RetrievalTrainer as RetrievalTrainer,
+    SolarStage1Config as SolarStage1Config,
+    SolarStage1Trainer as SolarStage1Trainer,
+    SolarStage2Config as SolarStage2Config,
+    SolarStage2Trainer as SolarStage2Trainer,
     analyse_mllm as analyse_mllm,
     compress as compress,
+    explain_pair as explain_pair,
     load_recipe as load_recipe,
     train as train,
 )

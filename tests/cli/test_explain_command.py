@@ -50,8 +50,8 @@ def test_thresholds_fitted_to_pairs_or_of_a_log(arguments, tmp_path):
 
 
 def test_mistakes_are_one_line(arguments, tmp_path, capsys):
-    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2}\n')
-    assert main([*arguments, "--log", str(tmp_path / "log.jsonl")]) == 2
+    (tmp_path / "log.json").write_text('{"log": [{"step": 1, "loss": 2}]}')
+    assert main([*arguments, "--log", str(tmp_path / "log.json")]) == 2
     assert "is it a log of stage 1?" in capsys.readouterr().err
     assert main([*arguments, "--data", str(tmp_path / "data"), "--pairs", "-3"]) == 2
     assert "--pairs must be at least 2, got -3" in capsys.readouterr().err

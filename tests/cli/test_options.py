@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from conjoin import constants
-from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, teacher_cache, train
+from conjoin.cli import analyze, encode, evaluate, explain, mine, options, search, train
 from conjoin.cli.main import main
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.models.joint_encoder import READOUTS
@@ -26,12 +26,10 @@ def parse(command, *words):
 def test_commands_share_defaults():
     encoding = parse(encode, "model", "data", "--out", "x")
     mining = parse(mine, "data", "--out", "x")
-    caching = parse(teacher_cache, "model", "data", "--vision", "v", "--text", "t", "--out", "x")
     for name in ("image_column", "text_column", "id_column", "split", "batch_size", "device", "num_workers", "quiet"):
-        assert vars(encoding)[name] == vars(mining)[name] == vars(caching)[name]
+        assert vars(encoding)[name] == vars(mining)[name]
     assert (encoding.split, encoding.batch_size, encoding.num_workers, encoding.bf16) == ("train", 32, 0, "auto")
     assert encoding.only is None and not encoding.streaming and not encoding.trust_remote_code
-    assert parse(teacher_cache, "m", "d", "--vision", "v", "--text", "t", "--out", "x", "--dtype", "bfloat16")
     with pytest.raises(SystemExit):
         parse(encode, "model", "data", "--out", "x", "--dtype", "bfloat16")
     assert not hasattr(parse(search, "index"), "batch_size")
@@ -55,7 +53,6 @@ URL_COMMANDS = {
     explain: ["m", "--image", "i", "--text", "t", "--out", "x"],
     mine: ["d", "--out", "x"],
     search: ["index"],
-    teacher_cache: ["m", "d", "--vision", "v", "--text", "t", "--out", "x"],
     train: ["recipe.yaml"],
 }
 
@@ -102,7 +99,6 @@ def test_the_revision_reaches_what_loads_the_model(tiny_checkpoints, tmp_path, c
         ["evaluate", model, "--benchmark", "emoji"],
         ["explain", model, "--image", "a.png", "--text", "x"],
         ["export", model],
-        ["teacher-cache", model, str(table), "--vision", "v", "--text", "t"],
     ):
         assert main([*words, "--out", out, "--revision", "v1"]) == 2, words
         assert "only a model on the hub has revisions" in capsys.readouterr().err, words

@@ -6,8 +6,8 @@ from peft import LoraConfig
 
 import tiny_coral
 import tiny_puma
+import tiny_solar
 from conjoin.models.mllm_retriever import MllmRetrieverModel
-from methods.solar import tiny_solar
 from tiny_training import make_encoder, make_rows, make_trainer
 
 

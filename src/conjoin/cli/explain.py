@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--pairs", type=int, default=64, metavar="N", help="how many of them, from the start (default: %(default)s)"
     )
-    parser.add_argument("--log", metavar="FILE", help="recipe.json, trainer_state.json or JSON lines of stage 1")
+    parser.add_argument("--log", metavar="FILE", help="recipe.json or trainer_state.json of stage 1")
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
     )
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from conjoin.data.row_images import check_placeholders, is_interleaved, plain_text
     from conjoin.devices import choose_device
     from conjoin.hub import load_model
-    from conjoin.methods.solar.explain.pair import construct_masked, explain_pair, render_explanation
+    from conjoin.trainers.solar_explain import explain_pair, render_explanation
 
     device = choose_device(args.device)
     loaded, processor = load_model(args.model, revision=args.revision)
@@ -65,15 +65,13 @@ def run(args: argparse.Namespace) -> None:
         check_placeholders(args.text, len(args.image), "--text")
     explanation = explain_pair(model, processor, args.image, plain_text(args.image, args.text))
     thresholds, curves = _thresholds(args, model, processor)
-    segments, samples = construct_masked(explanation, thresholds, args.seed)
     page = render_explanation(
         explanation,
         args.out,
         image_threshold=thresholds["image"],
         text_threshold=thresholds["text"],
-        segments=segments,
-        samples=samples,
         curves=curves,
+        seed=args.seed,
     )
     print(f"wrote {page} and {page.with_name('explanation.png')}")
 
@@ -82,14 +80,14 @@ def _thresholds(args: argparse.Namespace, model: Any, processor: Any) -> "tuple[
     """Thresholds by modality (given, else fitted to pairs, else the last of a log, else None), and charts."""
     from conjoin.data.row_images import row_item
     from conjoin.losses import qda_threshold
-    from conjoin.methods.solar.explain.charts import (
+    from conjoin.trainers.solar_explain import (
         MODALITIES,
         distribution_curves,
         last_thresholds,
         read_log,
         score_histogram,
+        score_populations,
     )
-    from conjoin.methods.solar.explain.pair import score_populations
 
     thresholds: dict[str, Any] = {"image": None, "text": None}
     curves = []

@@ -24,7 +24,7 @@ SETTINGS = (
 """Settings; an absolute path in one of them is shortened to its last part."""
 BELONGS = (
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
-    "projection_heads.safetensors",  # of SOLAR's first stage
+    "solar_loss.safetensors",  # of SOLAR's first stage
     *SETTINGS,
     *("tokenizer.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),

@@ -35,3 +35,10 @@ from .recipe import (
     recipe_folder as recipe_folder,
 )
 from .runs import build_trainer as build_trainer, run as run, train as train
+from .solar import (
+    SolarStage1Config as SolarStage1Config,
+    SolarStage1Trainer as SolarStage1Trainer,
+    SolarStage2Config as SolarStage2Config,
+    SolarStage2Trainer as SolarStage2Trainer,
+)
+from .solar_explain import explain_pair as explain_pair

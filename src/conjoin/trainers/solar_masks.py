@@ -1,8 +1,8 @@
-"""Find and mask the tokens that image and text share: scores of windows, evolutionary mask, segments, samples."""
+"""Find and mask the tokens that image and text share: scores, evolutionary mask, segments, samples."""
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,35 +11,61 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import linkage
 from torch import Tensor
 
-from conjoin.losses import LocalScores, ScoreStatistics
+from conjoin.losses import AlignmentTerms, LocalScores, ScoreStatistics, Threshold, alignment_terms, qda_threshold
+from conjoin.models.joint_encoder import JointEncoderOutput
 
 SCHEDULES = ("linear", "cosine")
 PATCH_WINDOW, PATCH_STRIDE, WORD_WINDOW = 4, 3, 2
 IMAGES_PER_BLOCK = 32
 """Number of images whose distances are in memory at once."""
-ROLES = ("positive", "image_difference", "text_difference", "intersection")
-"""The masked part of each constructed sample: the intersection in one modality (the other keeps it), the difference of
-the image, the difference of the text, or the intersection in both. The first is a positive, the others negatives."""
+ROLES = {
+    "positive": "positive: intersection of one masked",
+    "image_difference": "negative: difference of image masked",
+    "text_difference": "negative: difference of text masked",
+    "intersection": "negative: both intersections masked",
+}
+"""The constructed samples of an anchor, and what is masked in each: one positive, then three negatives."""
 
 
-class Modality(NamedTuple):
-    """One modality of N pairs.
+class PairTokens(NamedTuple):
+    """Adapter tokens of image-text pairs.
 
     Args:
-        tokens: `(N, T, d)` local tokens, the input of E_VL.
-        mask: `(N, T)` bool, True for the tokens that exist.
-        embeddings: `(N, d)` the embedding of this modality alone, raw.
+        image: `(N, 1 + P, d)` [v_cls; V'].
+        text: `(N, 1 + T, d)` [l_cls; L'].
+        image_mask: `(N, P)` bool, True for the tokens of V' that exist.
+        text_mask: `(N, T)` bool, True for the tokens of L' that exist.
     """
 
-    tokens: Tensor
-    mask: Tensor
-    embeddings: Tensor
+    image: Tensor
+    text: Tensor
+    image_mask: Tensor
+    text_mask: Tensor
+
+
+def pair_tokens(output: JointEncoderOutput) -> PairTokens:
+    """Return the tokens of a batch of pairs.
+
+    Raises:
+        ValueError: A row has no local image token or no local text token.
+    """
+    for name, mask in (("image", output.image_token_mask), ("text", output.text_token_mask)):
+        if mask is None or not mask.any(1).all():
+            lacking = "all" if mask is None else (~mask.any(1)).nonzero().flatten().tolist()[:5]
+            raise ValueError(f"SOLAR trains on image-text pairs; rows without {name} tokens: {lacking}")
+    tokens = (output.image_tokens, output.text_tokens, output.image_token_mask, output.text_token_mask)
+    return PairTokens(*cast("tuple[Tensor, Tensor, Tensor, Tensor]", tokens))
+
+
+def align(tokens: PairTokens, margin: float = 0.1, reduce_scores_across_devices: bool = False) -> AlignmentTerms:
+    """Score local tokens against the other modality's global token, and compute the alignment loss (Eq. 1)."""
+    image, text, image_mask, text_mask = tokens
+    parts = (text[:, 0], image[:, 1:], image_mask, image[:, 0], text[:, 1:], text_mask)
+    return alignment_terms(*parts, margin=margin, reduce_scores_across_devices=reduce_scores_across_devices)
 
 
 @torch.no_grad()
-def window_scores(
-    encode: Callable[[Tensor, Tensor], Tensor], image: Modality, text: Modality
-) -> tuple[LocalScores, LocalScores]:
+def window_scores(encode: Callable[[Tensor, Tensor], Tensor], tokens: PairTokens) -> tuple[LocalScores, LocalScores]:
     """Score every patch against its text's embedding, and every word against its image's.
 
     E_VL embeds windows of the tokens alone: squares of 4 x 4 patches at a stride of 3, and two words. The score of a
@@ -50,8 +76,7 @@ def window_scores(
 
     Args:
         encode: E_VL: maps tokens `(M, S, d)` and weights `(M, S)` to embeddings `(M, d)`.
-        image: The images; the patches of each fill a square grid.
-        text: The texts, of the same rows.
+        tokens: Of the pairs; the patches of each fill a square grid. Global tokens are not used.
 
     Returns:
         The scores of patches and of words, with the statistics of matching and other pairs.
@@ -59,7 +84,7 @@ def window_scores(
     Raises:
         ValueError: The patches do not fill a square.
     """
-    patches, words, device = image.tokens.shape[1], text.tokens.shape[1], image.tokens.device
+    (patches, words), device = (mask.shape[1] for mask in tokens[2:]), tokens.image.device
     side = round(patches**0.5)
     if side * side != patches:
         raise ValueError(f"window scores need a square grid of patches, got {patches} patches")
@@ -68,38 +93,65 @@ def window_scores(
     grid = torch.arange(patches, device=device).view(side, side)
     squares = [grid[top : top + width, left : left + width].flatten() for top in starts for left in starts]
     phrases = torch.arange(words, device=device).unfold(0, min(WORD_WINDOW, words), 1)
-    return _scores(encode, image, torch.stack(squares), text), _scores(encode, text, phrases, image)
+    image, text = (tokens.image[:, 1:], tokens.image_mask), (tokens.text[:, 1:], tokens.text_mask)
+    wholes = [encode(local, mask.float()) for local, mask in (image, text)]
+    return _scores(encode, *image, torch.stack(squares), wholes[1]), _scores(encode, *text, phrases, wholes[0])
 
 
 def _scores(
-    encode: Callable[[Tensor, Tensor], Tensor], local: Modality, windows: Tensor, other: Modality
+    encode: Callable[[Tensor, Tensor], Tensor], local: Tensor, mask: Tensor, windows: Tensor, other: Tensor
 ) -> LocalScores:
-    """Return the scores of `local`'s tokens with the embeddings of `other`, in `windows` `(W, S)` of positions."""
-    (rows, length), number = local.mask.shape, len(windows)
-    count = local.mask.sum(1, keepdim=True)
-    weights = local.mask[:, windows].float()  # (N, W, S)
+    """Return the scores of the tokens `local`, in `windows` `(W, S)` of positions, with the embeddings `other`."""
+    (rows, length), number = mask.shape, len(windows)
+    weights = mask[:, windows].float()  # (N, W, S)
     filled = weights.sum(2, keepdim=True)
     # As much weight as the whole view has, so that CLS keeps its share; an empty window gets any, and counts nowhere.
-    weights = torch.where(filled > 0, weights * count[..., None] / filled.clamp(min=1), 1.0)
-    embedded = encode(local.tokens[:, windows].flatten(0, 1), weights.flatten(0, 1)).unflatten(0, (rows, number))
+    weights = torch.where(filled > 0, weights * mask.sum(1)[:, None, None] / filled.clamp(min=1), 1.0)
+    embedded = encode(local[:, windows].flatten(0, 1), weights.flatten(0, 1)).unflatten(0, (rows, number))
     covers = torch.zeros(number, length, device=windows.device).scatter(1, windows, 1.0) * (filled > 0)  # (N, W, T)
     share = covers / covers.sum(1, keepdim=True).clamp(min=1)
-    similar = torch.einsum("nwd,md->nmw", _unit(embedded), _unit(other.embeddings))
+    unit, others = (F.normalize(embeddings.float(), dim=-1) for embeddings in (embedded, other))
+    similar = torch.einsum("nwd,md->nmw", unit, others)
     scores = torch.einsum("nmw,nwt->nmt", similar - similar.mean(1, keepdim=True), share)
-    matched = scores.diagonal(dim1=0, dim2=1).T * local.mask
+    matched = scores.diagonal(dim1=0, dim2=1).T * mask
     matching = torch.eye(rows, dtype=torch.bool, device=matched.device)[..., None]
-    exists = local.mask[:, None].expand_as(scores)
+    exists = mask[:, None].expand_as(scores)
     return LocalScores(matched, _statistics(scores, exists & matching), _statistics(scores, exists & ~matching))
-
-
-def _unit(embeddings: Tensor) -> Tensor:
-    return F.normalize(embeddings.float(), dim=-1)
 
 
 def _statistics(scores: Tensor, chosen: Tensor) -> ScoreStatistics:
     n = chosen.sum().to(scores.dtype)
     mean = (scores * chosen).sum() / n.clamp(min=1)
     return ScoreStatistics(n, mean, ((scores - mean) * chosen).square().sum())
+
+
+def fit_threshold(scores: LocalScores) -> Threshold:
+    """Return tau, where the Gaussians fitted to both populations have equal density (App. C.1)."""
+    positive, negative = scores.positive, scores.negative
+    return qda_threshold(positive.mean, positive.std, negative.mean, negative.std)
+
+
+def separation(scores: LocalScores) -> Tensor:
+    """P(s+ > s-) for scores drawn from the Gaussians fitted to both populations: 0.5 is chance."""
+    positive, negative = scores.positive, scores.negative
+    deviation = (positive.std.square() + negative.std.square()).sqrt().clamp(min=1e-12)
+    return torch.special.ndtr((positive.mean - negative.mean) / deviation)
+
+
+def mask_tokens(scores: LocalScores, exists: Tensor, rho: float, name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the evolutionary mask `(N, T)` of one modality and its metrics."""
+    tau, fallback = fit_threshold(scores)
+    above = (scores.scores > tau) & exists
+    metrics = {
+        f"{name}_threshold": tau,
+        f"{name}_threshold_fallback": fallback,
+        f"{name}_shared_rate": above.sum() / exists.sum().clamp(min=1),
+        f"{name}_empty_rate": (~above.any(1)).float().mean(),
+        f"{name}_separation": separation(scores),
+    }
+    for sign, population in (("positive", scores.positive), ("negative", scores.negative)):
+        metrics |= {f"{name}_{sign}_mean": population.mean, f"{name}_{sign}_std": population.std}
+    return evolutionary_mask(scores.scores, exists, tau, rho), metrics
 
 
 def mask_schedule(
@@ -118,10 +170,9 @@ def mask_schedule(
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; expected one of {SCHEDULES}")
-    if not 0.0 <= progress <= 1.0:
-        raise ValueError(f"progress={progress} must lie in [0, 1]")
-    if not 0.0 <= mask_warmup_ratio <= 1.0:
-        raise ValueError(f"mask_warmup_ratio={mask_warmup_ratio} must lie in [0, 1]")
+    for name, value in (("progress", progress), ("mask_warmup_ratio", mask_warmup_ratio)):
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name}={value} must lie in [0, 1]")
     if not 0.0 <= mask_start_ratio <= mask_warmup_ratio:
         raise ValueError(f"mask_start_ratio={mask_start_ratio} must lie in [0, mask_warmup_ratio={mask_warmup_ratio}]")
     if progress >= mask_warmup_ratio:
@@ -293,35 +344,38 @@ def construct_samples(
     Raises:
         ValueError: The shapes do not match.
     """
-    _check_shapes(image_scores, image_mask, text_scores, text_mask, segments)
+    if image_scores.ndim != 2 or text_scores.ndim != 2 or len(image_scores) != len(text_scores):
+        shapes = f"{tuple(image_scores.shape)} and {tuple(text_scores.shape)}"
+        raise ValueError(f"image_scores and text_scores have shapes {shapes}, expected (N, P) and (N, T)")
     if segments is None:
         segments = torch.arange(image_scores.shape[1], device=image_scores.device).expand_as(image_scores)
-    segment_scores, exists = _segment_means(image_scores, image_mask.bool(), segments)
+    for name, value, scores in (
+        ("image_mask", image_mask, image_scores),
+        ("text_mask", text_mask, text_scores),
+        ("segments", segments, image_scores),
+    ):
+        if value.shape != scores.shape:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {tuple(scores.shape)}")
+    present = image_mask.bool()
+    counts = torch.zeros_like(image_scores).scatter_add(1, segments, present.to(image_scores.dtype))
+    totals = torch.zeros_like(image_scores).scatter_add(1, segments, torch.where(present, image_scores, 0.0))
+    exists, segment_scores = counts > 0, totals / counts.clamp(min=1)
     image_in, image_out = exists & (segment_scores > image_threshold), exists & (segment_scores < image_threshold)
-    text_in, text_out = (
-        text_mask.bool() & kind for kind in (text_scores > text_threshold, text_scores < text_threshold)
-    )
+    words = text_mask.bool()
+    text_in, text_out = words & (text_scores > text_threshold), words & (text_scores < text_threshold)
     has_image, has_text = image_in.any(1), text_in.any(1)
     coin = _uniform((len(image_scores),), image_scores.device, generator) < 0.5
     from_image = has_image & (coin | ~has_text)
     both = has_image & has_text
-    dropped_segments = torch.stack(
-        [
-            _draw(image_in, generator) & from_image[:, None],
-            _draw(image_out, generator),
-            torch.zeros_like(image_in),
-            _draw(image_in, generator) & both[:, None],
-        ]
-    )
-    dropped_tokens = torch.stack(
-        [
-            _draw(text_in, generator) & ~from_image[:, None],
-            torch.zeros_like(text_in),
-            _draw(text_out, generator),
-            _draw(text_in, generator) & both[:, None],
-        ]
-    )
-    dropped_patches = dropped_segments.gather(2, segments.expand(len(ROLES), -1, -1)) & image_mask.bool()
+    shared_patches = _draw(image_in, generator) & from_image[:, None]
+    private_patches = _draw(image_out, generator)
+    both_patches = _draw(image_in, generator) & both[:, None]
+    shared_words = _draw(text_in, generator) & ~from_image[:, None]
+    private_words = _draw(text_out, generator)
+    both_words = _draw(text_in, generator) & both[:, None]
+    dropped_segments = torch.stack([shared_patches, private_patches, torch.zeros_like(image_in), both_patches])
+    dropped_tokens = torch.stack([shared_words, torch.zeros_like(text_in), private_words, both_words])
+    dropped_patches = dropped_segments.gather(2, segments.expand(len(ROLES), -1, -1)) & present
     valid = torch.stack([has_image | has_text, image_out.any(1), text_out.any(1), both])
     return ConstructedSamples((~dropped_patches).float(), (~dropped_tokens).float(), valid)
 
@@ -338,21 +392,14 @@ def mask_pixels(pixel_values: Tensor, image_weights: Tensor, patch_size: int) ->
         ValueError: The number of weights differs from the number of patches.
     """
     grid = tuple(length // patch_size for length in pixel_values.shape[-2:])
-    if image_weights.shape != (len(pixel_values), grid[0] * grid[1]):
-        expected = (len(pixel_values), grid[0] * grid[1])
+    expected = (len(pixel_values), grid[0] * grid[1])
+    if image_weights.shape != expected:
         raise ValueError(f"image_weights has shape {tuple(image_weights.shape)}, expected {expected}")
     weights = image_weights.to(pixel_values.dtype).unflatten(1, grid)
     weights = weights.repeat_interleave(patch_size, 1).repeat_interleave(patch_size, 2)[:, None]
     masked = pixel_values.clone()
     masked[..., : weights.shape[2], : weights.shape[3]] *= weights
     return masked
-
-
-def _segment_means(scores: Tensor, exists: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean score of each segment's patches `(N, P)`, and the mask of existing segments."""
-    counts = torch.zeros_like(scores).scatter_add(1, segments, exists.to(scores.dtype))
-    totals = torch.zeros_like(scores).scatter_add(1, segments, torch.where(exists, scores, 0.0))
-    return totals / counts.clamp(min=1), counts > 0
 
 
 def _draw(candidates: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -366,20 +413,3 @@ def _draw(candidates: Tensor, generator: torch.Generator | None) -> Tensor:
 def _uniform(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
     source = device if generator is None else generator.device
     return torch.rand(shape, generator=generator, device=source).to(device)
-
-
-def _check_shapes(
-    image_scores: Tensor, image_mask: Tensor, text_scores: Tensor, text_mask: Tensor, segments: Tensor | None
-) -> None:
-    if image_scores.ndim != 2 or text_scores.ndim != 2 or len(image_scores) != len(text_scores):
-        raise ValueError(
-            f"image_scores and text_scores have shapes {tuple(image_scores.shape)} and {tuple(text_scores.shape)}, "
-            "expected (N, P) and (N, T)"
-        )
-    for name, mask, scores in (
-        ("image_mask", image_mask, image_scores),
-        ("text_mask", text_mask, text_scores),
-        ("segments", image_mask if segments is None else segments, image_scores),
-    ):
-        if mask.shape != scores.shape:
-            raise ValueError(f"{name} has shape {tuple(mask.shape)}, expected {tuple(scores.shape)}")

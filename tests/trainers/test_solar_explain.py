@@ -1,6 +1,7 @@
 """What `explain` draws is what the model scores, patch by patch and word by word."""
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -10,9 +11,22 @@ from PIL import Image
 from transformers import AutoModel
 
 from conjoin.losses import alignment_terms
-from conjoin.methods.solar.explain.charts import score_histogram
-from conjoin.methods.solar.explain.pair import MaskedSample, explain_pair, render_explanation, score_populations
-from conjoin.methods.solar.explain.pictures import heat_map, masked_picture, relative, segment_map, strip, warmth
+from conjoin.trainers.solar_explain import (
+    distribution_curves,
+    explain_pair,
+    heat_map,
+    last_thresholds,
+    masked_picture,
+    read_log,
+    relative,
+    render_explanation,
+    score_histogram,
+    score_populations,
+    segment_map,
+    strip,
+    threshold_course,
+    warmth,
+)
 from tiny_training import make_encoder
 
 PAIRS = [("clip", "clip"), ("dinov2", "bert"), ("siglip", "siglip"), ("vit", "xlm_roberta")]
@@ -89,26 +103,22 @@ def test_other_models_are_refused(tiny_checkpoints, pictures):
 
 
 def test_the_page_is_complete_and_loads_nothing(explained, tmp_path):
-    half = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    words = torch.ones(len(explained.words)).index_fill(0, torch.tensor([1]), 0.0)
-    page = render_explanation(
-        explained, tmp_path / "out", image_threshold=0.1, text_threshold=0.0,
-        segments=torch.tensor([0, 0, 1, 2]), samples=[MaskedSample("a <sample>", half, words)],
-        curves=[score_histogram([0.3, 0.5], [0.1, 0.2], 0.25)],
-    )  # fmt: skip
+    low, high = (scores.median().item() for scores in (explained.image_scores, explained.text_scores))
+    curve = score_histogram([0.3, 0.5], [0.1, 0.2], 0.25)
+    page = render_explanation(explained, tmp_path / "out", image_threshold=low, text_threshold=high, curves=[curve])
     text = page.read_text()
-    assert "a &lt;sample&gt;" in text
-    assert "3 segments" in text
-    assert text.count("<img") == 5  # image, heat, above the threshold, segments, sample
+    assert re.search(r"\d segments", text)
+    assert text.count("<img") == 8  # image, heat, above the threshold, segments, four samples
+    assert (text.count("positive: "), text.count("negative: ")) == (3, 9)  # a picture, its caption and a line of each
     assert text.count("<svg") == 1
     assert "default-src 'none'" in text
     assert not re.search(r"<script|(src|href)=\"(?!data:)", text)
     assert f"{explained.similarity:.3f}" in text
     for word, score in zip(explained.words, explained.text_scores, strict=True):
         assert f"{word} <small>{score:.2f}</small>" in text
-    assert f"<s>{explained.words[1]}</s>" in text  # the word that is left out
+        assert score > high or f"<s>{word}</s>" in text  # left out
     picture = Image.open(tmp_path / "out/explanation.png")
-    assert picture.width > 5 * 280
+    assert picture.width > 8 * 280
 
 
 def test_words_and_names_are_escaped(explained, tmp_path):
@@ -123,7 +133,7 @@ def test_words_and_names_are_escaped(explained, tmp_path):
 
 def test_without_thresholds_only_scores_are_shown(explained, tmp_path):
     text = render_explanation(explained, tmp_path).read_text()
-    assert text.count("<img") == 2
+    assert text.count("<img") == 3  # image, heat, segments
     assert "above" not in text
     assert "<svg" not in text
 
@@ -156,8 +166,6 @@ def test_each_patch_is_painted_where_it_is():
     assert drawn["masked"].getpixel((0, 0)) == (0, 0, 0)
     assert drawn["masked"].getpixel((419, 279)) == (128, 128, 128)
     assert min(drawn["pale"].getpixel((419, 279))) > 190
-    with pytest.raises(ValueError, match=r"shape \(5,\), expected one for each of 2 x 3 patches"):
-        heat_map(black, [0, 0, 0, 0, 1], (2, 3))
 
 
 def test_long_lines_of_words_are_wrapped():
@@ -166,3 +174,57 @@ def test_long_lines_of_words_are_wrapped():
     short, long = strip([panel], [("line", words[:2])]), strip([panel], [("line", words)])
     assert short.width == long.width > 100
     assert long.height > short.height + 200
+
+
+# Charts
+
+
+def entry(step, threshold=0.2):
+    moments = {"positive_mean": 0.4, "positive_std": 0.1, "negative_mean": 0.0, "negative_std": 0.05}
+    numbers = {f"{modality}_{name}": value for modality in ("image", "text") for name, value in moments.items()}
+    return {"step": step, "loss": 1.0, "image_threshold": threshold, "text_threshold": -threshold} | numbers
+
+
+LOG = [{"step": 0, "eval_loss": 2.0}, *(entry(step, step / 10) for step in range(1, 6)), {"train_runtime": 3.0}]
+
+
+def test_a_histogram_is_a_density_with_the_threshold_upright():
+    random = np.random.default_rng(0)
+    curve = score_histogram(random.normal(0.5, 0.1, 5000), random.normal(0.0, 0.1, 5000), 0.25, "title", bins=30)
+    assert list(curve.series) == ["S⁺", "S⁻", "τ = 0.250"]
+    for name, mean in (("S⁺", 0.5), ("S⁻", 0.0)):
+        x, y = np.array(curve.series[name]).T
+        assert len(x) == 30
+        assert np.sum(y) * (x[1] - x[0]) == pytest.approx(1.0)
+        assert x[y.argmax()] == pytest.approx(mean, abs=0.1)
+    assert [point[0] for point in curve.series["τ = 0.250"]] == [0.25, 0.25]
+    assert len(score_histogram([0.5], [0.5]).series) == 2
+
+
+def test_the_course_and_snapshots_of_a_log():
+    course = threshold_course(LOG)
+    assert course.series["τ"] == [[step, step / 10] for step in range(1, 6)]
+    curves = distribution_curves(LOG, snapshots=3)
+    steps = [curve.title.rpartition(" ")[2] for curve in curves if "step" in curve.title]
+    assert steps == ["1", "3", "5"] * 2
+    assert len(distribution_curves(LOG[1:2])) == 4
+    for name, mean, std in (("S⁺", 0.4, 0.1), ("S⁻", 0.0, 0.05)):  # the Gaussians have the logged moments
+        x, y = np.array(curves[-1].series[name]).T
+        weight = y * (x[1] - x[0])
+        assert weight.sum() == pytest.approx(1, abs=1e-3)
+        assert (weight * x).sum() == pytest.approx(mean, abs=1e-3)
+        assert np.sqrt((weight * (x - mean) ** 2).sum()) == pytest.approx(std, abs=1e-3)
+    assert "τ = -0.500" in curves[-1].series
+    assert last_thresholds(LOG) == {"image": 0.5, "text": -0.5}
+    with pytest.raises(ValueError, match="none of 1 log entries has scores of the image"):
+        threshold_course([{"step": 1, "loss": 2.0}])
+
+
+def test_logs_are_read_from_all_that_write_them(tmp_path):
+    for name, content in {"recipe.json": {"log": LOG}, "trainer_state.json": {"log_history": LOG}}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+        assert read_log(tmp_path / name) == LOG
+    for text in ("{", "{}", "[]"):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ValueError, match=r"bad.json: expected JSON with a list of log entries"):
+            read_log(tmp_path / "bad.json")
