@@ -13,9 +13,8 @@ from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.retrieval import ItemEncoder, exact_search
 from conjoin.trainers.compress import readout_attention, readout_states
+from conjoin.trainers.gradient_cache import cached_backward, total_loss
 from conjoin.trainers.solar_explain import explain_pair, score_populations
-from conjoin.training.gradient_cache import cached_backward
-from conjoin.training.objective import total_loss
 from models.tiny_models import MODELS
 from second_device import move, second_device
 from tiny_mllms import MLLMS
@@ -54,13 +53,13 @@ def step(objective, batch, chunk):
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_training_step(name, chunk, tiny_checkpoints, mllm_checkpoints, tmp_path):
     trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path)
-    batch = trainer._objective_inputs(next(iter(trainer.get_train_dataloader())))
-    expected = step(trainer.objective, batch, chunk)
+    batch = trainer._loss_inputs(next(iter(trainer.get_train_dataloader())))
+    expected = step(trainer.model, batch, chunk)
     teacher = getattr(trainer, "teacher", None)
     with second_device() as device:
         if isinstance(teacher, torch.nn.Module):  # not a submodule
             move(teacher)
-        found = step(move(trainer.objective), send_to_device(batch, device), chunk)
+        found = step(move(trainer.model), send_to_device(batch, device), chunk)
     assert found[0] == pytest.approx(expected[0], rel=1e-3, abs=1e-5) and len(expected[1]) > 1
     assert found[1].keys() == expected[1].keys()
     for parameter, gradient in expected[1].items():  # attention has another kernel there

@@ -3,7 +3,6 @@
 Collections are in `retrieval/test_collection_damage.py`.
 """
 
-import random
 import shutil
 
 import pytest
@@ -14,8 +13,6 @@ from conjoin.hub import load_model
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.storage import write_checksums
-from conjoin.training.features import CachedFeatures, FeatureCache
-from conjoin.training.run_folder import begin_checkpoint, check_checkpoint, complete_checkpoint
 from damage import wrong_after_damage
 from tiny_caches import Cache, read_mined
 
@@ -43,17 +40,6 @@ def read_rows(folder):
     return [{name: tensor.tolist() for name, tensor in row.items()} for row in rows], rows.key
 
 
-def make_features(folder):
-    images = {"ids": torch.arange(3), "image_features": torch.rand(3, 1, 2), "text_rows": torch.arange(3)[:, None]}
-    parts = {"images": images, "texts": {"text_features": torch.rand(3, 2)}}
-    for name, tensors in parts.items():
-        FeatureCache.make(folder / name, 3, 8, {"data": "x"}, lambda _, tensors=tensors: tensors)
-
-
-def read_features(folder):
-    return [{name: tensor.tolist() for name, tensor in row.items()} for row in CachedFeatures(folder, first_only=True)]
-
-
 def read_model(folder):
     model, processor = load_model(folder)
     return [tensor.sum().item() for tensor in model.state_dict().values()], model.config.to_dict(), repr(processor)
@@ -67,14 +53,6 @@ def make_stock(folder):
     ViTModel(ViTConfig(image_size=16, patch_size=8, **sizes)).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
     write_checksums(folder, sorted(path.name for path in folder.iterdir()))
-
-
-def make_checkpoint(folder):
-    begin_checkpoint(folder)
-    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "shards/rng_state_0.pth"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(random.Random(name).randbytes(300))
-    complete_checkpoint(folder)
 
 
 def make_texts(folder):
@@ -92,10 +70,8 @@ def read_texts(folder):
 KINDS = {
     "mined negatives": (make_mined, read_mined),
     "a cache of rows": (make_rows, read_rows),
-    "a cache of features": (make_features, read_features),
     "a model": (None, read_model),
     "a stock model": (make_stock, lambda folder: load_encoder(folder).fingerprint),
-    "a checkpoint of training": (make_checkpoint, check_checkpoint),
     "an evaluation": (make_texts, read_texts),
 }
 

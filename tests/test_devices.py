@@ -11,7 +11,7 @@ from conjoin import devices
 from conjoin.cli.main import main
 from conjoin.devices import choose_bf16, choose_device
 from conjoin.retrieval import ItemEncoder, load_encoder
-from conjoin.training import RetrievalConfig
+from conjoin.trainers import RetrievalConfig
 
 
 def test_the_device_asked_for_or_the_best(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from conjoin.data import json_files
 from conjoin.data.pair_sources import open_table
 from conjoin.retrieval import Collection, load_encoder
-from conjoin.training import load_recipe
+from conjoin.trainers import load_recipe
 from tiny_collections import clustered, made
 from tiny_embedders import save_embedder
 
@@ -105,7 +105,7 @@ def test_a_hostile_file_is_a_named_error(case, tmp_path, monkeypatch):
 
 
 def test_a_recipe_may_have_a_few_aliases_and_a_table_may_be_compressed_well(tmp_path):
-    made_by_hand = "method: &m contrastive\nmodel: {}\ntraining: {output_dir: *m}\n"
+    made_by_hand = "trainer: &m contrastive\noutput_dir: *m\n"
     (tmp_path / "recipe.yaml").write_text(made_by_hand)
     assert load_recipe(tmp_path / "recipe.yaml").training.output_dir == "contrastive"
     with gzip.open(tmp_path / "table.csv.gz", "wb") as file:

@@ -11,8 +11,6 @@ import pytest
 import conjoin
 from conjoin import losses
 from conjoin.data.emoji.sample import INSTALL
-from conjoin.methods.gcl import GclConfig
-from conjoin.training import load_recipe
 
 RECIPES = Path(__file__).parents[1] / "training_args"
 DEMO = RECIPES / "sample/demo.yaml"
@@ -79,78 +77,6 @@ def test_public_names_resolve():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="JointEncoder2"):
         conjoin.JointEncoder2  # noqa: B018
-
-
-def test_overrides_reach_their_section_and_numbers_are_numbers(tmp_path):
-    recipe = load_recipe(
-        DEMO,
-        {
-            "training.learning_rate": "1e-4",
-            "training.output_dir": str(tmp_path),
-            "model.config.hidden_size": "64",
-            "training.save_strategy": "no",
-            "training.matryoshka_dims": "[64, 32]",
-            "data.id_column": "key",
-            "model.lora.r": "4",
-        },
-    )
-    assert (recipe.data.id_column, recipe.model.lora.r, recipe.model.lora.alpha) == ("key", 4, 32)
-    assert recipe.training.matryoshka_dims == (64, 32)
-    assert isinstance(recipe.training, GclConfig)
-    assert recipe.training.learning_rate == 1e-4
-    assert recipe.model.config["hidden_size"] == 64
-    assert recipe.training.save_strategy == "no"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("training.learning_rat", "1", "unknown key 'learning_rat'; did you mean 'learning_rate'"),
-        ("model.visoin", "1", "did you mean 'vision'"),
-        ("trainig", "1", "did you mean 'training'"),
-        ("data.zzz", "1", "unknown key 'zzz'; expected one of"),
-        ("method", "gcll", "method 'gcll'; did you mean 'gcl'"),
-        ("method.kind", "1", "override --method.kind: 'method' is not a section"),
-        ("data.source", "[a", "override --data.source: not valid YAML"),
-    ],
-)
-def test_a_wrong_override_is_named(key, value, message):
-    with pytest.raises(ValueError, match=message):
-        load_recipe(DEMO, {key: value})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("method: gcl\nmodel: clip\ntraining: {output_dir: x}", "model is a section with keys of its own, got 'clip'"),
-        ("method: gcl\nmodel: {}\ntraining: fast", "training is a section with keys of its own, got 'fast'"),
-        ("method: gcl\nmodel: {lora: 16}\ntraining: {output_dir: x}", "lora is a section"),
-        ("method: gcl\nmodel: {}", "missing training"),
-        ("- method: gcl", "a recipe is a mapping of sections, got list"),
-        ("", "a recipe is a mapping of sections, got NoneType"),
-        ("method: [gcl", "not valid YAML: while parsing a flow sequence .* line 1"),
-        ("model: {}\ntraining: {output_dir: x}", "method 'None'; expected one of"),
-    ],
-)
-def test_a_malformed_recipe_is_named_with_its_mistake(tmp_path, text, message):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_recipe(path)
-    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
-
-
-def test_a_recipe_may_leave_sections_empty_and_write_numbers_freely(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(
-        f"method: contrastive\nmodel: {{lora: null}}\ndata:\nfeatures:\n"
-        f"training: {{output_dir: {tmp_path}, learning_rate: 1e-5, weight_decay: 5E-2, eval_strategy: no}}\n"
-    )
-    recipe = load_recipe(path)
-    assert (recipe.training.learning_rate, recipe.training.weight_decay) == (1e-5, 0.05)
-    assert recipe.training.eval_strategy == "no"
-    assert recipe.data.source == "emoji" and recipe.features is None and recipe.model.lora is None
-    assert load_recipe(path, {"data.source": "x.csv"}).data.source == "x.csv"
 
 
 def test_the_lowest_versions_that_are_tested_are_those_of_the_project():

@@ -15,8 +15,6 @@ from conjoin.hub import export, load_model
 from conjoin.retrieval import faiss_index
 from conjoin.retrieval.mining.negatives import write_mined
 from conjoin.storage import check_checksums, checksummed_path, publish_folder, write_text
-from conjoin.training import RetrievalConfig
-from conjoin.training.run_folder import begin_checkpoint, complete_checkpoint, open_run_folder, remove_old
 from power_loss import Disk, write_tree
 from tiny_caches import Cache, read_mined
 
@@ -46,23 +44,6 @@ def make_model(folder, number, model):
 def read_model(folder):
     load_model(folder / "runs" / "model")
     return files(folder / "runs" / "model")
-
-
-def make_checkpoint(folder, number, model):
-    with open_run_folder(RetrievalConfig(output_dir=str(folder / "run")), False, True):
-        checkpoint = folder / "run" / f"checkpoint-{number}"
-        begin_checkpoint(checkpoint)
-        for name in ("model.safetensors", "optimizer.pt", "shards/0.pth"):
-            (checkpoint / name).parent.mkdir(exist_ok=True)
-            (checkpoint / name).write_bytes(f"{name} {number}".encode())
-        complete_checkpoint(checkpoint)
-        remove_old(folder / "run", 1, None)
-
-
-def read_checkpoint(folder):
-    """What a run resumes from."""
-    with open_run_folder(RetrievalConfig(output_dir=str(folder / "run")), True, False) as checkpoint:
-        return files(checkpoint)
 
 
 def make_mined(folder, number, model):
@@ -105,7 +86,6 @@ def read_faiss(folder):
 
 KINDS = {  # what writes, what reads, whether the old state is there until the new one is
     "cache": (make_cache, read_cache, False),
-    "checkpoint": (make_checkpoint, read_checkpoint, True),
     "dataset": (make_dataset, read_dataset, None),
     "faiss": (make_faiss, read_faiss, False),
     "mined": (make_mined, read_mined, True),

@@ -15,13 +15,12 @@ import yaml
 from huggingface_hub import constants
 
 from conjoin.cli import main as cli
-from conjoin.cli.train import parse_overrides
 from conjoin.data.row_images import ALLOW_ROOTS
 from conjoin.hub import export
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.models.mllm_retriever import MllmRetrieverModel
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.training import load_recipe
+from conjoin.trainers import load_recipe
 from loopback_hub import ENVIRONMENT
 from test_docs import parse, plain_commands
 from tiny_catalogue import products, write_catalogue
@@ -40,9 +39,9 @@ STAMPS = "stamps/usr/share/tuxpaint/stamps"
 STEP = {"max_steps": 1, "use_cpu": True, "dataloader_num_workers": 0}
 PIXELS = {"min_pixels": 64, "max_pixels": 576}
 RECIPES = {
-    "sample/demo.yaml": {"model": {"config": {"hidden_size": 24, "num_attention_heads": 2}}},
-    "solar/sample_stage1.yaml": {"training": {"max_steps": 2}},
-    "solar/sample_stage2.yaml": {"training": {"max_steps": 2, "min_separation": 0}},
+    "sample/demo.yaml": {"model_init_kwargs": {"hidden_size": 24, "num_attention_heads": 2}},
+    "solar/sample_stage1.yaml": {"max_steps": 2},
+    "solar/sample_stage2.yaml": {"max_steps": 2, "min_separation": 0},
     "puma/stage1_qwen2_vl_7b.yaml": {"model_init_kwargs": {"keep_layers": 2}, **PIXELS, **STEP},
     "puma/stage2_qwen2_vl_7b.yaml": STEP,
     "finetune/qwen3_vl_embedding.yaml": {**PIXELS, **STEP},
@@ -205,7 +204,7 @@ def run_commands(code, parse_only, monkeypatch):
             arguments = words[words.index("conjoin") + 1 :]
             parsed, rest = parse(arguments)
             if arguments[0] == "train":
-                load_recipe(parsed.recipe, parse_overrides([*rest, "--training.bf16", "false"]))
+                load_recipe(parsed.recipe, [*rest, "--bf16", "false"])
 
 
 def sizes(arguments):

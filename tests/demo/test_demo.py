@@ -52,7 +52,7 @@ def test_demo(few, tmp_path, capsys):
 
 
 def test_files_that_no_demo_wrote_stay(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("conjoin.training.train", None)
+    monkeypatch.setattr("conjoin.demo.sample.train", None)
     picture = tmp_path / "gallery" / "2024" / "holiday.jpg"
     picture.parent.mkdir(parents=True)
     picture.touch()

@@ -11,7 +11,7 @@ from conjoin.hub import check_model, export, is_own_model, load_config, load_mod
 from conjoin.models.joint_encoder import JointEncoderConfig
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import load_encoder
-from conjoin.training import ModelArguments, build_model
+from conjoin.trainers import ModelArguments
 
 UNCHECKED = shutil.ignore_patterns("SHA256SUMS")
 UNREACHABLE = "http://127.0.0.1:9"
@@ -146,8 +146,12 @@ def test_without_a_network_the_message_names_the_model_and_a_recipe(endpoint):
     for load in (check_model, load_model, load_encoder):
         with pytest.raises(FileNotFoundError, match=r"^cannot load the model 'o/m': .* the hub cannot be reached: \S"):
             load("o/m")
-    with pytest.raises(FileNotFoundError, match=r"model.text: .*'o/m'.*downloads nothing is '.*sample.yaml'$"):
-        build_model(ModelArguments(vision="sample", text="o/m"))
+    with pytest.raises(
+        FileNotFoundError, match=r"^text_model_name_or_path: .*'o/m'.*downloads nothing is '.*sample.yaml'$"
+    ):
+        ModelArguments(
+            model_type="joint_encoder", vision_model_name_or_path="sample", text_model_name_or_path="o/m"
+        ).load()
     assert time.monotonic() - started < 4
 
 

@@ -8,8 +8,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from conjoin.data.emoji.multilingual import read_e5
-from conjoin.training import ModelArguments, build_model
-from conjoin.training.models import TEXT_TOWERS
+from conjoin.trainers.recipe import TEXT_TOWERS, ModelArguments
 
 PIECES = [
     ("<s>", 0),
@@ -111,6 +110,11 @@ def test_a_recipe_reads_it_once(file, tiny_checkpoints, monkeypatch):
 
     monkeypatch.setitem(TEXT_TOWERS, "sample-multilingual", load)
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_vl_layers": 0}
-    towers = {"vision": str(tiny_checkpoints["dinov2"]), "text": "sample-multilingual"}
-    model, processor = build_model(ModelArguments(architecture="joint_encoder", config=sizes, **towers))
+    vision = str(tiny_checkpoints["dinov2"])
+    model, processor = ModelArguments(
+        model_type="joint_encoder",
+        vision_model_name_or_path=vision,
+        text_model_name_or_path="sample-multilingual",
+        model_init_kwargs=sizes,
+    ).load()
     assert model(**processor(["ein Hund"])).embeddings.shape == (1, 64) and read == [file]
