@@ -15,24 +15,12 @@ from conjoin.processing import MllmRetrieverProcessor
 from test_hostile_inputs import guarded
 
 RECIPE = """
-trainer: puma_stage2
-model_name_or_path: {mllm}
-model_init_kwargs: {{keep_layers: 2}}
-freeze_towers: true
-use_peft: true
-lora_r: 2
-lora_target_modules: ['.*language_model.*']
-dataset_format: nli
-dataset_name: {data}
-output_dir: {out}
-max_steps: 2
-per_device_train_batch_size: 4
-use_cpu: true
-report_to: none
-learning_rate: 1e-2
-save_strategy: steps
-save_steps: 1
-disable_tqdm: true
+method: puma_stage2
+model: {{architecture: mllm_retriever, mllm: {mllm}, config: {{keep_layers: 2}}, freeze_towers: true,
+  lora: {{r: 2, towers: [text_model]}}}}
+data: {{format: nli, source: {data}}}
+training: {{output_dir: {out}, max_steps: 2, per_device_train_batch_size: 4, use_cpu: true, report_to: none,
+  learning_rate: 1e-2, save_strategy: steps, save_steps: 1, disable_tqdm: true}}
 """
 
 
@@ -126,9 +114,9 @@ def test_a_checkpoint_is_merged_by_its_recipe(mllm, base, tmp_path, capsys):
     assert any(not torch.equal(final[name], value) for name, value in merged[1].items())
     capsys.readouterr()
     words = ["merge-adapter", str(out / "checkpoint-2"), "--recipe", str(recipe), "--out", str(tmp_path / "no")]
-    assert main([*words, "--lora_r", "3"]) == 2
+    assert main([*words, "--model.lora.r", "3"]) == 2
     assert 'do not fit "the recipe\'s model"' in capsys.readouterr().err
-    assert main([*words, "--model_init_kwargs", '{"keep_layers": 1}']) == 2
+    assert main([*words, "--model.config.keep_layers=1"]) == 2
     assert "weights are missing or of another shape and" in capsys.readouterr().err
 
 
@@ -136,9 +124,9 @@ def test_what_is_no_adapter_is_named(base, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for words, message in (
         ([str(tmp_path / "empty")], "no adapter_config.json in"),
-        ([base], "expected a folder that peft wrote"),
+        ([base], "for the checkpoint of a training run give its recipe"),
         ([str(tmp_path / "absent")], "no such folder"),
-        ([base, "--lora_r", "3"], "--lora_r changes a recipe, but there is no --recipe"),
+        ([base, "--model.lora.r", "3"], "--model.lora.r changes a recipe, but there is no --recipe"),
     ):
         assert main(["merge-adapter", *words, "--out", str(tmp_path / "x")]) == 2
         assert message in capsys.readouterr().err

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from conjoin.hub import load_model
+from conjoin.methods.puma.teachers import FullTeacher
 from tiny_trainers import TRAINERS, make_any
 from tiny_training import cached_step, plain_step
 
@@ -42,8 +43,8 @@ def test_a_step_of_the_gradient_cache_is_the_plain_one(name, tiny_checkpoints, m
     more = {"decoded_rows": 3} if "Coral" in name else {}
     trainer = make_any(name, tiny_checkpoints, mllm_checkpoints("qwen2_vl")[0], tmp_path, rows=6, **more)
     objective = trainer.objective.double().requires_grad_(True)
-    if isinstance(teacher := getattr(trainer, "teacher", None), torch.nn.Module):  # not a submodule
-        teacher.double()
+    for teacher in getattr(objective, "_teacher", ()):  # not a submodule
+        (teacher.model if isinstance(teacher, FullTeacher) else teacher.layers).double()
     batch = trainer._objective_inputs(next(iter(trainer.get_train_dataloader())))
     _, expected = plain_step(objective, batch)
     _, found = cached_step(objective, batch, 3)
