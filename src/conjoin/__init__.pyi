@@ -56,7 +56,6 @@ from conjoin.retrieval import (
     search_items as search_items,
 )
 from conjoin.trainers import (
-    CompressOptions as CompressOptions,
     ContrastiveConfig as ContrastiveConfig,
     ContrastiveTrainer as ContrastiveTrainer,
     CoralConfig as CoralConfig,
@@ -73,11 +72,14 @@ from conjoin.trainers import (
     SolarStage1Trainer as SolarStage1Trainer,
     SolarStage2Config as SolarStage2Config,
     SolarStage2Trainer as SolarStage2Trainer,
-    analyse_mllm as analyse_mllm,
-    compress as compress,
     explain_pair as explain_pair,
     load_recipe as load_recipe,
     train as train,
+)
+from conjoin.trainers.compress import (
+    CompressOptions as CompressOptions,
+    analyse_mllm as analyse_mllm,
+    compress as compress,
 )
 
 __version__: str

@@ -4,7 +4,6 @@ from .base import (
     TemperatureConfig as TemperatureConfig,
     load_trainable as load_trainable,
 )
-from .compress import CompressOptions as CompressOptions, analyse_mllm as analyse_mllm, compress as compress
 from .contrastive import (
     ContrastiveConfig as ContrastiveConfig,
     ContrastiveTrainer as ContrastiveTrainer,
