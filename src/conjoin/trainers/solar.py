@@ -476,7 +476,8 @@ class SolarStage2Rows(EpochRows):
 
     Args:
         rows: Pairs, or their `CachedFeatures`.
-        mined: From the id of each row to those of its negatives; None for no negatives.
+        mined: From the id of each row to those of its negatives, or a dataset with the columns `id` and `negatives`;
+            None for no negatives.
         per_anchor: Negatives sampled per anchor; missing negatives are filled with the anchor and marked as absent.
         augment: Makes the image of the augmented version, for which `CachedFeatures` use another stored copy; None for
             rows without one.
@@ -491,13 +492,15 @@ class SolarStage2Rows(EpochRows):
     def __init__(
         self,
         rows: Any,
-        mined: Mapping[str, Sequence[str]] | None = None,
+        mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
         per_anchor: int = 2,
         augment: Callable[[Image.Image], Image.Image] | None = None,
         seed: int = 0,
         candidates: datasets.Dataset | None = None,
     ) -> None:
         super().__init__(rows, seed)
+        if isinstance(mined, datasets.Dataset):
+            mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined, self.per_anchor, self.augment = mined, per_anchor, augment
         self.candidates = rows if candidates is None else candidates
         if candidates is not None and isinstance(rows, CachedFeatures):
@@ -577,8 +580,7 @@ class SolarStage2Trainer(SolarTrainer):
         train_dataset: Rows `{"image", "text", "id", "group"?}`, or `SolarStage2Rows` of them.
         eval_dataset: Rows of pairs, for R@k.
         processing_class: The model's processor.
-        mined: In place of the folder `args.mined`: a mapping from the id of each row to those of its negatives, or a
-            dataset with the columns `id` and `negatives`.
+        mined: In place of the folder `args.mined`, as for `SolarStage2Rows`.
         kwargs: As for `RetrievalTrainer`: `peft_config`, `columns` ...
 
     Raises:
@@ -599,8 +601,6 @@ class SolarStage2Trainer(SolarTrainer):
         mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
         **kwargs: Any,
     ) -> None:
-        if isinstance(mined, datasets.Dataset):
-            mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined = mined
         super().__init__(model, args, train_dataset, eval_dataset, processing_class, **kwargs)
         self.data_collator = SolarStage2Collator(self.data_collator)
