@@ -7,10 +7,10 @@ from PIL import Image
 
 from conjoin.evaluation import EvaluateOptions, RetrievalTask, Rows, evaluate_tasks
 from conjoin.evaluation.benchmark import baseline_table, tower_encoder
-from conjoin.trainers.solar_explain import explain_pair
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.processing import ImageTextProcessor
 from conjoin.retrieval import ItemEncoder
+from conjoin.trainers.solar_explain import explain_pair
 from tiny_encoder import tiny_encoder
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from conjoin.serving.html import data_uri, escape
 
 if TYPE_CHECKING:
-    from conjoin.trainers.solar_explain import Explanation
     from conjoin.serving.searcher import Searcher
+    from conjoin.trainers.solar_explain import Explanation
 
 _PIXELS = 320
 
@@ -29,9 +29,9 @@ def explain_result(searcher: "Searcher", text: str | None, images: list[Any], ro
         NotExplainedError: The model is no joint encoder or an ONNX export, or there is no image beside a text.
     """
     from conjoin.data.row_images import plain_text
-    from conjoin.trainers.solar_explain import explain_pair
     from conjoin.models.joint_encoder import JointEncoderModel
     from conjoin.retrieval.pictures import picture_folders
+    from conjoin.trainers.solar_explain import explain_pair
 
     encoder = searcher.encoder
     if not isinstance(encoder.model, JointEncoderModel):
