@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
-from conjoin.storage import model_fingerprint, processor_digest, row_digest, weights_digest
+from conjoin.storage import model_fingerprint, processor_digest, row_digest, rows_digest, weights_digest
+from tiny_training import make_rows
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
@@ -106,3 +107,20 @@ def test_a_row_is_known_by_the_values_of_an_array():
     assert str(blank) == str(spot) and row_digest({"image": blank}) != row_digest({"image": spot})
     picture = Image.fromarray(spot)
     assert row_digest({"image": spot}) == row_digest({"image": torch.tensor(spot)}) == row_digest({"image": picture})
+
+
+def test_the_digest_of_rows_sees_what_a_teacher_sees(tmp_path):
+    rows = make_rows(3)
+    plain = [dict(row) for row in rows]
+    changed = [[dict(row) for row in plain] for _ in range(3)]
+    changed[0][1]["text"] = changed[2][1]["id"] = "other"
+    changed[1][1]["image"] = Image.new("RGB", (16, 16), "white")
+    assert len({rows_digest(each) for each in (plain, plain[::-1], *changed)}) == 5
+    plain[0]["image"].save(tmp_path / "a.png")
+    filed = [{"id": "a", "text": "t", "image": {"path": str(tmp_path / "a.png"), "bytes": None}}]
+    before = rows_digest(filed)
+    plain[1]["image"].resize((20, 20)).save(tmp_path / "a.png")
+    assert rows_digest(filed) != before
+    assert rows_digest(rows) == rows_digest(make_rows(3))
+    with pytest.raises(ValueError, match="have a transform"):
+        rows_digest(rows.with_transform(lambda batch: batch))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from conjoin.losses import LocalScores, alignment_terms, multi_positive
+from conjoin.losses import LocalScores
 from conjoin.losses.alignment import ScoreStatistics
 from conjoin.trainers import solar_masks
 from conjoin.trainers.solar_masks import (
@@ -21,16 +21,6 @@ from conjoin.trainers.solar_masks import (
     separation,
     window_scores,
 )
-
-
-def test_scores_that_masks_are_made_of_are_cosines():
-    generator = torch.Generator().manual_seed(0)
-    text, image = (torch.randn(3, 8, generator=generator, requires_grad=True) for _ in range(2))
-    patches, tokens = (torch.randn(3, count, 8, generator=generator) for count in (5, 4))
-    terms = alignment_terms(text, patches, torch.ones(3, 5).bool(), image, tokens, torch.ones(3, 4).bool())
-    torch.testing.assert_close(terms.image.scores, F.cosine_similarity(text[:, None], patches, dim=-1))
-    torch.testing.assert_close(terms.text.scores, F.cosine_similarity(image[:, None], tokens, dim=-1))
-    assert not terms.image.scores.requires_grad
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -173,16 +163,6 @@ def test_the_generator_decides():
     first, again, other = construct(seed=1), construct(seed=1), construct(seed=2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first.text_weights, other.text_weights)
-
-
-def test_valid_masks_the_contrastive_loss():
-    samples = construct(4)
-    samples.valid[0, 1] = samples.valid[2, 3] = False
-    generator = torch.Generator().manual_seed(0)
-    anchors, made = torch.randn(4, 8, generator=generator), torch.randn(4, 4, 8, generator=generator)
-    made[0, 1], made[2, 3] = float("nan"), 0.0
-    positives, negatives = made[:1].transpose(0, 1), made[1:].transpose(0, 1)
-    assert multi_positive(anchors, positives, negatives, 0.1, samples.valid[:1].T, samples.valid[1:].T).isfinite()
 
 
 def test_pixels_of_masked_patches_are_the_mean():

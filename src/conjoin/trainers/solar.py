@@ -47,14 +47,7 @@ from conjoin.trainers.solar_masks import (
     separation,
     window_scores,
 )
-from conjoin.trainers.solar_teachers import (
-    TeacherCollator,
-    Teachers,
-    TeacherTargets,
-    precompute_states,
-    refuse_trained_towers,
-    tower_targets,
-)
+from conjoin.trainers.solar_teachers import TeacherCollator, Teachers, TeacherTargets, precompute_states, tower_targets
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +141,11 @@ class SolarTrainer(RetrievalTrainer):
             optimizer.add_param_group({"params": own, "lr": rate, "weight_decay": 0.0})
         return optimizer
 
+    def freeze_dropout(self, model: Any) -> None:
+        """Put frozen towers into evaluation mode."""
+        for tower in filter(is_frozen, towers_of(model)):
+            tower.eval()
+
     def project(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
         """Return both views `(N, d)` after the projection heads, if there are any."""
         return self.loss["heads"](image, text) if "heads" in self.loss else {"image": image, "text": text}
@@ -202,7 +200,7 @@ class SolarStage1Config(SolarConfig):
             runs the teachers beside the student.
 
     Raises:
-        ValueError: As `SolarConfig`, all weights are zero, or one of two teachers is missing.
+        ValueError: As `SolarConfig`, or one of two teachers is missing.
     """
 
     itc_weight: float = field(default=1.0)
@@ -224,8 +222,6 @@ class SolarStage1Config(SolarConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.itc_weight or self.gla_weight or self.gd_weight or self.ld_weight or self.gcl_weight):
-            raise ValueError("all weights are 0; expected one that is positive, such as itc_weight=1")
         if not 0 < self.mask_share <= 1:
             raise ValueError(f"mask_share={self.mask_share} must lie in (0, 1]")
         if (self.vision_teacher is None) != (self.text_teacher is None):
@@ -303,13 +299,13 @@ class SolarStage1Trainer(SolarTrainer):
     def make_loss(self, model: Any, args: Any) -> nn.ModuleDict:
         """Return the temperature, the projection heads and the GCL loss."""
         parts = self.make_parts(model, args, heads=args.projection_heads and args.itc_weight > 0)
-        if self.teacher is None and self._distils:
-            refuse_trained_towers(model)
+        if self.teacher is None and self._distils and not all(map(is_frozen, towers_of(model))):
+            raise ValueError("a tower that is trained cannot be a teacher: freeze the towers, or set vision_teacher")
         return nn.ModuleDict({"contrastive": ContrastiveLoss(args.temperature, args.learn_temperature)} | parts)
 
     def embed(self, model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the masked embeddings, and the other terms and the metrics repeated for every row."""
-        freeze_dropout(model)
+        self.freeze_dropout(model)
         pairs, teacher_inputs = split_teacher(inputs["pairs"])
         has_gcl = self.args.gcl_weight > 0
         views = (*(self.views if self.args.gd_weight else ()), *(("fused",) if has_gcl else ()))
@@ -480,7 +476,8 @@ class SolarStage2Rows(EpochRows):
 
     Args:
         rows: Pairs, or their `CachedFeatures`.
-        mined: From the id of each row to those of its negatives; None for no negatives.
+        mined: From the id of each row to those of its negatives, or a dataset with the columns `id` and `negatives`;
+            None for no negatives.
         per_anchor: Negatives sampled per anchor; missing negatives are filled with the anchor and marked as absent.
         augment: Makes the image of the augmented version, for which `CachedFeatures` use another stored copy; None for
             rows without one.
@@ -495,13 +492,15 @@ class SolarStage2Rows(EpochRows):
     def __init__(
         self,
         rows: Any,
-        mined: Mapping[str, Sequence[str]] | None = None,
+        mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
         per_anchor: int = 2,
         augment: Callable[[Image.Image], Image.Image] | None = None,
         seed: int = 0,
         candidates: datasets.Dataset | None = None,
     ) -> None:
         super().__init__(rows, seed)
+        if isinstance(mined, datasets.Dataset):
+            mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined, self.per_anchor, self.augment = mined, per_anchor, augment
         self.candidates = rows if candidates is None else candidates
         if candidates is not None and isinstance(rows, CachedFeatures):
@@ -581,8 +580,7 @@ class SolarStage2Trainer(SolarTrainer):
         train_dataset: Rows `{"image", "text", "id", "group"?}`, or `SolarStage2Rows` of them.
         eval_dataset: Rows of pairs, for R@k.
         processing_class: The model's processor.
-        mined: In place of the folder `args.mined`: a mapping from the id of each row to those of its negatives, or a
-            dataset with the columns `id` and `negatives`.
+        mined: In place of the folder `args.mined`, as for `SolarStage2Rows`.
         kwargs: As for `RetrievalTrainer`: `peft_config`, `columns` ...
 
     Raises:
@@ -603,8 +601,6 @@ class SolarStage2Trainer(SolarTrainer):
         mined: Mapping[str, Sequence[str]] | datasets.Dataset | None = None,
         **kwargs: Any,
     ) -> None:
-        if isinstance(mined, datasets.Dataset):
-            mined = dict(zip(mined["id"], mined["negatives"], strict=True))
         self.mined = mined
         super().__init__(model, args, train_dataset, eval_dataset, processing_class, **kwargs)
         self.data_collator = SolarStage2Collator(self.data_collator)
@@ -652,7 +648,7 @@ class SolarStage2Trainer(SolarTrainer):
             logger.warning("no projection heads in %r: the Mixed variant starts with new ones", str(file))
         loss.load_state_dict(state, strict=False)
         needs_scores = args.positive == "intersection" and args.mask_source == "frozen"
-        self.scorer = _frozen_copy(model) if needs_scores else None
+        self.scorer = frozen_copy(model) if needs_scores else None
         model.vl_encoder.layers[: args.trainable_vl_layers].requires_grad_(True)
         return loss
 
@@ -662,7 +658,7 @@ class SolarStage2Trainer(SolarTrainer):
         `pairs` gives `anchors` `(N, d)`, `constructed` samples `(N, K, d)`, their mask `valid` `(N, K)`, and metrics
         repeated for every row; `augmented` and `mined` give the embeddings of their items.
         """
-        freeze_dropout(model)
+        self.freeze_dropout(model)
         embeddings = self._embed_pairs(model, inputs["pairs"]) if "pairs" in inputs else {}
         for name in ("augmented", "mined"):
             if name in inputs:
@@ -780,16 +776,18 @@ def split_teacher(pairs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return inputs, inputs.pop("teacher", {})
 
 
-def freeze_dropout(model: Any) -> None:
-    """Put frozen towers into evaluation mode."""
-    for tower in (model.vision_model, model.text_model):
-        if not any(parameter.requires_grad for parameter in tower.parameters()):
-            tower.eval()
+def towers_of(model: Any) -> list[nn.Module]:
+    """Return both towers of a joint encoder."""
+    return [model.vision_model, model.text_model]
 
 
-def _frozen_copy(model: Any) -> Any:
+def is_frozen(module: nn.Module) -> bool:
+    """Whether nothing in a module is trained."""
+    return not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def frozen_copy(model: Any) -> Any:
     """Return a frozen copy of the encoder that shares its towers if they are frozen."""
-    towers = [model.vision_model, model.text_model]
-    frozen = not any(parameter.requires_grad for tower in towers for parameter in tower.parameters())
-    shared = {id(tower): tower for tower in towers} if frozen else {}
+    towers = towers_of(model)
+    shared = {id(tower): tower for tower in towers} if all(map(is_frozen, towers)) else {}
     return copy.deepcopy(model, shared).requires_grad_(False).eval()

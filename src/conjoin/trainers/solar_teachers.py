@@ -27,7 +27,7 @@ from transformers import (
 from conjoin.data import PairCollator
 from conjoin.data.training_rows import JoinedRows
 from conjoin.hub import loading
-from conjoin.models.joint_encoder import JointEncoderModel, JointEncoderOutput
+from conjoin.models.joint_encoder import JointEncoderOutput
 from conjoin.processing import ImageTextProcessor, load_image
 from conjoin.processing.item_inputs import cut_text, item_names, text_limit, without_special_words
 from conjoin.storage import rows_digest, settings_digest, tokenizer_digest, weights_digest
@@ -61,13 +61,6 @@ def tower_targets(output: JointEncoderOutput) -> TeacherTargets:
     """
     image, text = (cast(Tensor, features).detach() for features in (output.image_features, output.text_features))
     return TeacherTargets(image[:, 1:], image[:, 0], text[:, 1:], text[:, 0], cast(Tensor, output.text_token_mask))
-
-
-def refuse_trained_towers(model: JointEncoderModel) -> None:
-    """Raise a ValueError if a tower is trainable, so that it cannot be a teacher."""
-    for name in ("vision_model", "text_model"):
-        if any(parameter.requires_grad for parameter in model.get_submodule(name).parameters()):
-            raise ValueError(f"{name} is being trained, so it cannot be a teacher: freeze it, or set vision_teacher")
 
 
 class Teachers:
