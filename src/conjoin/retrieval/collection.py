@@ -16,10 +16,11 @@ from conjoin.constants import INDEX_KINDS
 from conjoin.data.row_checks import SKIPPED_FILE, Skipped as Skipped, read_skipped
 from conjoin.devices import choose_device
 from conjoin.retrieval.collection_table import (
-    DIGESTS,
     IDS_AT_ONCE,
+    ITEM_DIGEST,
     OWN_COLUMNS,
     PICTURE,
+    ROW_DIGEST,
     TEXT,
     VECTOR,
     check_files,
@@ -45,6 +46,8 @@ _DEPTH = 10
 """How many of the nearest the recall counts."""
 _RANK_CONSTANT = 60  # of reciprocal rank fusion, as in the paper that introduced it
 _MOST_FUSED = 100
+_SHARE_OF_BEST = 0.5
+"""Of the score of the best row by words: rows below it share a few letters with the words, as most rows do."""
 
 
 class Changes(NamedTuple):
@@ -314,8 +317,9 @@ class Collection:
         search = self._table.search(words, query_type="fts").limit(k).select(["id", "_score"])
         with reading(self.uri, where, self.schema):
             table = (search if where is None else search.where(condition(where))).to_arrow()
-        pairs = zip(table["_score"].to_pylist(), table["id"].to_pylist(), strict=True)
-        return [id_ for _, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))]
+        pairs = [*zip(table["_score"].to_pylist(), table["id"].to_pylist(), strict=True)]
+        least = _SHARE_OF_BEST * max((score for score, _ in pairs), default=0.0)
+        return [id_ for score, id_ in sorted(pairs, key=lambda pair: (-pair[0], pair[1])) if score >= least]
 
     def _row_ids(self, where: str) -> np.ndarray:
         """Return Lance's numbers `(M,)` of the rows that satisfy a condition."""
@@ -426,7 +430,7 @@ class Collection:
 
     def to_dataset(self) -> datasets.Dataset:
         """The rows as a dataset in memory: id, vector, text, image, the kept columns, and the thumbnails."""
-        columns = [name for name in self._table.schema.names if name not in DIGESTS]
+        columns = [name for name in self._table.schema.names if name not in (ITEM_DIGEST, ROW_DIGEST)]
         schema = pa.schema(map(self._table.schema.field, columns))
         table = pa.Table.from_batches([*self.scan(columns)] or [pa.RecordBatch.from_pylist([], schema)], schema)
         rows = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata(None)))
@@ -448,7 +452,7 @@ class Collection:
 def _has_same_rows(table: Table, uri: str) -> bool:
     """Whether a table has the published rows, as one has that an interrupted `index` left."""
     published = open_published(uri, verify=False)
-    columns = ["id", "stamp"]
+    columns = ["id", ROW_DIGEST]
     now, before = (each.search().select(columns).to_arrow().sort_by("id") for each in (table, published))
     return bool(table.schema.equals(published.schema) and now.equals(before))
 

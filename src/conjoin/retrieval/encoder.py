@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,10 +33,6 @@ ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("
 """The names of the prompts of a role, as in sentence-transformers: the first that a model has is its prompt."""
 BATCH_PIXELS = 2**27
 """Images of a batch that are decoded at one time, in pixels: 400 MB."""
-
-
-if TYPE_CHECKING:
-    pass
 
 
 class Inputs(NamedTuple):
@@ -359,26 +355,18 @@ class ItemEncoder:
         show_progress: bool = False,
         on_batch: Callable[[int], object] | None = None,
         *,
-        prompt: str | Sequence[str | None] | None = None,
-        prompt_name: str | None = None,
-        role: Role | None = None,
         on_unusable: Callable[[int, ItemError], object] | None = None,
+        **options: Any,  # noqa: ANN401 - see `encode_batches`
     ) -> np.ndarray:
         """Encode items into vectors, in the order given.
-
-        Items of one modality and like length share a batch, which saves padding and idle towers.
 
         Args:
             items: Strings, images (PIL, arrays or tensors), `{"text", "image"}` or chat messages, in any mix.
             ids: Names to report in error messages instead of positions.
             show_progress: Show a progress bar.
             on_batch: Called with the number of items done after every batch.
-            prompt: What stands before each item, or the instruction of a model that follows instructions: one text for
-                all items, or one (or None) for each. None for the model's own.
-            prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
-            role: What the items are; `encode_query` and `encode_document` set it.
-            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
-                otherwise; the vector of such an item is NaN.
+            on_unusable: As for `encode_batches`; the vector of such an item is NaN.
+            options: `prompt`, `prompt_name` and `role` of `encode_batches`.
 
         Returns:
             `(N, D)` float32, L2-normalised.
@@ -387,6 +375,42 @@ class ItemEncoder:
             TypeError: `items` is a single item rather than a list.
             ItemError: An item cannot be read or has a vector that is not finite; `MissingFileError` without its file.
             ValueError: There are no items, another number of ids or prompts, or no prompt of this name.
+        """
+        embeddings = None
+        with progress(total=len(items), desc="encoding", unit="item", show=show_progress) as bar:
+            for chunk, usable, vectors in self.encode_batches(items, ids, on_unusable=on_unusable, **options):
+                if embeddings is None and usable:
+                    embeddings = np.full((len(items), vectors.shape[1]), np.nan, dtype=np.float32)
+                if embeddings is not None:
+                    embeddings[usable] = vectors
+                bar.update(len(chunk))
+                if on_batch is not None:
+                    on_batch(len(chunk))
+        return np.full((len(items), self.dimension), np.nan, np.float32) if embeddings is None else embeddings
+
+    def encode_batches(
+        self,
+        items: Sequence[Any],
+        ids: Sequence[str] | None = None,
+        *,
+        prompt: str | Sequence[str | None] | None = None,
+        prompt_name: str | None = None,
+        role: Role | None = None,
+        on_unusable: Callable[[int, ItemError], object] | None = None,
+    ) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
+        """Encode items batch by batch: the positions of the batch, those that can be used, and their vectors `(n, D)`.
+
+        Items of one modality and like length share a batch, which saves padding and idle towers.
+
+        Args:
+            items: As for `encode`, which says what is raised.
+            ids: Likewise.
+            prompt: What stands before each item, or the instruction of a model that follows instructions: one text for
+                all items, or one (or None) for each. None for the model's own.
+            prompt_name: The name of one of the model's `prompts`, in place of `prompt`.
+            role: What the items are; `encode_query` and `encode_document` set it.
+            on_unusable: Called with the position of every item that cannot be read and the error, which is raised
+                otherwise.
         """
         check_list(items)
         if not items:
@@ -402,22 +426,13 @@ class ItemEncoder:
         known = [None] * len(items) if ids is None else ids
         named = [_NamedItem(*each) for each in zip(names, items, prompts, known, strict=True)]
         batches = self._prepared([[named[position] for position in chunk] for chunk in chunks])
-        rows: list[np.ndarray] = []
-        done: list[int] = []
-        shown = progress(total=len(items), desc="encoding", unit="item", show=show_progress)
-        with evaluation_mode(self.model), shown as bar:
-            for chunk, batch in zip(chunks, batches, strict=True):
-                usable = _usable(chunk, batch, on_unusable)
-                if batch.inputs is not None:
-                    rows.append(self._forward(batch.inputs, [names[position] for position in usable], role))
-                    done += usable
-                bar.update(len(chunk))
-                if on_batch is not None:
-                    on_batch(len(chunk))
-        embeddings = np.full((len(items), rows[0].shape[1] if rows else self.dimension), np.nan, dtype=np.float32)
-        if rows:
-            embeddings[done] = np.concatenate(rows)
-        return embeddings
+        for chunk, batch in zip(chunks, batches, strict=True):
+            usable = _usable(chunk, batch, on_unusable)
+            vectors = np.empty((0, 0), dtype=np.float32)
+            if batch.inputs is not None:
+                with evaluation_mode(self.model):
+                    vectors = self._forward(batch.inputs, [names[position] for position in usable], role)
+            yield chunk, usable, vectors
 
     def _prepared(self, batches: list[list[_NamedItem]]) -> Iterator[_Batch]:
         """The processed batches, in order; made by worker processes when there are any."""
