@@ -208,10 +208,13 @@ def _queries(dimension: int) -> Any:  # noqa: ANN401
 
 
 def _read_mined(place: Place) -> State:
+    import pyarrow.parquet as pq
+
     from conjoin.retrieval import load_mined
 
-    mined = load_mined(place.out)
-    return {anchor: repr((mined[anchor], mined.findings(anchor))) for anchor in mined}
+    load_mined(place.out)
+    rows = pq.read_table(place.out / "negatives.parquet").to_pylist()
+    return {row["id"]: repr((row["negatives"], row["found_by"])) for row in rows}
 
 
 def _read_cache(place: Place) -> State:

@@ -25,7 +25,6 @@ from conjoin.evaluation import Results, format_table, render_report
 from conjoin.models.joint_encoder import JointEncoderModel
 from conjoin.retrieval import Miner, mine_hard_negatives
 from conjoin.retrieval.collection_table import check_place
-from conjoin.retrieval.mining.search import MinerResults
 from conjoin.storage import processor_digest, weights_digest
 from conjoin.training import CachedFeatures, RetrievalTrainer, cache_features, load_recipe, recipe_folder, train
 
@@ -48,8 +47,6 @@ def run_solar(out: Path, overrides: Mapping[str, str], say: Callable[[str], None
     """
     for folder in (out / "mined" / _EMBEDDINGS).glob("[!.]*"):
         check_place(folder)
-    for path in sorted((out / "mined" / _MINERS).glob("[!.]*")):
-        MinerResults.check_place(path)
     say("1/5  Scenes")
     scenes = make_scenes(out / "scenes", **SCENES, show_progress=True)
     source = str(scenes / "train.parquet")

@@ -6,13 +6,12 @@ from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEnc
 from conjoin.retrieval.faiss_index import FaissIndex as FaissIndex
 from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
-from conjoin.retrieval.mining.mine import mine_hard_negatives as mine_hard_negatives
-from conjoin.retrieval.mining.miners import Miner as Miner, parse_miners as parse_miners
-from conjoin.retrieval.mining.negatives import (
-    Finding as Finding,
-    MinedNegatives as MinedNegatives,
-    load_mined as load_mined,
+from conjoin.retrieval.mining.mine import (
+    Miner as Miner,
+    mine_hard_negatives as mine_hard_negatives,
+    parse_miners as parse_miners,
 )
+from conjoin.retrieval.mining.negatives import MinedNegatives as MinedNegatives, load_mined as load_mined
 from conjoin.retrieval.options import (
     ComputeOptions as ComputeOptions,
     EncodeOptions as EncodeOptions,
