@@ -185,14 +185,12 @@ def _read_collection(place: Place) -> State:
 
 def _read_faiss(place: Place) -> State:
     """The rows, and what FAISS finds; without an index of FAISS, the rows alone."""
-    from conjoin.retrieval import FaissIndex
+    from conjoin.retrieval import open_collection
 
-    state = _read_collection(place)
-    try:
-        index = FaissIndex.open(place.out)
-    except FileNotFoundError:
+    state, collection = _read_collection(place), open_collection(place.out)
+    if getattr(collection, "faiss", None) is None:
         return state
-    return {**state, "found by FAISS": _found(index.search(_queries(index.dimension), 10))}
+    return {**state, "found by FAISS": _found(collection.search(_queries(collection.dimension), 10))}
 
 
 def _found(result: Any) -> str:  # noqa: ANN401

@@ -203,7 +203,7 @@ class TestRows:
         places = [1999, 0, 3, 3, 1234]
         ids = [f"doc/{place:05d}" for place in places]
         np.testing.assert_array_equal(collection.vectors(ids), VECTORS[places])
-        expected = [{"text": str(n)} | {name: value for name, value in kept(n).items() if value is not None}
+        expected = [{"id": names(2000)[n], "text": str(n)} | {name: value for name, value in kept(n).items() if value is not None}
                     for n in places]  # fmt: skip
         assert collection.rows(ids) == expected
         np.testing.assert_array_equal(collection.vectors(collection.ids[::-1]), VECTORS[::-1])

@@ -149,7 +149,7 @@ class TestContents:
         encoder = tiny_encoder()
         encoder.processor = processor
         collection = encode(tmp_path / "text", [{"id": "a", "text": "x\udc80"}], encoder)
-        assert collection.rows(["a"]) == [{"text": "x?"}]
+        assert collection.rows(["a"]) == [{"id": "a", "text": "x?"}]
 
     def test_thumbnails(self, tmp_path, pictures):
         rows = [{"id": "one", "image": pictures[1]}, {"id": "text", "text": "x"}, {"id": "two", "image": pictures[:2]}]
@@ -157,7 +157,7 @@ class TestContents:
         found = dict(zip(("one", "text", "two"), collection.rows(["one", "text", "two"], pictures=True), strict=True))
         sizes = {name: Image.open(io.BytesIO(row["picture"])).size for name, row in found.items() if "picture" in row}
         assert sizes.keys() == {"one", "two"} and sizes["one"] == (8, 5) and max(sizes["two"]) == 8
-        assert collection.rows(["one"]) == [{}] and "picture" not in collection.schema.names
+        assert collection.rows(["one"]) == [{"id": "one"}] and "picture" not in collection.schema.names
         shown = collection.to_dataset()
         assert isinstance(shown.features["picture"], datasets.Image) and shown[0]["picture"].size == (8, 5)
 
@@ -687,7 +687,8 @@ class TestKept:
             {"id": "two", "image": [path, path], "metadata": None},
         ]
         collection = encode(tmp_path / "it", rows, tiny_encoder(input_type="cat"))
-        right = [{"text": "a text", "image": path, "price": 3}, {}, {"image": [path, path]}]
+        right = [{"id": "file", "text": "a text", "image": path, "price": 3}, {"id": "memory"}]
+        right.append({"id": "two", "image": [path, path]})
         assert collection.rows(["file", "memory", "two"]) == right
         assert collection.rows(["two", "file", "two"]) == [right[2], right[0], right[2]]
         assert collection.schema.names == ["id", "text", "image", "price"]

@@ -92,7 +92,8 @@ def open_newest(uri: str | Path) -> Table:
         ValueError: The folder holds something else.
     """
     table, folder = open_table(uri, writes=True), local_folder(uri)
-    version = published_version(table)
+    with reading(uri):
+        version = published_version(table)
     if folder is not None and version is not None:
         check_files(folder, version)
     return table
@@ -119,6 +120,13 @@ def published_version(table: Table) -> int | None:
     """The version that readers see; None while the first run is unfinished."""
     tags = table.tags.list()
     return int(tags[PUBLISHED]["version"]) if PUBLISHED in tags else None
+
+
+def published_at(uri: str | Path) -> int | None:
+    """The version that readers of the collection at an address see; errors as `open_table`."""
+    table = open_table(uri)
+    with reading(uri):
+        return published_version(table)
 
 
 def open_published(uri: str | Path, verify: bool = True) -> Table:

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from conjoin.progress import progress
-from conjoin.retrieval.collection import Collection, as_result
+from conjoin.retrieval.collection import Collection
 from conjoin.retrieval.encoder import ModelIdentity, recorded_identity
-from conjoin.retrieval.vectors import SearchResult, check_search
+from conjoin.retrieval.vectors import SearchResult, as_result, check_search
 
 _LITE = re.compile(r"(.+\.db)/(\w+)")
 _SERVER = re.compile(r"(https?://[^/]+)/(\w+)")
@@ -103,7 +103,7 @@ class MilvusCollection:
                 list(ids[start : start + _ROWS_AT_ONCE]), ensure_ascii=False
             )  # Lite takes no parameters
             for row in self._call("query", self._name, filter=f"id in {chosen}", output_fields=["*"]):
-                by_id[row["id"]] = {name: value for name, value in row.items() if name not in ("id", "vector")}
+                by_id[row["id"]] = {name: value for name, value in row.items() if name != "vector"}
         if missing := [id_ for id_ in ids if id_ not in by_id]:
             raise ValueError(f"the collection has no row {missing[0]!r}")
         return [by_id[id_] for id_ in ids]
