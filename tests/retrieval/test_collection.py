@@ -203,8 +203,8 @@ class TestRows:
         places = [1999, 0, 3, 3, 1234]
         ids = [f"doc/{place:05d}" for place in places]
         np.testing.assert_array_equal(collection.vectors(ids), VECTORS[places])
-        expected = [{"id": names(2000)[n], "text": str(n)} | {name: value for name, value in kept(n).items() if value is not None}
-                    for n in places]  # fmt: skip
+        known = [{name: value for name, value in kept(n).items() if value is not None} for n in places]
+        expected = [{"id": id_, "text": str(n), **each} for id_, n, each in zip(ids, places, known, strict=True)]
         assert collection.rows(ids) == expected
         np.testing.assert_array_equal(collection.vectors(collection.ids[::-1]), VECTORS[::-1])
         assert len(collection.rows(collection.ids)) == COUNT
