@@ -169,6 +169,30 @@ class TestWords:
         np.testing.assert_allclose(scores[0], sorted(expected.values(), reverse=True), rtol=1e-6)
         assert collection.search(QUERIES[:1], 3, text="0815").ids == [found[:3]]
 
+    @pytest.mark.parametrize("most", [0, 10_000])
+    def test_words_of_any_script_codes_and_typos(self, most, tmp_path, warnings, monkeypatch):
+        """Few rows are searched by runs of letters, more by whole words."""
+        monkeypatch.setattr("conjoin.retrieval.collection_table.MOST_MISTYPED", most)
+        code = "0123456789abcdef" * 3
+        texts = ["红色的苹果放在桌子上", "赤いリンゴがテーブルの上にある", f"part {code} valve", "a 🎁", "wooden chair"]
+        rows = [{"id": f"{n}", "text": f"{n} {text}"} for n, text in enumerate(texts)]
+        collection = encode_collection(rows, lookup_encoder(unit(5, 8)), tmp_path)
+        words = ["苹果", "リンゴ", code, "WOODEN", *(["🎁", "wodoen", "wooen"] if most else [])]
+        for text, right in zip(words, "0124344", strict=False):
+            ids = collection.search(unit(5, 8)[[(int(right) + 1) % 5]], 2, text=text, exact=True).ids[0]
+            assert right in ids, text
+        assert warnings() == ""
+        assert collection.search(unit(5, 8)[:1], 1, text="ωψ").ids == [["0"]]
+        assert "no row of" in warnings() and "has the words 'ωψ'" in warnings()
+
+    def test_with_words_exact_stays_exact(self, tmp_path):
+        vectors = unit(COUNT, WIDTH)
+        collection = made(tmp_path, vectors)
+        collection.index("ivf_pq", probes=1, refine=1)
+        right = naive(vectors, QUERIES, 100)[0]
+        found = collection.search(QUERIES, 100, text="zzz", exact=True).ids
+        assert found == right != collection.search(QUERIES, 100, text="zzz").ids
+
     def test_a_text_for_each_query_and_a_condition(self, worded):
         collection, _ = worded
         found = collection.search(QUERIES[:2], 5, text=["0815", "river"], where="n < 20")

@@ -2,7 +2,7 @@ from conjoin.constants import INDEX_KINDS as INDEX_KINDS
 from conjoin.retrieval.collection import Changes as Changes, Collection as Collection, Skipped as Skipped
 from conjoin.retrieval.encode import encode_collection as encode_collection, launched_processes as launched_processes
 from conjoin.retrieval.encode_ray import encode_on_ray as encode_on_ray
-from conjoin.retrieval.encoder import Encoder as Encoder, ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
+from conjoin.retrieval.encoder import ItemEncoder as ItemEncoder, ModelIdentity as ModelIdentity
 from conjoin.retrieval.load import load_encoder as load_encoder
 from conjoin.retrieval.milvus import MilvusCollection as MilvusCollection, copy_to_milvus as copy_to_milvus
 from conjoin.retrieval.mining.mine import (

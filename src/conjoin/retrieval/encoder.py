@@ -13,8 +13,6 @@ from PIL import Image
 from transformers import ProcessorMixin
 
 from conjoin.constants import SAMPLE_MODEL
-from conjoin.devices import choose_device
-from conjoin.hub.load import load_model
 from conjoin.models.shortcuts import evaluation_mode, use_shortcuts
 from conjoin.processing import ImageTextProcessor, MllmRetrieverProcessor
 from conjoin.processing.input_types import apply_input_type, check_input_type
@@ -156,45 +154,8 @@ class DescribedProcessor(Protocol):
     def digest(self) -> str: ...
 
 
-class Encoder(Protocol):
-    """What encodes items, whichever kind of model does the work.
-
-    Attributes:
-        name: What error messages and manifests call the model.
-        batch_size: Items per forward pass.
-        device: Where the model runs.
-        dtype: The type of autocast; None computes as the weights are.
-    """
-
-    name: str
-    batch_size: int
-    device: torch.device
-    dtype: torch.dtype | None
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal configuration and weights, wherever the model is stored."""
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """Name and fingerprint."""
-
-    @property
-    def dimension(self) -> int:
-        """Length of an embedding."""
-
-    def encode(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Encode `N` items into `(N, D)` float32, L2-normalised, in the order given; see `ItemEncoder.encode`."""
-
-    def encode_query(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Encode queries."""
-
-    def encode_document(self, items: Sequence[Any], ids: Sequence[str] | None = None, **options: Any) -> np.ndarray:  # noqa: ANN401
-        """Encode what queries search."""
-
-
 class ItemEncoder:
-    """Encodes lists of items of any modality with one model: the `Encoder` of every model that `load_encoder` takes.
+    """Encodes lists of items of any modality with one model; `load_encoder` makes one of any model.
 
     Args:
         model: Any model with a `config` whose `model(**batch).embeddings` are `(N, D)`, float and L2-normalised.
@@ -244,40 +205,6 @@ class ItemEncoder:
         self.name = name if name is not None else type(model).__name__
         torch.nn.Module.to(model, self.device)
         use_shortcuts(model)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        batch_size: int = 32,
-        device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        num_workers: int = 0,
-        trust_remote_code: bool = False,
-        input_type: str | None = None,
-    ) -> "ItemEncoder":
-        """Load a saved model of this package and its processor, with the installed classes.
-
-        `load_encoder` takes other models, too.
-
-        Args:
-            path: A local folder or the name of a repository on the Hub.
-            batch_size: As for the class.
-            device: As for the class, but `None` takes a GPU when there is one.
-            dtype: As for the class.
-            num_workers: As for the class.
-            trust_remote_code: Also accept a model of another kind that brings its own code, and run that code.
-            input_type: As for the class.
-
-        Raises:
-            FileNotFoundError: There is no such model.
-            ValueError: Its weights are damaged, it is no model of this package, or there is no such `device`.
-        """
-        device = choose_device(device)
-        model, processor = load_model(path, trust_remote_code)
-        options: dict[str, Any] = {"num_workers": num_workers, "name": model_name(path), "input_type": input_type}
-        return cls(model, processor, batch_size, device, dtype, **options)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection as Container, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import torch
 from conjoin.constants import SAMPLE_MODEL
 from conjoin.processing.item_error import ItemError
 from conjoin.retrieval.collection import Collection
-from conjoin.retrieval.encoder import ItemEncoder, ModelIdentity
+from conjoin.retrieval.encoder import ItemEncoder
 from conjoin.retrieval.faiss_index import FaissIndex
 from conjoin.retrieval.load import load_encoder
 from conjoin.retrieval.milvus import MilvusCollection, is_milvus
@@ -22,41 +22,8 @@ SERVED_BYTES = 10**9
 """Vectors of a collection that a server keeps in memory."""
 
 
-class Searchable(Protocol):
-    """What can be searched: a `Collection`, a `MilvusCollection`.
-
-    Attributes:
-        uri: Where it lies.
-        dimension: Length of a vector.
-    """
-
-    uri: str
-    dimension: int
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-
-    @property
-    def model(self) -> ModelIdentity:
-        """The model that made the vectors, and its input type if there are items with several images."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of the columns that a condition may name."""
-
-    def search(
-        self, vectors: np.ndarray, k: int = 10, *, where: str | None = None, text: str | Sequence[str] | None = None
-    ) -> SearchResult:
-        """The k most similar rows to each query `(Q, D)`; see `Collection.search`."""
-
-    def rows(self, ids: Sequence[str], pictures: bool = False) -> list[dict[str, Any]]:
-        """What is known of some rows; see `Collection.rows`."""
-
-    def check(self, where: str) -> None:
-        """Make sure that a condition can be evaluated."""
-
-    def select(self, where: str) -> list[str]:
-        """The ids of the rows that a condition holds for."""
+Searchable = Collection | MilvusCollection
+"""What can be searched."""
 
 
 def open_collection(uri: str | Path, memory: int = 0) -> Searchable:
