@@ -10,7 +10,7 @@ import torch
 from conjoin import devices
 from conjoin.cli.main import main
 from conjoin.devices import choose_bf16, choose_device
-from conjoin.retrieval import ItemEncoder, load_encoder
+from conjoin.retrieval import load_encoder
 from conjoin.training import RetrievalConfig
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conjoin.cli.main import main
-from conjoin.retrieval import Collection, ItemEncoder, load_encoder
+from conjoin.retrieval import Collection, load_encoder
 from conjoin.retrieval.collection_table import open_table, publish, read_metadata, write_metadata
 from tiny_commands import COLOURS, conjoin, write_rows
 

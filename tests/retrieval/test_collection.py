@@ -174,7 +174,13 @@ class TestWords:
         """Few rows are searched by runs of letters, more by whole words."""
         monkeypatch.setattr("conjoin.retrieval.collection_table.MOST_MISTYPED", most)
         code = "0123456789abcdef" * 3
-        texts = ["红色的苹果放在桌子上", "赤いリンゴがテーブルの上にある", f"part {code} valve", "a 🎁", "wooden chair"]
+        texts = [
+            "红色的苹果放在桌子上",
+            "赤いリンゴがテーブルの上にある",
+            f"part {code} valve",
+            "a 🎁",
+            "wooden chair",
+        ]
         rows = [{"id": f"{n}", "text": f"{n} {text}"} for n, text in enumerate(texts)]
         collection = encode_collection(rows, lookup_encoder(unit(5, 8)), tmp_path)
         words = ["苹果", "リンゴ", code, "WOODEN", *(["🎁", "wodoen", "wooen"] if most else [])]

@@ -55,8 +55,7 @@ TABLE = "data/train.lance"
 _VERIFIED = ".verified.json"
 _SMALL = 2**28
 """Bytes that are hashed in each process; of larger collections only the files that changed since they were hashed."""
-_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
-_VERSION, _COUNT = re.compile(r"# version (\d+)"), re.compile(r"# (\d+) files")
+_VERSION, _COUNT = re.compile(r"^# version (\d+)$", re.MULTILINE), re.compile(r"\A# (\d+) files$", re.MULTILINE)
 _MUTABLE = {"_refs", "latest_version_hint.json"}
 """What Lance changes: tags, whose version the checksums name, and a hint that it does not rely on."""
 _REMEDY = "restore it from a copy, or remove the folder and run `conjoin encode` again"
@@ -401,7 +400,7 @@ def check_files(folder: Path, version: int, everything: bool = False) -> None:
     sums = folder / FOLDER_CHECKSUMS
     if not sums.is_file():
         raise DamagedError(f"the collection {str(folder)!r} has no {FOLDER_CHECKSUMS}; {_REMEDY}")
-    versions, hashed = _read_sums(sums)
+    versions, hashed = _read_sums(folder)
     if version not in versions:
         raise DamagedError(
             f"{str(sums)!r} is of version {versions} of the collection, and version {version} is published; {_REMEDY}"
@@ -426,24 +425,13 @@ def _files(folder: Path) -> Iterable[Path]:
     return (path for path in table.rglob("*") if path.is_file() and not _MUTABLE & {*path.relative_to(table).parts})
 
 
-def _read_sums(path: Path) -> tuple[list[int], dict[str, str]]:
-    versions: list[int] = []
-    hashed: dict[str, str] = {}
-    count = None
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        version, counted, entry = (form.fullmatch(line) for form in (_VERSION, _COUNT, _LINE))
-        if version:
-            versions.append(int(version[1]))
-        elif counted:
-            count = int(counted[1])
-        elif entry and ".." not in Path(entry[2]).parts and not Path(entry[2]).is_absolute():
-            hashed[entry[2]] = entry[1]
-        else:
-            count = None
-            break
-    if count != len(hashed):
-        raise DamagedError(f"the file {str(path)!r} is truncated or damaged; {_REMEDY}")
-    return versions, hashed
+def _read_sums(folder: Path) -> tuple[list[int], dict[str, str]]:
+    """The versions that the checksums are of, and the checksum of each file."""
+    text = (folder / FOLDER_CHECKSUMS).read_text(encoding="utf-8", errors="replace")
+    count, hashed = _COUNT.search(text), {name: digests[0] for name, digests in read_checksums(folder).items()}
+    if count is None or int(count[1]) != len(hashed):
+        raise DamagedError(f"the file {str(folder / FOLDER_CHECKSUMS)!r} is truncated or damaged; {_REMEDY}")
+    return [int(number) for number in _VERSION.findall(text)], hashed
 
 
 def _state(path: Path) -> list[int]:
