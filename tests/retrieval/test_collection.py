@@ -226,6 +226,15 @@ class TestWords:
             collection.search(unit(1, 8), 1, text="word")
 
 
+def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
+    for name, value in (("AWS_ENDPOINT", "http://127.0.0.1:9"), ("AWS_ALLOW_HTTP", "true"), ("AWS_REGION", "a"),
+                        ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
+                        ("OBJECT_STORE_CLIENT_MAX_RETRIES", "0")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConnectionError, match=r"'s3://bucket/it' cannot be read: .*check the address, the network and"):
+        Collection.open("s3://bucket/it")
+
+
 class TestRows:
     def test_vectors_and_rows_in_any_order(self, folder, monkeypatch):
         collection = Collection.open(folder)

@@ -266,10 +266,10 @@ class Collection:
             texts = [text] * len(queries) if isinstance(text, str) else list(text)
             return self._fused(queries, k, where, texts, exact)
         numbers = None if where is None or (self._held is None and self.faiss is None) else self._row_ids(where)
-        if self._held is not None:
-            return as_result(self._held.search(queries, k, numbers))
         if self.faiss is not None and not exact and (result := self.faiss.search(queries, k, numbers)) is not None:
             return as_result(result)
+        if self._held is not None:
+            return as_result(self._held.search(queries, k, numbers))
         at_once = max(1, _BYTES_AT_ONCE // (4 * self.dimension * min(k, max(len(self), 1))))
         parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
         return as_result([ranking for part in parts for ranking in self._nearest(part, k, where, exact)])
