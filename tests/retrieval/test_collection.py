@@ -231,7 +231,9 @@ def test_a_store_that_cannot_be_reached_is_not_called_damaged(monkeypatch):
                         ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
                         ("OBJECT_STORE_CLIENT_MAX_RETRIES", "0")):  # fmt: skip
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConnectionError, match=r"'s3://bucket/it' cannot be read: .*check the address, the network and"):
+    with pytest.raises(
+        ConnectionError, match=r"'s3://bucket/it' cannot be read: .*check the address, the network and"
+    ):
         Collection.open("s3://bucket/it")
 
 

@@ -117,7 +117,9 @@ def create_table(uri: str | Path, schema: pa.Schema) -> Table:
     """
     if (folder := local_folder(uri)) is not None:
         check_place(folder)
-    return _connect(uri, writes=True).create_table(_NAME, schema=schema, mode="overwrite")
+    database = _connect(uri, writes=True)
+    mode = "overwrite" if _NAME in database.list_tables().tables else "create"
+    return database.create_table(_NAME, schema=schema, mode=mode)
 
 
 def published_version(table: Table) -> int | None:
