@@ -201,16 +201,3 @@ class TestFaiss:
             for use in (open_collection, published_at):
                 with pytest.raises(DamagedError, match=f"the collection '{tmp_path}' cannot be read"):
                     use(tmp_path)
-
-    def test_any_damage_of_its_settings(self, tmp_path):
-        pytest.importorskip("faiss")
-        made(tmp_path, VECTORS[:50])
-        Collection.open(tmp_path).index_faiss("Flat")
-        path = tmp_path / "faiss/settings.json"
-        content, right = path.read_bytes(), Collection.open(tmp_path).search(QUERIES, 3).ids
-        for place in range(len(content)):
-            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-            try:
-                assert open_collection(tmp_path).search(QUERIES, 3).ids == right
-            except ValueError as error:
-                assert str(path) in str(error)
